@@ -1,0 +1,44 @@
+"""flatlens: how flat is the minimum, how compressed the representation, and which of those numbers to trust."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatlens import measures as measures
+    from flatlens.errors import FlatlensError as FlatlensError
+    from flatlens.errors import StaleLens as StaleLens
+    from flatlens.estimate import Estimate as Estimate
+    from flatlens.estimate import Report as Report
+    from flatlens.measures import Lens as Lens
+    from flatlens.measures import catalogue as catalogue
+    from flatlens.measures import measure as measure
+    from flatlens.problem import Problem as Problem
+
+__version__ = "0.1.0"
+
+# Imported on first use (PEP 562), so that `flatlens --help` never waits for torch.
+_HOME = {
+    "Estimate": "flatlens.estimate",
+    "FlatlensError": "flatlens.errors",
+    "Lens": "flatlens.measures",
+    "Problem": "flatlens.problem",
+    "Report": "flatlens.estimate",
+    "StaleLens": "flatlens.errors",
+    "catalogue": "flatlens.measures",
+    "measure": "flatlens.measures",
+}
+__all__ = [*_HOME, "measures"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name == "measures":
+        return import_module("flatlens.measures")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'flatlens' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

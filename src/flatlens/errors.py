@@ -1,0 +1,70 @@
+"""Everything flatlens can raise.
+
+    FlatlensError
+    |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
+    |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd output
+    |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
+    |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
+    |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled
+    |   |-- BadFolder                  an output folder that holds something else
+    |   `-- UnknownName                no such measure, layer, data set...; says the nearest name (also a KeyError)
+    `-- StaleLens (also a RuntimeError)  the model changed after the lens was made
+
+A message names the argument, what is required of it, the value met, the likely cause and the next step.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class FlatlensError(Exception):
+    """The root of the tree."""
+
+    def __str__(self) -> str:  # a KeyError would show the repr, quotes and all
+        return " ".join(str(part) for part in self.args)
+
+
+class BadInput(FlatlensError, ValueError):
+    """Something the caller handed in cannot be used."""
+
+
+class BadModel(BadInput):
+    """A network that cannot be measured as it is."""
+
+
+class BadLoss(BadInput):
+    """A loss whose values do not make a mean over samples."""
+
+
+class BadData(BadInput):
+    """Data that cannot be read, or must not be measured."""
+
+
+class BadWeights(BadInput):
+    """A weights file that cannot be loaded safely."""
+
+
+class BadFolder(BadInput):
+    """An output folder that holds something else, or cannot be written."""
+
+
+class UnknownName(BadInput, KeyError):
+    """A name that is not in the list it was looked up in."""
+
+    @classmethod
+    def among(cls, what: str, name: str, known: Iterable[str]) -> UnknownName:
+        """The error for `name`, with the nearest known names.
+
+        >>> print(UnknownName.among("measure", "ml", ["mls", "nmls"]))
+        no measure is called 'ml': did you mean mls, nmls?
+        """
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+        return cls(f"no {what} is called {name!r}: {hint}")
+
+
+class StaleLens(FlatlensError, RuntimeError):
+    """The model changed after the lens was made: its cached numbers are of another network."""

@@ -1,0 +1,152 @@
+"""A measured number with its error, kind and cost; and the table that holds many."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pandas as pd
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from flatlens.errors import BadInput, UnknownName
+
+Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as `progress(what, done, total)` by everything that can take longer than a second."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tensors
+class Estimate:
+    """One number, how far to trust it, and what it cost.
+
+    >>> Estimate(2.0, source="compression Def. 3.7")
+    2 (exact)
+    >>> Estimate(2.0, stderr=0.5, kind="estimate")
+    2 +- 0.98 (estimate)
+    """
+
+    value: float
+    stderr: float = 0.0  #: value +- 1.96 stderr is a 95% interval; 0 when exact
+    kind: Kind = "exact"
+    note: str = ""  #: why undefined, the share of samples left out, what was assumed
+    samples: Tensor | None = None  #: per-sample values, (n,) float64, in the order of the data
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)  #: vectors and curves by name
+    source: str = ""  #: where the definition stands
+    unit: str = ""
+    seconds: float = 0.0  #: of the computation it came out of (one pass serves many measures)
+    products: int = 0  #: curvature-vector products used
+
+    def __repr__(self) -> str:
+        error = f" +- {1.96 * self.stderr:.2g}" if self.stderr else ""
+        note = f"; {self.note}" if self.note else ""
+        return f"{self.value:.6g}{error} ({self.kind}{note})"
+
+
+Key: TypeAlias = tuple[str, str | None]
+"""(measure, layer), or (measure, None) for the network's answer."""
+
+
+class Report(Mapping[Key, Estimate]):
+    """Estimates by measure and layer: `report["mls"]` is the network's answer, `report["mls", "fc3"]` one layer's.
+
+    `about` tells what was measured: loss, samples, outputs, layers in execution order, versions, device.
+
+    >>> report = Report({("mls", None): Estimate(2.0), ("mls", "fc1"): Estimate(3.0)}, {"n": 5})
+    >>> report["mls"].value, report["mls", "fc1"].value
+    (2.0, 3.0)
+    """
+
+    def __init__(self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> None:
+        self._estimates = dict(estimates)
+        self.about = dict(about)
+
+    def __getitem__(self, key: str | Key) -> Estimate:
+        measure, layer = (key, None) if isinstance(key, str) else key
+        if (measure, layer) in self._estimates:
+            return self._estimates[measure, layer]
+        if measure not in self.measures():
+            raise UnknownName.among("measure in this report", measure, self.measures())
+        layers = [at for name, at in self._estimates if name == measure]
+        what = f"value of {measure} for a layer" if layer else f"network-level value of {measure}"
+        raise UnknownName.among(what, str(layer), [str(at) for at in layers])
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._estimates)
+
+    def __len__(self) -> int:
+        return len(self._estimates)
+
+    def __contains__(self, key: object) -> bool:
+        return ((key, None) if isinstance(key, str) else key) in self._estimates
+
+    def __repr__(self) -> str:
+        return self.frame().to_string(max_rows=60)
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(max_rows=60, float_format="{:.6g}".format, border=0)
+
+    def measures(self) -> list[str]:
+        """The measures' names, in the order they were asked for."""
+        return list(dict.fromkeys(name for name, _ in self._estimates))
+
+    def frame(self) -> pd.DataFrame:
+        """Tidy: one row an estimate; `layer` is empty for the network's answer."""
+        columns = ["measure", "layer", "value", "stderr", "kind", "source", "unit", "seconds", "products", "note"]
+        rows = [
+            {"measure": name, "layer": layer or "", **{c: getattr(e, c) for c in columns[2:]}}
+            for (name, layer), e in self._estimates.items()
+        ]
+        return pd.DataFrame(rows, columns=columns)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one file, whole or not at all: the arrays as safetensors, the table in its header."""
+        tensors: dict[str, Tensor] = {}
+        rows = []
+        for number, ((name, layer), e) in enumerate(self._estimates.items()):
+            arrays = {**({"samples": e.samples} if e.samples is not None else {}), **{f"arrays.{k}": v for k, v in e.arrays.items()}}
+            tensors |= {f"{number}/{k}": v.detach().cpu().contiguous().clone() for k, v in arrays.items()}
+            scalars = {f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")}
+            rows.append({"measure": name, "layer": layer, **scalars})
+        target = Path(path)
+        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        try:
+            save_file(tensors, partial, metadata={"flatlens.report": json.dumps({"rows": rows, "about": self.about})})
+            os.replace(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Report:
+        """Read what `save` wrote."""
+        try:
+            with safe_open(path, framework="pt") as file:
+                header = json.loads((file.metadata() or {})["flatlens.report"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise BadInput(f"Report.load({str(path)!r}): not a saved report ({error})") from error
+        estimates: dict[Key, Estimate] = {}
+        for number, row in enumerate(header["rows"]):
+            mine = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith(f"{number}/")}
+            samples = mine.pop("samples", None)
+            arrays = {k.removeprefix("arrays."): v for k, v in mine.items()}
+            key = (row.pop("measure"), row.pop("layer"))
+            estimates[key] = Estimate(**row, samples=samples, arrays=arrays)
+        return cls(estimates, header["about"])
+
+
+def undefined(note: str, **fields: Any) -> Estimate:
+    """A number that does not exist here, with the reason: its value is NaN, never a guess."""
+    return Estimate(float("nan"), kind="undefined", note=note, **fields)
+
+
+def per_sample_mean(values: Tensor) -> float:
+    """Mean over samples in float64."""
+    return float(values.to(torch.float64).mean())
