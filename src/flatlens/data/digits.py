@@ -1,0 +1,48 @@
+"""scikit-learn's bundled handwritten digits: 1797 images of 8 x 8 pixels, 10 classes, no download."""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+
+from flatlens.data.split import Split
+from flatlens.errors import BadInput
+
+TOTAL = 1797
+LEAST_TRAIN, LEAST_TEST = 10, 100
+
+
+def digits(train: int = 600, seed: int = 0) -> Split:
+    """A random split of the digits: `train` images to train on, all the rest to test.
+
+    Each pixel is centred on its mean over the training images, and all are divided by one number, the standard
+    deviation of the centred training pixels: the mean squared norm of a training input is 64. (A deviation for each
+    pixel would blow up the pixels at the rim, which are nearly always black.)
+
+    >>> split = digits(train=600)
+    >>> tuple(split.x.shape), tuple(split.test_x.shape), split.classes
+    ((600, 64), (1197, 64), 10)
+    """
+    if not LEAST_TRAIN <= train <= TOTAL - LEAST_TEST:
+        raise BadInput(
+            f"digits(train={train}): train on at least {LEAST_TRAIN} and at most {TOTAL - LEAST_TEST} of the "
+            f"{TOTAL} images; {LEAST_TEST} are kept to test"
+        )
+    pixels, labels = load_digits(return_X_y=True)
+    order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(seed))
+    x = torch.from_numpy(pixels)[order]
+    y = torch.from_numpy(labels).to(torch.int64)[order]
+    x = x - x[:train].mean(0)
+    x = (x / x[:train].square().mean().sqrt()).to(torch.float32)
+    return Split(
+        name="digits",
+        x=x[:train].contiguous(),
+        y=y[:train].contiguous(),
+        test_x=x[train:].contiguous(),
+        test_y=y[train:].contiguous(),
+        classes=10,
+        description=(
+            f"scikit-learn's digits, {train} of {TOTAL} images to train on and the other {TOTAL - train} to test; "
+            "pixels centred on their training means and divided by one standard deviation"
+        ),
+    )

@@ -1,0 +1,45 @@
+"""What a study found: the tables that the page is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from flatlens.experiments.settings import Quantity
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class StudyResult:
+    """A finished (or half finished) study as tidy tables; every number in it can be rebuilt from the folders alone."""
+
+    networks: pd.DataFrame
+    """One row a network, sorted by lr, batch_size, seed: key, lr, batch_size, seed, outcome ("interpolated", "out of
+    steps" or "diverged"), steps, then a column per network-level measure by its name in the report ("mls",
+    "relative_flatness.sum") and one per layer ("relative_flatness[fc1]")."""
+    layers: pd.DataFrame
+    """Tidy: key, lr, batch_size, seed, measure, layer, position (execution order, from 0), value, kind."""
+    curves: pd.DataFrame
+    """Tidy: key, lr, batch_size, seed, step, loss, accuracy, test_loss."""
+    values: pd.DataFrame
+    """One row a network in the order of `networks`: key, lr, batch_size, seed, included, then the studied quantities,
+    transformed, one column each under the name shown. Rows that are not included stand outside every relation."""
+    relations: pd.DataFrame
+    """Every pair of quantities: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high."""
+    within: pd.DataFrame
+    """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
+    ("lr" or "lr, batch_size"), groups, n, pearson, pearson_low, pearson_high."""
+    findings: list[str]
+    """What was found, in words, with numbers and 95% intervals."""
+    quantities: tuple[Quantity, ...]
+    settings: dict[str, Any]
+    """The study's settings, as in study.json."""
+    versions: dict[str, str]
+    """What computed it: flatlens, torch, numpy, python, device, threads; several values joined by " | " when mixed."""
+    excluded: list[tuple[str, str]]
+    """(key, why) of the networks left out of `relations`, `within` and the findings."""
+    failed: list[tuple[str, str]]
+    """(key, last line of the traceback) of the runs that ended in an error."""
+    unfinished: int
+    """Networks of the grid that have neither finished nor failed."""

@@ -1,0 +1,219 @@
+"""What a study runs: its settings, the settings of each of its networks, and the quantities it relates."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+from flatlens.data import Split, digits
+from flatlens.errors import BadInput, UnknownName
+from flatlens.models import MLP
+from flatlens.training import SGD
+
+Scale: TypeAlias = Literal["smoke", "laptop"]
+Transform: TypeAlias = Literal["identity", "sqrt", "log"]
+
+MEASURES = (
+    "loss",
+    "accuracy",
+    "test_loss",
+    "test_accuracy",
+    "generalisation_gap",
+    "interpolation_sharpness",
+    "ggn_trace",
+    "mls",
+    "nmls",
+    "jacobian_norm",
+    "local_volume",
+    "log_volume",
+    "network_volume",
+    "local_dimension",
+    "relative_flatness",
+    "relative_flatness_ggn",
+)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One axis of the comparison: a column of the table of networks, transformed, under the name it is shown by."""
+
+    name: str
+    column: str
+    transform: Transform = "identity"
+
+
+GAP = Quantity("generalisation gap", "generalisation_gap")
+QUANTITIES = (
+    GAP,
+    Quantity("test loss", "test_loss"),
+    Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt"),
+    Quantity("GGN trace", "ggn_trace"),
+    Quantity("MLS", "mls"),
+    Quantity("NMLS", "nmls"),
+    Quantity("Jacobian norm", "jacobian_norm"),
+    Quantity("log volume", "log_volume"),
+    Quantity("network volume", "network_volume", "log"),
+    Quantity("local dimension", "local_dimension"),
+    Quantity("relative flatness, last layer", "relative_flatness"),
+    Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
+    Quantity("relative flatness, all layers", "relative_flatness.sum"),
+    Quantity("learning rate", "lr", "log"),
+    Quantity("batch size", "batch_size", "log"),
+)
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """A named data set and how it is split.
+
+    >>> DataSettings("digits", train=100).load().x.shape
+    torch.Size([100, 64])
+    """
+
+    name: str
+    train: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.name != "digits":
+            raise UnknownName.among("data set to study", self.name, ["digits"])
+
+    def load(self) -> Split:
+        """The data itself."""
+        return digits(train=self.train, seed=self.seed)
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Everything that decides the digits of one network's results; `key` is its folder's name."""
+
+    data: DataSettings
+    model: MLP
+    training: SGD
+    loss: str
+    measures: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters."""
+        return hashlib.sha256(canonical(self.as_json()).encode()).hexdigest()[:12]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers; `from_json` undoes it."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> NetworkSettings:
+        """The settings that `as_json` wrote (a network's config.json)."""
+        return cls(
+            data=DataSettings(**plain["data"]),
+            model=MLP(**plain["model"]),
+            training=SGD(**plain["training"]),
+            loss=plain["loss"],
+            measures=tuple(plain["measures"]),
+        )
+
+
+@dataclass(frozen=True)
+class Study:
+    """A population of networks: every learning rate with every batch size and seed, on one split of the data.
+
+    A network's seed draws both its initial weights and the order of its batches.
+
+    >>> len(Study.digits("laptop").networks())
+    48
+    """
+
+    name: str
+    scale: str
+    data: DataSettings
+    widths: tuple[int, ...]
+    lrs: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+    seeds: tuple[int, ...]
+    loss_below: float
+    max_steps: int
+    check_every: int = 50
+    activation: Literal["relu", "tanh", "gelu"] = "relu"
+    loss: str = "half_squared_error"
+    measures: tuple[str, ...] = MEASURES
+    quantities: tuple[Quantity, ...] = QUANTITIES
+
+    @classmethod
+    def digits(cls, scale: Scale = "laptop") -> Study:
+        """4-layer ReLU networks on scikit-learn's digits: 48 of them ("laptop", minutes) or 8 ("smoke", seconds)."""
+        if scale == "laptop":
+            return cls(
+                name="digits",
+                scale=scale,
+                data=DataSettings("digits", train=600),
+                widths=(64, 64, 64),
+                lrs=(0.02, 0.05, 0.1, 0.2),
+                batch_sizes=(4, 16, 64),
+                seeds=(0, 1, 2, 3),
+                loss_below=2e-3,
+                max_steps=40_000,
+            )
+        if scale == "smoke":
+            return cls(
+                name="digits",
+                scale=scale,
+                data=DataSettings("digits", train=200),
+                widths=(32, 32, 32),
+                lrs=(0.05, 0.1),
+                batch_sizes=(4, 16),
+                seeds=(0, 1),
+                loss_below=1e-2,
+                max_steps=10_000,
+            )
+        raise UnknownName.among("scale of this study", scale, ["smoke", "laptop"])
+
+    def networks(self) -> list[NetworkSettings]:
+        """The settings of every network, by learning rate, batch size, seed."""
+        return [
+            NetworkSettings(
+                data=self.data,
+                model=MLP(inputs=64, widths=self.widths, outputs=10, activation=self.activation, seed=seed),
+                training=SGD(
+                    lr=lr,
+                    batch_size=batch_size,
+                    seed=seed,
+                    loss_below=self.loss_below,
+                    max_steps=self.max_steps,
+                    check_every=self.check_every,
+                ),
+                loss=self.loss,
+                measures=self.measures,
+            )
+            for lr, batch_size, seed in product(sorted(self.lrs), sorted(self.batch_sizes), sorted(self.seeds))
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers; `from_json` undoes it."""
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> Study:
+        """The study that `as_json` wrote (study.json).
+
+        Raises:
+            BadInput: the settings are not those of a study of this version.
+        """
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+        try:
+            settings["data"] = DataSettings(**plain["data"])
+            settings["quantities"] = tuple(Quantity(**q) for q in plain["quantities"])
+            return cls(**settings)
+        except (TypeError, KeyError) as error:
+            raise BadInput(f"these are not the settings of a study: {error}") from error
+
+
+def canonical(plain: Mapping[str, Any]) -> str:
+    """JSON with sorted keys and no blanks: equal settings give equal text."""
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
