@@ -1,0 +1,156 @@
+"""Put the weights of a file into a network, whatever wrapped it when it was saved."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadWeights
+from flatlens.models.weightfiles import read_weights
+
+WRAPPERS = ("module.", "model.")
+"""Prefixes that DataParallel, DistributedDataParallel and Lightning leave on every name."""
+
+COMPILED = "_orig_mod."  # torch.compile leaves it wherever it wrapped, also inside a name
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class _Names:
+    """The names a network needs and knows: those tied to one that is present, and batch counters, may be absent."""
+
+    known: frozenset[str]
+    ties: tuple[frozenset[str], ...]
+
+    def missing(self, present: set[str]) -> list[str]:
+        given_by_ties = {name for tie in self.ties if tie & present for name in tie}
+        absent = self.known - present - given_by_ties
+        return sorted(n for n in absent if not n.endswith("num_batches_tracked"))
+
+
+def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | None = None) -> list[str]:
+    """Put the weights in `path` into `model`, all or nothing; what a reader should know of it comes back, a line each.
+
+    `module.`, `_orig_mod.` and `model.` are taken off the file's names where that makes them fit. `prefix` names
+    another one. Tensors outside the prefix belong to something else, and are left out (with a line that says so).
+
+    Raises:
+        BadWeights: the file cannot be read safely (see `read_weights`), or its names or shapes are not the network's.
+    """
+    state = {name.replace(COMPILED, ""): tensor for name, tensor in read_weights(path).items()}
+    own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
+    names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
+    used = _fitting_prefix(state, names, Path(path), prefix)
+    chosen = _under(state, used)
+    tensors = {k: chosen[k.replace(COMPILED, "")] for k in own if k.replace(COMPILED, "") in chosen}
+    _check_tensors(tensors, own, Path(path))
+    _check_ties(chosen, names.ties, Path(path))
+    try:
+        model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise BadWeights(f"weights: {path} cannot be put into the network: {' '.join(str(error).split())}") from error
+    return _remarks(state, used, tensors, own)
+
+
+def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
+def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
+    """The groups of names that stand for one and the same tensor."""
+    groups: dict[int, set[str]] = {}
+    for name, tensor in own.items():
+        groups.setdefault(id(tensor), set()).add(name.replace(COMPILED, ""))
+    return tuple(frozenset(group) for group in groups.values() if len(group) > 1)
+
+
+def _fitting_prefix(state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None) -> str:
+    candidates = _wrapper_prefixes(state) if prefix is None else [prefix]
+    for candidate in candidates:
+        if _fits(state, names, candidate):
+            return candidate
+    nearest = max(candidates, key=lambda p: len(names.known & _under(state, p).keys()))
+    present = set(_under(state, nearest))
+    raise BadWeights(
+        f"weights: {path} does not fit the network: missing {_some(names.missing(present))}; "
+        f"unexpected {_some(sorted(present - names.known))}{_mending(state, names)}"
+    )
+
+
+def _fits(state: Mapping[str, Tensor], names: _Names, prefix: str) -> bool:
+    present = set(_under(state, prefix))
+    return bool(present) and present <= names.known and not names.missing(present)
+
+
+def _wrapper_prefixes(names: Collection[str]) -> list[str]:
+    """Every chain of wrappers that some name begins with, the empty one first.
+
+    >>> _wrapper_prefixes(["module.model.fc.weight", "step"])
+    ['', 'module.', 'module.model.']
+    """
+    found = [""]
+    for prefix in found:  # grows while it is walked
+        found += [prefix + w for w in WRAPPERS if any(name.startswith(prefix + w) for name in names)]
+    return found
+
+
+def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
+    """What would make every name fit, if anything does."""
+    probe = max(names.known, key=len, default="")
+    for name in state:
+        prefix = name.removesuffix(probe)
+        if name.endswith(probe) and prefix and _fits(state, names, prefix):
+            return f"; every name fits without {prefix!r}: give --prefix {prefix}"
+    anchor = max(state, key=len)
+    for name in names.known:
+        prefix = name.removesuffix(anchor)
+        if name.endswith(anchor) and prefix and {prefix + n for n in state} == names.known:
+            return f"; every name would fit with {prefix!r} before it: the file is of the part {prefix[:-1]!r} alone"
+    return ""
+
+
+def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    wrong = [k for k, tensor in tensors.items() if tensor.shape != own[k].shape]
+    if wrong:
+        each = [f"{k} is {tuple(tensors[k].shape)} in the file, {tuple(own[k].shape)} in the network" for k in wrong]
+        raise BadWeights(f"weights: {path} is of a network of another shape: {_some(each)}")
+    complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
+    if complex_ones:
+        raise BadWeights(f"weights: {path} holds complex numbers, the network real ones: {_some(complex_ones)}")
+
+
+def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], path: Path) -> None:
+    for tie in ties:
+        first, *others = sorted(tie & chosen.keys()) or [""]
+        for other in others:
+            if not torch.allclose(chosen[first], chosen[other], rtol=0, atol=0, equal_nan=True):
+                raise BadWeights(
+                    f"weights: {path} has different values for {first} and {other}, "
+                    "which the network ties to one tensor: build the network untied"
+                )
+
+
+def _remarks(
+    state: Mapping[str, Tensor], used: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
+) -> list[str]:
+    remarks = []
+    left = sorted(name for name in state if not name.startswith(used))
+    if left:
+        remarks.append(f"left out of the weights, not under {used!r}: {_some(left)}")
+    rounded = [k for k, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize > own[k].dtype.itemsize]
+    if rounded:
+        kinds = f"{tensors[rounded[0]].dtype} in the file, {own[rounded[0]].dtype} in the network"
+        remarks.append(f"weights rounded to fit ({kinds}): {_some(rounded)}".replace("torch.", ""))
+    return remarks
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "none"
+    more = f", ... ({len(names)} in all)" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more

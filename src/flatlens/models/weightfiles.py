@@ -1,0 +1,140 @@
+"""Weights files as they are found in the wild, read without ever running what is in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from flatlens.errors import BadWeights
+
+INDEX_SUFFIX = ".index.json"
+IN_A_FOLDER = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "weights.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+)
+"""What is looked for in a folder, in this order."""
+
+NESTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params")
+"""Where a training script's checkpoint keeps the network's tensors."""
+
+
+def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """The tensors of a weights file by name, on the CPU, as they stand in it.
+
+    `path` is a safetensors file, a file of `torch.save` (.pt, .pth, .bin, .ckpt), the index of a sharded one, or a
+    folder that holds any of them. What kind of file it is shows in its first bytes; its name is not trusted.
+
+    Raises:
+        BadWeights: missing, empty, cut short, foreign, or only to be read by unpickling objects, which is never done.
+    """
+    file = _resolved(Path(path))
+    if file.name.endswith(INDEX_SUFFIX):
+        return _read_shards(file)
+    return _read_file(file)
+
+
+def _resolved(path: Path) -> Path:
+    if path.is_dir():
+        found = next((path / name for name in IN_A_FOLDER if (path / name).is_file()), None)
+        if found is None:
+            raise BadWeights(f"weights: the folder {path} holds none of {', '.join(IN_A_FOLDER)}: name the file itself")
+        return found
+    if not path.is_file():
+        raise BadWeights(f"weights: there is no file {str(path)!r}")
+    return path
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    try:
+        places = json.loads(index.read_text())["weight_map"]
+        shards = sorted(set(places.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadWeights(f"weights: {index} is not the index of a sharded file (no readable weight_map)") from error
+    state: dict[str, Tensor] = {}
+    for shard in shards:
+        if Path(shard).name != shard:  # an index must not lead out of its folder
+            raise BadWeights(f"weights: {index} names the shard {shard!r}, which is not in its own folder")
+        if not (index.parent / shard).is_file():
+            raise BadWeights(f"weights: the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
+        state |= _read_file(index.parent / shard)
+    absent = sorted(set(places) - set(state))
+    if absent:
+        raise BadWeights(f"weights: {index} promises {absent[0]} ({len(absent)} such), which is in none of its shards")
+    return state
+
+
+def _read_file(file: Path) -> dict[str, Tensor]:
+    with file.open("rb") as stream:
+        start = stream.read(64)
+    if not start:
+        raise BadWeights(f"weights: {file} is empty")
+    if start.startswith(b"version https://git-lfs"):
+        raise BadWeights(f"weights: {file} is a Git LFS pointer, not the weights: run `git lfs pull`")
+    # A safetensors file starts with the length of its JSON header (8 bytes), then the header.
+    if start[8:9] == b"{" or (file.suffix == ".safetensors" and start[:1] not in (b"\x80", b"P")):
+        return _read_safetensors(file)
+    return _tensors_of(_read_torch(file), file)
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(file, device="cpu")
+    except SafetensorError as error:
+        raise BadWeights(f"weights: {file} is damaged, cut short, or not a safetensors file ({error})") from error
+
+
+def _read_torch(file: Path) -> object:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what torch.load warns of ends in an error here, or does not matter
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        # Bytes that are no checkpoint make the reader fail in any way at all: KeyError, EOFError, struct.error, ...
+        except Exception as error:
+            raise BadWeights(f"weights: {file} {_refusal(str(error))}") from error
+
+
+def _refusal(message: str) -> str:
+    blocked = re.search(r"GLOBAL (\S+)", message)
+    if blocked:
+        return (
+            f"holds pickled code or objects ({blocked[1]}), which are never loaded: save the state_dict alone, "
+            "best as safetensors (safetensors.torch.save_model)"
+        )
+    if "TorchScript" in message:
+        return "is a TorchScript archive, not a state_dict: save the network's state_dict as safetensors"
+    if "WeightsUnpickler" in message or "Weights only" in message:
+        return "is a pickle that torch.save did not write, and is never unpickled: re-save the tensors as safetensors"
+    if "PytorchStreamReader" in message or "Ran out of input" in message:
+        return "is damaged or cut short: copy or download it again"
+    return "is not a weights file: safetensors, or what torch.save writes of a state_dict, can be read"
+
+
+def _tensors_of(payload: object, file: Path) -> dict[str, Tensor]:
+    while isinstance(payload, Mapping):
+        inner = next((payload[name] for name in NESTS if isinstance(payload.get(name), Mapping)), None)
+        if inner is None:
+            break
+        payload = inner
+    tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
+    if not tensors:
+        raise BadWeights(f"weights: {file} holds no tensors by name ({_describe(payload)}): save a state_dict")
+    return tensors
+
+
+def _describe(payload: Any) -> str:
+    if isinstance(payload, Mapping):
+        return f"its keys are {', '.join(map(str, list(payload)[:5]))}" if payload else "it is an empty dictionary"
+    return f"it is a {type(payload).__name__}"

@@ -1,0 +1,109 @@
+"""The user's own Python files, named on the command line as `file.py:name`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from flatlens.errors import BadInput, UnknownName
+
+T = TypeVar("T")
+
+
+def is_userfile(spec: str) -> bool:
+    """Whether `spec` names a Python file, with or without the name inside it.
+
+    >>> is_userfile("nets/mine.py:build"), is_userfile("mine.py"), is_userfile("digits")
+    (True, True, False)
+    """
+    return spec.endswith(".py") or ".py:" in spec
+
+
+def load(spec: str, argument: str) -> object:
+    """What `file.py:name` names; `argument` ("MODEL", "--data") is how an error calls it.
+
+    The file runs as `python file.py` would: its folder comes first on the import path.
+    """
+    file, _, name = spec.rpartition(":") if ".py:" in spec else (spec, "", "")
+    module = _module(Path(file), argument)
+    public = [n for n, value in vars(module).items() if not n.startswith("_") and _made_here(value, module)]
+    if not name:
+        raise BadInput(f"{argument}: {spec!r} names no function: write {file}:NAME ({_listing(file, public)})")
+    if not hasattr(module, name):
+        raise (
+            UnknownName.among(f"function in {file}", name, public)
+            if public
+            else BadInput(f"{argument}: {file} defines no {name!r} ({_listing(file, public)})")
+        )
+    return getattr(module, name)
+
+
+def guarded(call: Callable[[], T], what: str) -> T:
+    """The value of the user's code; whatever it raises becomes one line with the place it came from."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:  # a script may well call sys.exit() when it is imported
+        raise BadInput(f"{what} raised {type(error).__name__}: {_one_line(error)}{_place(error)}") from error
+
+
+def needed_arguments(function: Callable[..., object]) -> list[str]:
+    """The names of the arguments that have no default."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # built in: calling it will tell
+        return []
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+
+
+def _module(path: Path, argument: str) -> ModuleType:
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
+        hint = f"{path.parent} holds {', '.join(near[:5])}" if near else f"the folder {path.parent} holds no .py file"
+        raise BadInput(f"{argument}: there is no file {str(path)!r}: {hint}")
+    path = path.resolve()
+    # Keyed by the whole path: MODEL and DATA in one file load it once, and a data.py hides no package called data.
+    key = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+    if key in sys.modules:
+        return sys.modules[key]
+    spec = importlib.util.spec_from_file_location(key, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{argument}: {str(path)!r} cannot be imported as Python")
+    module = importlib.util.module_from_spec(spec)
+    loader = spec.loader
+    sys.modules[key] = module
+    sys.path.insert(0, str(path.parent))
+    try:
+        guarded(lambda: loader.exec_module(module), f"{argument}: importing {path.name}")
+    except BaseException:
+        del sys.modules[key]
+        raise
+    return module
+
+
+def _made_here(value: object, module: ModuleType) -> bool:
+    return callable(value) and getattr(value, "__module__", None) == module.__name__
+
+
+def _listing(file: str, public: list[str]) -> str:
+    return f"it defines {', '.join(public[:8])}" if public else f"{Path(file).name} defines no function"
+
+
+def _place(error: BaseException) -> str:
+    """The last line of the user's own that the error came through; a SyntaxError's message has it already."""
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    foreign = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or "no message"
