@@ -1,0 +1,101 @@
+"""DATA on the command line: a data set by name, or from `file.py:callable`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flatlens import userfile
+from flatlens.data.digits import digits
+from flatlens.errors import BadData, UnknownName
+
+NAMED = {"digits": digits}
+"""The data sets known by name."""
+
+FORMS = "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y)"
+
+Samples: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
+"""What `flatlens.Problem` takes as data."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tensors
+class Source:
+    """What DATA names: the samples to measure on, and held-out ones where it has them."""
+
+    data: Samples
+    test: Samples | None = None
+
+
+def load_data(spec: str, argument: str = "--data") -> Source:
+    """The data that `spec` names; `argument` is how an error calls it.
+
+    >>> source = load_data("digits")
+    >>> source.data[0].shape, source.test[0].shape
+    (torch.Size([600, 64]), torch.Size([1197, 64]))
+
+    Raises:
+        UnknownName: no data set has this name.
+        BadData: what the user's function returned cannot be read as data.
+        BadInput: the user's file is missing or raises.
+    """
+    if userfile.is_userfile(spec):
+        return _source(_from_file(spec, argument), spec, argument)
+    if spec in NAMED:
+        split = NAMED[spec]()
+        return Source(split.train, split.test)
+    if Path(spec).exists():
+        raise BadData(f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {FORMS}")
+    raise UnknownName.among("data set (nor is it file.py:NAME)", spec, NAMED)
+
+
+def _from_file(spec: str, argument: str) -> object:
+    named = userfile.load(spec, argument)
+    if isinstance(named, Dataset | DataLoader) or not callable(named):
+        return named
+    needed = userfile.needed_arguments(named)
+    if needed:
+        raise BadData(
+            f"{argument}: {spec} needs the arguments {', '.join(needed)}, and is called without any: give defaults"
+        )
+    return userfile.guarded(lambda: named(), f"{argument}: {spec}")
+
+
+def _source(found: object, spec: str, argument: str) -> Source:
+    if isinstance(found, DataLoader | Dataset):
+        return Source(found)
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return Source(_pair(found[0], found[1], spec, argument))
+    if hasattr(found, "x") and hasattr(found, "y"):
+        test_x, test_y = getattr(found, "test_x", None), getattr(found, "test_y", None)
+        test = None if test_x is None or test_y is None else _pair(test_x, test_y, f"{spec} (test)", argument)
+        return Source(_pair(found.x, found.y, spec, argument), test)
+    shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
+    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {FORMS}")
+
+
+def _pair(x: object, y: object, spec: str, argument: str) -> tuple[Tensor, Tensor]:
+    pair = _tensor(x, f"{argument}: the inputs of {spec}"), _tensor(y, f"{argument}: the targets of {spec}")
+    lengths = [len(t) if t.ndim else 0 for t in pair]
+    if lengths[0] != lengths[1]:
+        raise BadData(
+            f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: one target for each input"
+        )
+    return pair
+
+
+def _tensor(values: object, what: str) -> Tensor:
+    """Arrays become tensors: NumPy's default float64 becomes torch's float32, the dtype of nearly every network."""
+    if isinstance(values, Tensor):
+        return values
+    try:
+        array = np.asarray(values)
+        tensor = torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadData(f"{what} are no array of numbers ({' '.join(str(error).split())})") from error
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor

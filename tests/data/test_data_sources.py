@@ -1,0 +1,88 @@
+"""DATA: named sets and whatever a user's function returns."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from flatlens.data.sources import load_data
+from flatlens.errors import BadData, BadInput, UnknownName
+
+MINE = """
+import numpy as np, torch
+from types import SimpleNamespace
+from torch.utils.data import DataLoader, TensorDataset
+x, y = torch.ones(6, 3), torch.arange(6) % 2
+def pair(): return x, y
+def arrays(): return np.ones((6, 3), dtype=np.float32), np.arange(6)
+def listed(): return [[[1., 2.], [3., 4.]], [0, 1]]
+def dataset(): return TensorDataset(x, y)
+def loader(): return DataLoader(TensorDataset(x, y), batch_size=2)
+def split(): return SimpleNamespace(x=x, y=y, test_x=x[:2], test_y=y[:2])
+def no_test(): return SimpleNamespace(x=x, y=y)
+ready = TensorDataset(x, y)
+def triple(): return x, y, y
+def nothing(): return None
+def uneven(): return x, y[:4]
+def words(): return np.array(["a", "b"]), np.array([0, 1])
+def needs(path): return x, y
+def broken(): raise FileNotFoundError("data.npz")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    return str(tmp_path / "mine.py")
+
+
+def test_digits_come_with_their_test_data():
+    source = load_data("digits")
+    assert isinstance(source.data, tuple)
+    assert source.test is not None
+
+
+@pytest.mark.parametrize("name", ["pair", "arrays", "listed"])
+def test_pairs_become_tensors(mine, name):
+    source = load_data(f"{mine}:{name}")
+    x, y = source.data
+    assert x.dtype == torch.float32
+    assert y.dtype == torch.int64
+    assert len(x) == len(y)
+    assert source.test is None
+
+
+def test_datasets_and_loaders_are_handed_on(mine):
+    assert isinstance(load_data(f"{mine}:dataset").data, Dataset)
+    assert isinstance(load_data(f"{mine}:loader").data, DataLoader)
+    assert isinstance(load_data(f"{mine}:ready").data, Dataset)
+
+
+def test_an_object_with_held_out_data(mine):
+    assert len(load_data(f"{mine}:split").test[0]) == 2
+    assert load_data(f"{mine}:no_test").test is None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("triple", "tuple of 3"),
+        ("nothing", "NoneType"),
+        ("uneven", "6 inputs and 4 targets"),
+        ("words", "no array of numbers"),
+        ("needs", "needs the arguments path"),
+        ("broken", r"FileNotFoundError: data\.npz"),
+    ],
+)
+def test_what_is_no_data_is_one_line(mine, name, words):
+    with pytest.raises(BadInput, match=words) as caught:
+        load_data(f"{mine}:{name}", "--test")
+    assert str(caught.value).startswith("--test: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_and_a_file_that_is_not_python(tmp_path):
+    with pytest.raises(UnknownName, match="did you mean digits"):
+        load_data("digit")
+    (tmp_path / "x.csv").write_text("1,2\n")
+    with pytest.raises(BadData, match=r"file\.py:NAME"):
+        load_data(str(tmp_path / "x.csv"))
