@@ -138,7 +138,7 @@ class Study:
     seeds: tuple[int, ...]
     loss_below: float
     max_steps: int
-    check_every: int = 50
+    check_every: int = 10
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     loss: str = "half_squared_error"
     measures: tuple[str, ...] = MEASURES

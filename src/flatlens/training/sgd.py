@@ -1,8 +1,11 @@
-"""Stochastic gradient descent until a network interpolates its training data."""
+"""Stochastic gradient descent: its settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
+from torch import nn
 
 from flatlens.errors import BadInput
 
@@ -22,7 +25,7 @@ class SGD:
     seed: int = 0
     loss_below: float = 2e-3
     max_steps: int = 40_000
-    check_every: int = 50
+    check_every: int = 10
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -31,3 +34,13 @@ class SGD:
             raise BadInput("SGD: batch_size, max_steps and check_every must be at least 1")
         if not 0 <= self.momentum < 1 or self.weight_decay < 0:
             raise BadInput("SGD: momentum must be in [0, 1) and weight_decay not negative")
+
+    def optimiser(self, model: nn.Module) -> torch.optim.SGD:
+        """The optimiser of the model's trainable parameters."""
+        return torch.optim.SGD(
+            [p for p in model.parameters() if p.requires_grad],
+            lr=self.lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            foreach=True,  # for small networks the loop over parameters is what costs
+        )

@@ -1,0 +1,222 @@
+"""The folder of a study: one folder a network, written whole or not at all; the tables are derived from them.
+
+    OUT/study.json                       the study's settings
+    OUT/networks/<key>/config.json       the network's settings; key is their hash
+                       result.json       how training ended, versions, device, threads, seconds
+                       curves.safetensors, weights.safetensors, report.safetensors
+    OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; tried again next time
+    OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
+
+No lock and no daemon: two processes may work in one folder, and of two that compute the same network the first to
+finish is kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from flatlens.errors import BadFolder, BadInput
+from flatlens.estimate import Report
+from flatlens.experiments.folders import clear_errors, sweep, whole_folder, write_whole
+from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.versions import difference
+
+SEVENTEEN = "%.17g"
+"""A float64 is told apart from all others by 17 significant digits."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tensors
+class Record:
+    """All that is kept of one network."""
+
+    settings: NetworkSettings
+    result: dict[str, Any]  #: outcome, steps, loss, accuracy, layers, versions, seconds_training, seconds_measuring
+    curves: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    report: Report
+
+
+@dataclass(frozen=True)
+class Store:
+    """A study's folder. Picklable: workers write into it themselves.
+
+    Every method raises BadFolder, one line, when the disk is full or the folder cannot be read or written.
+    """
+
+    out: Path
+
+    @classmethod
+    def create(cls, out: Path, study: Study) -> Store:
+        """The folder for this study: a new one, or the one where it was begun; leftovers of killed runs are swept.
+
+        Raises:
+            BadFolder: it holds another study or other files.
+        """
+        store = cls(out)
+        with clear_errors(out):
+            if out.exists() and not out.is_dir():
+                raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
+            store._networks.mkdir(parents=True, exist_ok=True) if not out.exists() else None
+            sweep(out)
+            if not (out / "study.json").exists():
+                store._refuse_foreign_files()
+                write_whole(out / "study.json", _pretty(study.as_json()))
+            store._refuse_other_study(study)
+            store._networks.mkdir(parents=True, exist_ok=True)
+            sweep(store._networks)
+            sweep(store._failed)
+        return store
+
+    @classmethod
+    def open(cls, out: Path) -> Store:
+        """The folder of a study that was begun.
+
+        Raises:
+            BadFolder: there is none.
+        """
+        if not (out / "study.json").is_file():
+            raise BadFolder(f"{str(out)!r} holds no study (no study.json in it): name the folder given as --out")
+        return cls(out)
+
+    @property
+    def _networks(self) -> Path:
+        return self.out / "networks"
+
+    @property
+    def _failed(self) -> Path:
+        return self.out / "failed"
+
+    def study(self) -> Study:
+        """The study that the folder holds."""
+        try:
+            return Study.from_json(_read_json(self.out / "study.json"))
+        except BadInput as error:
+            raise BadFolder(f"{str(self.out / 'study.json')!r} cannot be read: {error}") from error
+
+    def folder(self, key: str) -> Path:
+        """Where a network is, or will be."""
+        return self._networks / key
+
+    def finished(self, keys: Iterable[str]) -> list[str]:
+        """Those networks that are there."""
+        return [key for key in keys if self.folder(key).is_dir()]
+
+    def write(self, record: Record) -> None:
+        """Keep a network; a failure noted for it before is forgotten."""
+        key = record.settings.key
+        with clear_errors(self.out):
+            with whole_folder(self.folder(key)) as folder:
+                (folder / "config.json").write_text(_pretty(record.settings.as_json()), encoding="utf-8")
+                (folder / "result.json").write_text(_pretty(record.result), encoding="utf-8")
+                try:
+                    save_file(record.curves, folder / "curves.safetensors")
+                    save_file(record.weights, folder / "weights.safetensors")
+                    record.report.save(folder / "report.safetensors")
+                except SafetensorError as error:  # the full disk's other name
+                    raise OSError(None, str(error)) from error
+            self.forget_failure(key)
+
+    def read(self, key: str) -> Record:
+        """A finished network.
+
+        Raises:
+            BadFolder: a file of it is missing or damaged.
+        """
+        folder = self.folder(key)
+        try:
+            return Record(
+                settings=NetworkSettings.from_json(_read_json(folder / "config.json")),
+                result=_read_json(folder / "result.json"),
+                curves=load_file(folder / "curves.safetensors"),
+                weights=load_file(folder / "weights.safetensors"),
+                report=Report.load(folder / "report.safetensors"),
+            )
+        except (OSError, SafetensorError, BadInput, KeyError, TypeError) as error:
+            raise BadFolder(
+                f"the network in {str(folder)!r} is damaged ({error}): remove that folder and run the study again"
+            ) from error
+
+    def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
+        """Raise BadFolder if a network that is there was computed by something else than `now`."""
+        for key in keys:
+            recorded = _read_json(self.folder(key) / "result.json").get("versions", {})
+            if what := difference(recorded, now):
+                raise BadFolder(
+                    f"{str(self.out)!r} was begun with other versions ({what}), so its digits would mix two computations: "
+                    "use another --out, or --mixed to carry on all the same"
+                )
+
+    def write_failure(self, settings: NetworkSettings, trace: str) -> None:
+        """Note a run that ended in an error."""
+        folder = self._failed / settings.key
+        with clear_errors(self.out):
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / "config.json", _pretty(settings.as_json()))
+            write_whole(folder / "failed.json", _pretty({"error": last_line(trace), "traceback": trace}))
+
+    def forget_failure(self, key: str) -> None:
+        """Remove the note: the run has succeeded."""
+        folder = self._failed / key
+        for name in ("failed.json", "config.json"):
+            (folder / name).unlink(missing_ok=True)
+        for empty in (folder, self._failed):
+            if empty.is_dir() and not any(empty.iterdir()):
+                empty.rmdir()
+
+    def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
+        """(key, last line of the traceback) of the noted ones."""
+        noted = [(key, self._failed / key / "failed.json") for key in keys]
+        return [(key, str(_read_json(note)["error"])) for key, note in noted if note.is_file()]
+
+    def write_table(self, name: str, table: pd.DataFrame) -> None:
+        """Write a CSV file with 17 significant digits."""
+        with clear_errors(self.out):
+            write_whole(self.out / name, table.to_csv(index=False, float_format=SEVENTEEN, lineterminator="\n"))
+
+    def _refuse_foreign_files(self) -> None:
+        foreign = sorted(p.name for p in self.out.iterdir() if p.name != "networks" and not p.name.startswith("."))
+        if foreign or any(self._networks.glob("*")):
+            raise BadFolder(
+                f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) and no "
+                "study: name an empty or new folder with --out"
+            )
+
+    def _refuse_other_study(self, study: Study) -> None:
+        there, here = _read_json(self.out / "study.json"), study.as_json()
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        if names:
+            what = "; ".join(f"{n}: {_short(there.get(n))} there, {_short(here.get(n))} asked for" for n in names[:2])
+            raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
+
+
+def last_line(trace: str) -> str:
+    """The line of a traceback that names the error."""
+    return trace.strip().splitlines()[-1] if trace.strip() else "unknown error"
+
+
+def _pretty(plain: dict[str, Any]) -> str:
+    return json.dumps(plain, indent=1, sort_keys=True, allow_nan=True) + "\n"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadFolder(f"{str(path)!r} cannot be read ({error}): remove it and run the study again") from error
+    if not isinstance(plain, dict):
+        raise BadFolder(f"{str(path)!r} cannot be read (not a JSON object): remove it and run the study again")
+    return plain

@@ -1,0 +1,37 @@
+"""What computed a result: the facts that can change its digits."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import torch
+
+import flatlens
+
+
+def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
+    """Versions, device, instruction set and threads, all as text.
+
+    >>> sorted(versions())
+    ['device', 'flatlens', 'instructions', 'numpy', 'python', 'threads', 'torch']
+    """
+    return {
+        "flatlens": flatlens.__version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "device": device,
+        "instructions": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": str(threads),
+    }
+
+
+def difference(recorded: dict[str, str], now: dict[str, str]) -> str:
+    """What differs, in words; empty when nothing does.
+
+    >>> difference({"torch": "2.6.0", "device": "cpu"}, {"torch": "2.13.0", "device": "cpu"})
+    'torch 2.6.0 there, 2.13.0 here'
+    """
+    names = [name for name in {**recorded, **now} if recorded.get(name) != now.get(name)]
+    return "; ".join(f"{name} {recorded.get(name, 'unknown')} there, {now.get(name, 'unknown')} here" for name in names)
