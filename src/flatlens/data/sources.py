@@ -20,7 +20,7 @@ NAMED = {"digits": digits}
 
 FORMS = "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y)"
 
-Samples: TypeAlias = "tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]"
+Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any]"
 """What `flatlens.Problem` takes as data."""
 
 
@@ -79,23 +79,19 @@ def _source(found: object, spec: str, argument: str) -> Source:
     raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {FORMS}")
 
 
-def _pair(x: object, y: object, spec: str, argument: str) -> tuple[Tensor, Tensor]:
-    pair = _tensor(x, f"{argument}: the inputs of {spec}"), _tensor(y, f"{argument}: the targets of {spec}")
-    lengths = [len(t) if t.ndim else 0 for t in pair]
-    if lengths[0] != lengths[1]:
-        raise BadData(
-            f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: one target for each input"
-        )
+def _pair(x: object, y: object, spec: str, argument: str) -> tuple[Any, Any]:
+    pair = _tensors(x, f"{argument}: the inputs of {spec}"), _tensors(y, f"{argument}: the targets of {spec}")
+    lengths = [len(t) for t in pair if isinstance(t, Tensor) and t.ndim]
+    if len(lengths) == 2 and lengths[0] != lengths[1]:
+        raise BadData(f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: they must agree")
     return pair
 
 
-def _tensor(values: object, what: str) -> Tensor:
-    """Arrays become tensors: NumPy's default float64 becomes torch's float32, the dtype of nearly every network."""
-    if isinstance(values, Tensor):
+def _tensors(values: object, what: str) -> object:
+    """Arrays and lists as tensors; a network of several inputs takes a dict or a tuple, which is left alone."""
+    if isinstance(values, Tensor | dict | tuple):
         return values
     try:
-        array = np.asarray(values)
-        tensor = torch.as_tensor(array)
+        return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadData(f"{what} are no array of numbers ({' '.join(str(error).split())})") from error
-    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
