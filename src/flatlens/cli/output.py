@@ -1,0 +1,65 @@
+"""What the commands print: text for people, JSON for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, redirect_stdout
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+Flag = Parameter(negative="", show_default=False)
+"""An option that is there or not."""
+
+
+def note(message: str) -> None:
+    """One line for whoever watches, on stderr."""
+    print(f"flatlens: {message}", file=sys.stderr, flush=True)
+
+
+def show(*renderables: RenderableType) -> None:
+    """Text and tables on stdout, as wide as the terminal (100 columns in a pipe)."""
+    from rich.console import Console
+
+    probe = Console()
+    console = probe if probe.is_terminal else Console(width=100)
+    for renderable in renderables:
+        console.print(renderable, highlight=False, markup=False)
+
+
+def show_json(value: object) -> None:
+    """One JSON document on stdout; what JSON has no number for (NaN, inf) becomes null."""
+    print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def plain(value: object) -> Any:
+    """Dicts, lists, strings and finite numbers alone.
+
+    >>> plain({"a": float("nan"), "b": frozenset({"y", "x"}), "c": (1, 2.5)})
+    {'a': None, 'b': ['x', 'y'], 'c': [1, 2.5]}
+    """
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, bool | int | str) or value is None:
+        return value
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(str(v) for v in value)
+    if isinstance(value, list | tuple):
+        return [plain(v) for v in value]
+    if hasattr(value, "item"):  # NumPy's numbers
+        return plain(value.item())
+    return str(value)
+
+
+def stdout_to_stderr() -> AbstractContextManager[object]:
+    """What a user's own code prints must not get between the data."""
+    return redirect_stdout(sys.stderr)

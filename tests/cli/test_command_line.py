@@ -1,0 +1,152 @@
+"""The command line's own promises: instant help, clean stdout, one line for every mistake, exit status."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+import flatlens
+from flatlens import cli
+from flatlens.cli.output import plain, show_json
+from flatlens.errors import BadInput, StaleLens
+
+
+def refused(capsys, *arguments: str) -> str:
+    """The one line on stderr of a command that must end with 2."""
+    status = cli.run(arguments)
+    out, err = capsys.readouterr()
+    assert status == 2, (status, out, err)
+    assert out == ""
+    assert err.startswith("flatlens: ")
+    assert err.count("\n") == 1, err
+    return err
+
+
+def test_help_leaves_torch_alone():
+    code = "import sys; from flatlens.cli import run; run(['--help']); print([m in sys.modules for m in ('torch', 'pandas')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[False, False]"
+    assert "study" in done.stdout
+
+
+def test_help_is_instant():
+    command = [sys.executable, "-m", "flatlens", "--help"]
+    seconds = []
+    for _ in range(4):  # the first one may compile
+        start = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("command", ["study", "measure", "list", "report"])
+def test_every_command_explains_itself_with_an_example(capsys, command):
+    assert cli.run([command, "--help"]) == 0
+    assert f"flatlens {command}" in capsys.readouterr().out.split("Usage:")[1].partition("example:")[2]
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == flatlens.__version__
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["meazure"], "measure"),
+        (["study"], "DATA"),
+        (["study", "digits"], "--out"),
+        (["study", "digits", "--out", "x", "--scale", "huge"], "laptop"),
+        (["study", "digits", "--out", "x", "--workers", "many"], "int"),
+        (["study", "digits", "--out", "x", "--workers", "0"], "--workers 0"),
+        (["study", "digit", "--out", "x"], "did you mean digits"),
+        (["measure"], "MODEL"),
+        (["measure", "m.py:f", "--datum", "digits"], "--data"),
+        (["list", "colours"], "measures"),
+        (["measure", "m.py:f", "--prefix", "net."], "--weights"),
+        (["measure", "m.py:f", "--data", "digits"], "--loss is needed"),
+        (["measure", "m.py:f", "--loss", "mse"], "--data is needed"),
+        (["measure", "m.py:f", "--data", "digits", "--loss", "mse"], "no file 'm.py'"),
+        (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
+    ],
+)
+def test_a_mistake_is_one_line_and_2(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(capsys, *arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "words"),
+    [
+        (BadInput("Problem(data=...): the data\n is empty"), 2, "flatlens: --data: the data is empty\n"),
+        (StaleLens("the model changed"), 2, "flatlens: the model changed\n"),
+        (OSError(28, "No space left on device", "runs/x"), 2, "No space left on device: runs/x; free some space"),
+        (PermissionError(13, "Permission denied", "/root/x"), 2, "flatlens: Permission denied: /root/x\n"),
+        (KeyboardInterrupt(), 130, "flatlens: stopped\n"),
+        (KeyboardInterrupt("the same command carries on"), 130, "flatlens: stopped: the same command carries on\n"),
+    ],
+)
+def test_errors_become_status_and_line(capsys, monkeypatch, error, status, words):
+    def fail(*_args: object, **_options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", fail)
+    assert cli.run(["measure"]) == status
+    out, err = capsys.readouterr()
+    assert words in err
+    assert err.count("\n") == 1
+    assert out == ""
+
+
+def test_a_bug_is_not_dressed_up_as_bad_input(monkeypatch):
+    def fail(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cli, "app", fail)
+    with pytest.raises(ZeroDivisionError):
+        cli.run(["measure"])
+
+
+@pytest.mark.parametrize("kind", ["transforms", "bounds"])
+def test_kinds_with_nothing_yet_say_so(capsys, kind):
+    assert cli.run(["list", kind]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == f"flatlens: this version has no {kind} yet\n"
+    assert cli.run(["list", kind, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_experiments_are_listed(capsys):
+    assert cli.run(["list", "experiments"]) == 0
+    assert "digits" in capsys.readouterr().out
+    cli.run(["list", "experiments", "--json"])
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["digits"]
+
+
+def test_measures_are_listed(capsys):
+    assert cli.run(["list", "measures"]) == 0
+    text = capsys.readouterr().out
+    assert cli.run(["list", "measures", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {"mls", "relative_flatness", "interpolation_sharpness"} <= {row["name"] for row in rows}
+    assert all(row["name"] in text for row in rows)
+    assert all(isinstance(row["invariant_under"], list) for row in rows)
+
+
+def test_a_reader_that_has_seen_enough_is_no_error():
+    script = f"{sys.executable} -m flatlens list experiments --json | true; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
+def test_json_has_no_nan(capsys):
+    show_json({"a": [float("nan"), float("inf"), 1.5], "b": None})
+    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5], "b": None}
+    import numpy as np
+
+    assert plain(np.float64("nan")) is None
+    assert plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}

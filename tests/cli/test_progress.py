@@ -1,0 +1,79 @@
+"""The progress bar: silent for short work, and never on stdout."""
+
+import io
+import sys
+import time
+
+import pytest
+
+from flatlens.cli.bar import Bar, in_words
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_short_work_shows_nothing(capsys):
+    with Bar() as bar:
+        for done in range(5):
+            bar("networks", done, 4)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_log_file_gets_lines_with_the_time_left(capsys):
+    with Bar(delay=0, pause=0) as bar:
+        bar("networks", 10, 20)
+        time.sleep(0.02)
+        bar("networks", 15, 20)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.splitlines() == ["flatlens: networks 10/20", "flatlens: networks 15/20, about 0 s left"]
+
+
+def test_lines_keep_their_distance(capsys):
+    with Bar(delay=0, pause=60) as bar:
+        for done in range(100):
+            bar("networks", done, 100)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_terminal_gets_a_bar_after_the_delay(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Bar(delay=0.05) as bar:
+        bar("networks", 0, 4)
+        time.sleep(0.4)
+        bar("networks", 2, 4)
+        time.sleep(0.3)
+        shown = sys.stderr.getvalue()
+    assert "networks" in shown
+    assert "2/4" in shown
+
+
+def test_a_bar_ends_with_its_work(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+
+    def work() -> None:
+        with Bar(delay=0.01):
+            time.sleep(0.1)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        work()
+    length = len(sys.stderr.getvalue())
+    time.sleep(0.3)
+    assert len(sys.stderr.getvalue()) == length
+
+
+def test_two_kinds_of_work_have_a_bar_each(capsys):
+    with Bar(delay=0, pause=0) as bar:
+        bar("networks", 1, 1)
+        bar("page", 0, 1)
+    assert capsys.readouterr().err.splitlines() == ["flatlens: networks 1/1", "flatlens: page 0/1"]
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5400, "1.5 h")])
+def test_durations(seconds, words):
+    assert in_words(seconds) == words
