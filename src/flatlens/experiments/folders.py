@@ -47,7 +47,7 @@ def write_whole(target: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, target)
+        partial.replace(target)
         _flush(target.parent)
     finally:
         partial.unlink(missing_ok=True)

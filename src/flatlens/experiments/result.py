@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.experiments.settings import Quantity
+from flatlens.experiments.quantities import Quantity
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -29,7 +29,7 @@ class StudyResult:
     """Every pair of quantities: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high."""
     within: pd.DataFrame
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
-    ("lr" or "lr, batch_size"), groups, n, pearson, pearson_low, pearson_high."""
+    ("lr", "lr, batch_size" or "seed"), groups, n, pearson, pearson_low, pearson_high."""
     findings: list[str]
     """What was found, in words, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]

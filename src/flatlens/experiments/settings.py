@@ -11,59 +11,11 @@ from typing import Any, Literal, TypeAlias
 
 from flatlens.data import Split, digits
 from flatlens.errors import BadInput, UnknownName
+from flatlens.experiments.quantities import MEASURES, QUANTITIES, Quantity
 from flatlens.models import MLP
 from flatlens.training import SGD
 
 Scale: TypeAlias = Literal["smoke", "laptop"]
-Transform: TypeAlias = Literal["identity", "sqrt", "log"]
-
-MEASURES = (
-    "loss",
-    "accuracy",
-    "test_loss",
-    "test_accuracy",
-    "generalisation_gap",
-    "interpolation_sharpness",
-    "ggn_trace",
-    "mls",
-    "nmls",
-    "jacobian_norm",
-    "local_volume",
-    "log_volume",
-    "network_volume",
-    "local_dimension",
-    "relative_flatness",
-    "relative_flatness_ggn",
-)
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """One axis of the comparison: a column of the table of networks, transformed, under the name it is shown by."""
-
-    name: str
-    column: str
-    transform: Transform = "identity"
-
-
-GAP = Quantity("generalisation gap", "generalisation_gap")
-QUANTITIES = (
-    GAP,
-    Quantity("test loss", "test_loss"),
-    Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt"),
-    Quantity("GGN trace", "ggn_trace"),
-    Quantity("MLS", "mls"),
-    Quantity("NMLS", "nmls"),
-    Quantity("Jacobian norm", "jacobian_norm"),
-    Quantity("log volume", "log_volume"),
-    Quantity("network volume", "network_volume", "log"),
-    Quantity("local dimension", "local_dimension"),
-    Quantity("relative flatness, last layer", "relative_flatness"),
-    Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
-    Quantity("relative flatness, all layers", "relative_flatness.sum"),
-    Quantity("learning rate", "lr", "log"),
-    Quantity("batch size", "batch_size", "log"),
-)
 
 
 @dataclass(frozen=True)

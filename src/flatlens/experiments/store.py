@@ -65,7 +65,7 @@ class Store:
         with clear_errors(out):
             if out.exists() and not out.is_dir():
                 raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
-            store._networks.mkdir(parents=True, exist_ok=True) if not out.exists() else None
+            out.mkdir(parents=True, exist_ok=True)
             sweep(out)
             if not (out / "study.json").exists():
                 store._refuse_foreign_files()
@@ -151,7 +151,7 @@ class Store:
             recorded = _read_json(self.folder(key) / "result.json").get("versions", {})
             if what := difference(recorded, now):
                 raise BadFolder(
-                    f"{str(self.out)!r} was begun with other versions ({what}), so its digits would mix two computations: "
+                    f"{str(self.out)!r} was begun with other versions ({what}) and would mix two computations: "
                     "use another --out, or --mixed to carry on all the same"
                 )
 
@@ -186,8 +186,8 @@ class Store:
         foreign = sorted(p.name for p in self.out.iterdir() if p.name != "networks" and not p.name.startswith("."))
         if foreign or any(self._networks.glob("*")):
             raise BadFolder(
-                f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) and no "
-                "study: name an empty or new folder with --out"
+                f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) "
+                "and no study: name an empty or new folder with --out"
             )
 
     def _refuse_other_study(self, study: Study) -> None:

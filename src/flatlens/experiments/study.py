@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
 from pathlib import Path
 
+from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
+from flatlens.experiments.findings import findings
+from flatlens.experiments.network import ComputeInto
+from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.settings import Quantity, Study
+from flatlens.experiments.runner import run_all
+from flatlens.experiments.settings import Study
+from flatlens.experiments.statistics import relate_all, relate_within
+from flatlens.experiments.store import Record, Store
+from flatlens.experiments.tables import curves_table, groupings, layers_table, networks_table, values_table
+from flatlens.experiments.versions import versions
 
 __all__ = ["Quantity", "Study", "StudyResult", "load_study", "run_study"]
 
@@ -17,25 +28,99 @@ def run_study(
     out: str | os.PathLike[str],
     *,
     workers: int = 2,
+    executor: Executor | None = None,
     progress: Progress | None = None,
     mixed: bool = False,
 ) -> StudyResult:
     """Train and measure every network of the study that `out` does not hold yet, then relate them all.
 
-    Killed and called again it carries on, and ends in the same digits. Beside the networks' folders it leaves
-    table.csv and relations.csv in `out`.
+    Killed and called again it carries on, and ends in the same digits; runs that ended in an error are tried again.
+    Beside the networks' folders it leaves table.csv and relations.csv in `out`.
+
+    Args:
+        study: what to run.
+        out: a new or empty folder, or one where this study was begun.
+        workers: processes of one thread each.
+        executor: run there instead; its workers must see `out` under the same path.
+        progress: called with ("networks", done, total).
+        mixed: carry on although the finished networks were computed with other versions or on another device.
 
     Raises:
-        BadFolder: `out` holds another study or other files, cannot be written, or was begun with other versions (which
-            `mixed` allows).
+        BadFolder: `out` holds another study or other files, cannot be written, or was begun with other versions; or
+            no network could be finished.
     """
-    raise NotImplementedError(Path(out))
+    store = Store.create(Path(out).absolute(), study)
+    todo = {settings.key: settings for settings in study.networks()}
+    finished = store.finished(todo)
+    if len(finished) < len(todo) and not mixed:
+        store.refuse_other_versions(finished, versions())
+    run_all(
+        [settings for key, settings in todo.items() if key not in set(finished)],
+        ComputeInto(store),
+        store.write_failure,
+        workers=workers,
+        executor=executor,
+        progress=progress,
+        done=len(finished),
+    )
+    result = load_study(out)
+    store.write_table("table.csv", result.networks)
+    store.write_table("relations.csv", result.relations)
+    return result
 
 
 def load_study(out: str | os.PathLike[str]) -> StudyResult:
     """The result of a study from its folders alone, complete or not.
 
     Raises:
-        BadFolder: `out` holds no study, or no finished network.
+        BadFolder: `out` holds no study, no finished network, or a damaged one.
     """
-    raise NotImplementedError(Path(out))
+    store = Store.open(Path(out).absolute())
+    study = store.study()
+    keys = [settings.key for settings in study.networks()]
+    finished = store.finished(keys)
+    failed = store.failures(key for key in keys if key not in set(finished))
+    if not finished:
+        why = f"; the first error: {failed[0][1]}" if failed else ""
+        raise BadFolder(f"no network of the study in {str(out)!r} is finished ({len(failed)} failed{why})")
+    return _result(study, [store.read(key) for key in finished], failed)
+
+
+def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str]]) -> StudyResult:
+    networks = networks_table(records)
+    values = values_table(networks, study.quantities)
+    included = values[values["included"]].reset_index(drop=True)
+    quantities = included[[q.name for q in study.quantities]]
+    relations = relate_all(quantities)
+    within = relate_within(quantities, GAP.name, groupings(included))
+    unfinished = len(study.networks()) - len(records) - len(failed)
+    return StudyResult(
+        networks=networks,
+        layers=layers_table(records),
+        curves=curves_table(records),
+        values=values,
+        relations=relations,
+        within=within,
+        findings=findings(study, networks, relations, within, unfinished, len(failed)),
+        quantities=study.quantities,
+        settings=study.as_json(),
+        versions=_merged_versions(records),
+        excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] != "interpolated"],
+        failed=failed,
+        unfinished=unfinished,
+    )
+
+
+def _why(record: Record) -> str:
+    training, result = record.settings.training, record.result
+    where = f"learning rate {training.lr:g}, batch size {training.batch_size}, seed {training.seed}"
+    if result["outcome"] == "diverged":
+        return f"diverged after {result['steps']} steps ({where})"
+    return f"loss {result['loss']:.3g}, accuracy {result['accuracy']:.3g} after {result['steps']} steps ({where})"
+
+
+def _merged_versions(records: Sequence[Record]) -> dict[str, str]:
+    """One value each where all networks agree, as they do unless versions were mixed on purpose."""
+    all_versions = [record.result["versions"] for record in records]
+    names = dict.fromkeys(name for recorded in all_versions for name in recorded)
+    return {name: " | ".join(sorted({str(v.get(name, "unknown")) for v in all_versions})) for name in names}

@@ -1,0 +1,151 @@
+"""What a study found, in words: every sentence is made from computed numbers and their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS, Quantity
+from flatlens.experiments.settings import Study
+
+HELD_FIXED = {
+    "lr": "a fixed learning rate",
+    "lr, batch_size": "a fixed learning rate and batch size, where only the seed differs",
+    "seed": "a fixed seed, where all networks start from the same weights",
+}
+
+
+def findings(
+    study: Study,
+    networks: pd.DataFrame,
+    relations: pd.DataFrame,
+    within: pd.DataFrame,
+    unfinished: int,
+    failed: int,
+) -> list[str]:
+    """The sentences, most important first."""
+    return [
+        *_population(study, networks, unfinished, failed),
+        *_against_gap(study.quantities, relations),
+        *_settings(study.quantities, relations),
+        *_within(study.quantities, within),
+        "The intervals are 95% bootstrap intervals over networks. Networks that share a seed or a setting resemble "
+        "each other, so the true uncertainty is larger; and a correlation in this population is no proof of a cause.",
+    ]
+
+
+def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: int) -> list[str]:
+    kept = networks[networks["outcome"] == "interpolated"]
+    total = len(study.networks())
+    sentences = [
+        f"{len(kept)} of {total} networks interpolate their {study.data.train} training samples (accuracy 1, "
+        f"loss below {study.loss_below:g})"
+        + (f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps." if len(kept) else ".")
+    ]
+    if {"test_accuracy", GAP.column} <= set(kept) and len(kept):
+        sentences[0] += (
+            f" Their test accuracy is {_range(kept['test_accuracy'])}, their generalisation gap (test loss minus "
+            f"training loss) {_range(kept[GAP.column])}."
+        )
+    for outcome in ("out of steps", "diverged"):
+        if number := int((networks["outcome"] == outcome).sum()):
+            how = "ran out of steps" if outcome == "out of steps" else outcome
+            sentences.append(f"{_count(number, 'network')} {how} and {_is(number)} left out of every relation below.")
+    if failed:
+        sentences.append(f"{_count(failed, 'network')} ended in an error and {_is(failed)} missing.")
+    if unfinished:
+        sentences.append(f"{_count(unfinished, 'network')} {_is(unfinished)} not finished: this is a partial result.")
+    return sentences
+
+
+def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
+    """How each measure goes with the gap: those whose interval excludes zero, strongest first, then the others."""
+    names = [q.name for q in quantities if q.role == "measure"]
+    rows = [row for name in names if (row := _relation(relations, GAP.name, name)) is not None]
+    clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
+    unclear = [r for r in rows if not _clear(r, "pearson") and r["pearson"] == r["pearson"]]
+    sentences = []
+    if clear:
+        best = clear[0]
+        verb = "rises" if best["pearson"] > 0 else "falls"
+        sentences.append(
+            f"Across {best['n']} networks the generalisation gap {verb} with {_other(best)} most closely: Pearson r = "
+            f"{_interval(best, 'pearson')}, Kendall tau = {_interval(best, 'kendall')}."
+        )
+    for verb, sign in (("rises", 1), ("falls", -1)):
+        if group := [r for r in clear[1:] if r["pearson"] * sign > 0]:
+            listed = "; ".join(f"{_other(r)}, r = {_interval(r, 'pearson')}" for r in group)
+            sentences.append(f"The gap {verb} also with {listed}.")
+    if unclear:
+        listed = "; ".join(f"{_other(r)}, r = {_interval(r, 'pearson')}" for r in unclear)
+        sentences.append(f"No clear relation with the gap (the interval holds zero): {listed}.")
+    return sentences
+
+
+def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
+    """Whether what was set goes with flatness and with the gap."""
+    sentences = []
+    for setting, name in ((LEARNING_RATE, "learning rate"), (BATCH_SIZE, "batch size")):
+        for target, low, high in ((SHARPNESS, "flatter", "sharper"), (GAP, "smaller gaps", "larger gaps")):
+            row = _relation(relations, setting.name, target.name)
+            if row is None or row["kendall"] != row["kendall"]:
+                continue
+            tau = f"Kendall tau of {name} and {target.name} = {_interval(row, 'kendall')} (n = {row['n']})"
+            if not _clear(row, "kendall"):
+                sentences.append(f"No clear effect of the {name} on the {target.name}: {tau}.")
+            elif target is SHARPNESS:
+                sentences.append(f"A larger {name} goes with {low if row['kendall'] < 0 else high} minima: {tau}.")
+            else:
+                sentences.append(f"A larger {name} goes with {low if row['kendall'] < 0 else high}: {tau}.")
+    return sentences
+
+
+def _within(quantities: Sequence[Quantity], within: pd.DataFrame) -> list[str]:
+    """Which relations with the gap are left when settings are held fixed."""
+    names = {q.name for q in quantities if q.role == "measure"}
+    sentences = []
+    for group, words in HELD_FIXED.items():
+        rows = [r for _, r in within[within["group"] == group].iterrows() if r["x"] in names]
+        rows = [r for r in rows if r["pearson"] == r["pearson"]]
+        if not rows:
+            continue
+        clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
+        listed = "; ".join(f"{r['x']}, r = {_interval(r, 'pearson')}" for r in clear[:3])
+        more = f": {'the three strongest are ' if len(clear) > 3 else ''}{listed}" if clear else ""
+        sentences.append(
+            f"Within {words} ({rows[0]['groups']} groups, pooled), {len(clear)} of {len(rows)} measures go "
+            f"clearly with the gap{more}."
+        )
+    return sentences
+
+
+def _relation(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
+    """The row of a pair, whichever comes first in it."""
+    either = ((relations["x"] == a) & (relations["y"] == b)) | ((relations["x"] == b) & (relations["y"] == a))
+    return relations[either].iloc[0] if either.any() else None
+
+
+def _other(row: pd.Series) -> str:
+    return str(row["y"] if row["x"] == GAP.name else row["x"])
+
+
+def _clear(row: pd.Series, coefficient: str) -> bool:
+    return bool(row[f"{coefficient}_low"] > 0 or row[f"{coefficient}_high"] < 0)
+
+
+def _interval(row: pd.Series, coefficient: str) -> str:
+    return f"{row[coefficient]:.2f} [{row[f'{coefficient}_low']:.2f}, {row[f'{coefficient}_high']:.2f}]"
+
+
+def _range(values: pd.Series) -> str:
+    low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+    return low if low == high else f"{low} to {high}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"

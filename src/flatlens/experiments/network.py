@@ -1,0 +1,83 @@
+"""Train and measure one network of a study: what a worker does."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from flatlens.data import Split
+from flatlens.estimate import Report
+from flatlens.experiments.settings import NetworkSettings
+from flatlens.experiments.store import Record, Store
+from flatlens.experiments.versions import versions
+from flatlens.training import train
+
+
+@dataclass(frozen=True)
+class ComputeInto:
+    """The task of a worker: compute a network and keep it in the store. Picklable."""
+
+    store: Store
+
+    def __call__(self, settings: NetworkSettings) -> None:
+        """Do it."""
+        self.store.write(compute(settings))
+
+
+def compute(settings: NetworkSettings) -> Record:
+    """Train and measure a network, on one thread: same settings, versions and machine, same digits."""
+    with _one_thread():
+        split = settings.data.load()
+        model = settings.model.build()
+        start = time.perf_counter()
+        trained = train(model, split.train, settings.loss, settings.training, test=split.test)
+        between = time.perf_counter()
+        report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
+        result = {
+            "outcome": trained.outcome,
+            "steps": trained.steps,
+            "loss": _or_none(trained.loss),
+            "accuracy": trained.accuracy,
+            "layers": [name for name, module in model.named_modules() if isinstance(module, nn.Linear)],
+            "versions": versions(torch.get_num_threads()),
+            "seconds_training": between - start,
+            "seconds_measuring": time.perf_counter() - between,
+        }
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return Record(settings, result, trained.curves, weights, report)
+
+
+def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
+    """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part."""
+    from flatlens.measures import Lens, measure
+    from flatlens.problem import Problem
+
+    model = copy.deepcopy(model).to(torch.float64)
+    problem = Problem(
+        model,
+        loss=settings.loss,
+        data=(split.x.to(torch.float64), split.y),
+        test=(split.test_x.to(torch.float64), split.test_y),
+    )
+    return measure(Lens(problem), list(settings.measures))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,126 @@
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy import stats
+
+from flatlens.experiments.statistics import (
+    kendall,
+    pearson,
+    relate_all,
+    relate_within,
+    resamples,
+    with_interval,
+)
+
+
+@pytest.fixture
+def points():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=30)
+    return x, np.round(x + rng.normal(size=30), 1), rng.integers(0, 5, size=30).astype(float)
+
+
+@pytest.mark.parametrize(("ours", "scipys"), [(pearson, stats.pearsonr), (kendall, stats.kendalltau)])
+def test_every_resample_agrees_with_scipy_on_the_repeated_points(points, ours, scipys):
+    x, _, ties = points
+    counts = resamples(30, torch.Generator().manual_seed(1), number=20)
+    expected = [scipys(np.repeat(x, c.astype(int)), np.repeat(ties + x, c.astype(int))).statistic for c in counts]
+    np.testing.assert_allclose(ours(x, ties + x, counts), expected, atol=1e-12)
+
+
+def test_large_offsets_cost_no_digits(points):
+    x, y, _ = points
+    everyone = np.ones((1, 30))
+    np.testing.assert_allclose(pearson(x + 1e6, y * 1e-9, everyone), pearson(x, y, everyone), rtol=1e-8)
+
+
+def test_interval_agrees_with_scipys_bca(points):
+    x, y, _ = points
+    counts = resamples(30, torch.Generator().manual_seed(2), number=9999)
+    ours = with_interval(lambda c: pearson(x, y, c), counts)
+    method = stats.BootstrapMethod(n_resamples=9999, method="BCa", rng=np.random.default_rng(3))
+    theirs = stats.pearsonr(x, y).confidence_interval(method=method)
+    assert ours.n == 30
+    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=0.02)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    rng = np.random.default_rng(4)
+    covered = 0
+    for number in range(200):
+        x = rng.normal(size=40)
+        y = 0.6 * x + 0.8 * rng.normal(size=40)
+        counts = resamples(40, torch.Generator().manual_seed(number), number=500)
+        interval = with_interval(lambda c, x=x, y=y: pearson(x, y, c), counts)
+        covered += interval.low <= 0.6 <= interval.high
+    assert (
+        175 <= covered <= 199
+    )  # 95% of 200 is 190, its standard deviation 3; bootstraps of 40 points fall short a little
+
+
+def test_a_table_relates_every_pair_and_a_constant_column_is_undefined(points):
+    x, y, ties = points
+    table = pd.DataFrame({"x": x, "y": y, "ties": ties, "constant": 0.1 + 0 * x})
+    relations = relate_all(table).set_index(["x", "y"])
+    assert len(relations) == 6
+    assert relations.loc[("x", "y"), "pearson"] == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert relations.loc[("y", "ties"), "kendall"] == pytest.approx(stats.kendalltau(y, ties).statistic)
+    assert relations.xs("constant", level="y").filter(like="pearson").isna().all(axis=None)
+    assert relations.xs("constant", level="y").filter(like="kendall").isna().all(axis=None)
+
+
+def test_points_that_are_not_finite_are_left_out_of_their_pairs_only(points):
+    x, y, ties = points
+    table = pd.DataFrame({"x": x, "y": y, "ties": ties})
+    table.loc[:2, "x"] = [np.nan, np.inf, -np.inf]
+    relations = relate_all(table).set_index(["x", "y"])
+    assert list(relations["n"]) == [27, 27, 30]
+    assert relations.loc[("x", "y"), "pearson"] == pytest.approx(stats.pearsonr(x[3:], y[3:]).statistic)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_too_few_points_have_no_correlation(n):
+    table = pd.DataFrame({"x": np.arange(float(n)), "y": np.arange(float(n))})
+    row = relate_all(table).iloc[0]
+    assert row["n"] == n
+    assert row.drop(["x", "y", "n"]).isna().all()
+
+
+def test_perfect_agreement_has_a_point_for_an_interval():
+    table = pd.DataFrame({"x": np.arange(9.0), "y": 2 * np.arange(9.0)})
+    row = relate_all(table).iloc[0]
+    assert (row["pearson"], row["pearson_low"], row["kendall"]) == pytest.approx((1, 1, 1))
+
+
+def test_same_seed_same_digits(points):
+    table = pd.DataFrame({"x": points[0], "y": points[1]})
+    assert relate_all(table, seed=5).equals(relate_all(table, seed=5))
+    assert not relate_all(table, seed=5).equals(relate_all(table, seed=6))
+
+
+def test_within_groups_the_groups_own_levels_do_not_count():
+    rng = np.random.default_rng(5)
+    groups = np.repeat(np.arange(4), 10)
+    inside = rng.normal(size=40)
+    table = pd.DataFrame({"x": 10.0 * groups + inside, "y": 10.0 * groups - inside + 0.3 * rng.normal(size=40)})
+    assert relate_all(table).loc[0, "pearson"] > 0.9
+    row = relate_within(table, "y", {"group": pd.Series(groups)}).iloc[0]
+    residuals = table - table.groupby(groups).transform("mean")
+    assert row["pearson"] == pytest.approx(stats.pearsonr(residuals["x"], residuals["y"]).statistic)
+    assert row["pearson_high"] < -0.8
+    assert (row["groups"], row["n"]) == (4, 40)
+
+
+def test_groups_of_one_leave_nothing_to_relate():
+    table = pd.DataFrame({"x": np.random.default_rng(6).normal(size=8), "y": np.arange(8.0)})
+    assert np.isnan(relate_within(table, "y", {"each": pd.Series(range(8))}).loc[0, "pearson"])
+
+
+def test_fifteen_quantities_of_48_networks_take_seconds():
+    import time
+
+    table = pd.DataFrame(np.random.default_rng(7).normal(size=(48, 15)))
+    start = time.perf_counter()
+    assert len(relate_all(table)) == 105
+    assert time.perf_counter() - start < 10
