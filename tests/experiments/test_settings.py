@@ -1,0 +1,62 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.errors import BadInput, UnknownName
+from flatlens.experiments import Quantity, Study
+from flatlens.experiments.settings import DataSettings, NetworkSettings
+
+
+def test_the_laptop_scale_is_the_grid_it_says():
+    networks = Study.digits("laptop").networks()
+    assert len(networks) == len({n.key for n in networks}) == 4 * 3 * 4
+    assert {n.training.lr for n in networks} == {0.02, 0.05, 0.1, 0.2}
+    assert {n.training.batch_size for n in networks} == {4, 16, 64}
+    assert all(n.model.seed == n.training.seed for n in networks)
+    assert len({n.data for n in networks}) == 1
+    order = [(n.training.lr, n.training.batch_size, n.training.seed) for n in networks]
+    assert order == sorted(order)
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop"])
+def test_settings_survive_json(scale):
+    study = Study.digits(scale)
+    assert Study.from_json(json.loads(json.dumps(study.as_json()))) == study
+    network = study.networks()[3]
+    back = NetworkSettings.from_json(json.loads(json.dumps(network.as_json())))
+    assert back == network
+    assert back.key == network.key
+
+
+def test_the_key_is_of_the_settings_alone_and_of_all_of_them():
+    network = Study.digits("smoke").networks()[0]
+    assert network.key == "6ad503c3a49f"
+    others = [
+        replace(network, loss="cross_entropy"),
+        replace(network, measures=network.measures[:1]),
+        replace(network, data=replace(network.data, seed=1)),
+        replace(network, model=replace(network.model, seed=1)),
+        replace(network, training=replace(network.training, loss_below=1e-4)),
+    ]
+    assert len({network.key, *(o.key for o in others)}) == 6
+
+
+def test_unknown_names_and_foreign_json_are_refused():
+    with pytest.raises(UnknownName, match="laptop"):
+        Study.digits("labtop")
+    with pytest.raises(UnknownName, match="digits"):
+        DataSettings("digit", train=10)
+    with pytest.raises(BadInput, match="not the settings of a study"):
+        Study.from_json({**Study.digits().as_json(), "colour": "red"})
+
+
+def test_quantities_are_undefined_rather_than_wrong():
+    networks = pd.DataFrame({"value": [4.0, 0.0, -1.0, np.nan]})
+    root = Quantity("root", "value", "sqrt").of(networks)
+    log = Quantity("log", "value", "log").of(networks)
+    np.testing.assert_array_equal(root, [2.0, 0.0, np.nan, np.nan])
+    np.testing.assert_allclose(log, [np.log(4), np.nan, np.nan, np.nan])
+    assert Quantity("missing", "other").of(networks).isna().all()

@@ -1,0 +1,172 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+import torch
+
+from flatlens.errors import BadFolder
+from flatlens.estimate import Estimate, Report
+from flatlens.experiments import Study
+from flatlens.experiments import folders as folders_module
+from flatlens.experiments.store import Record, Store
+
+STUDY = Study.digits("smoke")
+NETWORK = STUDY.networks()[0]
+
+
+def record(settings=NETWORK, loss=0.5):
+    return Record(
+        settings=settings,
+        result={"outcome": "interpolated", "steps": 3, "loss": loss, "layers": ["fc1"], "versions": {"torch": "1"}},
+        curves={"step": torch.arange(2)},
+        weights={"fc1.weight": torch.ones(2, 2)},
+        report=Report({("mls", None): Estimate(2.0)}, {"n": 5}),
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store.create(tmp_path / "out", STUDY)
+
+
+def test_what_is_written_is_read(store):
+    store.write(record())
+    back = store.read(NETWORK.key)
+    assert back.settings == NETWORK
+    assert back.result == record().result
+    assert back.report["mls"].value == 2.0
+    assert torch.equal(back.weights["fc1.weight"], torch.ones(2, 2))
+    assert sorted(p.name for p in store.folder(NETWORK.key).iterdir()) == [
+        "config.json",
+        "curves.safetensors",
+        "report.safetensors",
+        "result.json",
+        "weights.safetensors",
+    ]
+    assert store.finished([NETWORK.key, "other"]) == [NETWORK.key]
+    assert store.study() == STUDY
+
+
+def test_the_first_of_two_that_computed_the_same_network_is_kept(store):
+    store.write(record(loss=1.0))
+    store.write(record(loss=2.0))
+    assert store.read(NETWORK.key).result["loss"] == 1.0
+    assert [p.name for p in (store.out / "networks").iterdir()] == [NETWORK.key]
+
+
+def test_a_run_that_fails_half_way_leaves_nothing(store, monkeypatch):
+    monkeypatch.setattr(Report, "save", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.write(record())
+    assert list((store.out / "networks").iterdir()) == []
+
+
+def test_a_full_disk_is_one_line_and_loses_nothing_finished(store, monkeypatch):
+    store.write(record())
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(folders_module.os, "fsync", full)
+    with pytest.raises(BadFolder, match="No space left on device") as caught:
+        store.write(record(STUDY.networks()[1]))
+    assert "\n" not in str(caught.value)
+    assert [p.name for p in (store.out / "networks").iterdir()] == [NETWORK.key]
+    store.read(NETWORK.key)
+
+
+def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    host = folders_module._host()
+    networks = store.out / "networks"
+    names = {who: f".abc.{host}.{pid}.12345678.partial" for who, pid in (("dead", dead.pid), ("living", os.getpid()))}
+    names["elsewhere"] = ".abc.other-host.1.12345678.partial"
+    for name in names.values():
+        (networks / name).mkdir()
+        (networks / name / "result.json").write_text("{")
+    (networks / names["living"]).joinpath("more").write_text("x")
+    Store.create(store.out, STUDY)
+    assert {p.name for p in networks.iterdir()} == {names["living"], names["elsewhere"]}
+    for name in names.values():
+        if (networks / name).exists():
+            os.utime(networks / name, (1, 1))  # years old: no process writes for so long
+    Store.create(store.out, STUDY)
+    assert list(networks.iterdir()) == []
+
+
+def test_the_same_study_may_come_back_another_is_refused(store):
+    Store.create(store.out, STUDY)
+    other = replace(STUDY, lrs=(0.3,))
+    with pytest.raises(BadFolder, match=r"another study \(lrs: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
+        Store.create(store.out, other)
+
+
+def test_foreign_files_are_refused_and_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(BadFolder, match=r"thesis\.tex"):
+        Store.create(tmp_path, STUDY)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(BadFolder, match="is a file"):
+        Store.create(tmp_path / "thesis.tex", STUDY)
+    with pytest.raises(BadFolder):
+        Store.create(tmp_path / "thesis.tex" / "below", STUDY)
+
+
+def test_a_folder_without_a_study_is_not_opened(tmp_path):
+    with pytest.raises(BadFolder, match="holds no study"):
+        Store.open(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["result.json", "report.safetensors", "weights.safetensors", "curves.safetensors"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_damaged_network_is_one_line_that_says_how_to_mend(store, file, damage):
+    store.write(record())
+    path = store.folder(NETWORK.key) / file
+    path.write_bytes(path.read_bytes()[:5]) if damage == "cut" else path.unlink()
+    with pytest.raises(BadFolder, match="remove") as caught:
+        store.read(NETWORK.key)
+    assert str(store.folder(NETWORK.key)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"name": "digits"}'])
+def test_a_damaged_study_file_is_one_line(store, text):
+    (store.out / "study.json").write_text(text)
+    with pytest.raises(BadFolder, match=r"study\.json"):
+        store.study()
+
+
+def test_other_versions_are_refused_by_name(store):
+    store.write(record())
+    store.refuse_other_versions([NETWORK.key], {"torch": "1"})
+    with pytest.raises(BadFolder, match=r"torch 1 there, 2 here.*--mixed"):
+        store.refuse_other_versions([NETWORK.key], {"torch": "2"})
+
+
+def test_failures_are_noted_until_the_run_succeeds(store):
+    store.write_failure(NETWORK, "Traceback\n  somewhere\nValueError: no\n")
+    assert store.failures([NETWORK.key]) == [(NETWORK.key, "ValueError: no")]
+    assert "somewhere" in json.loads((store.out / "failed" / NETWORK.key / "failed.json").read_text())["traceback"]
+    store.write(record())
+    assert store.failures([NETWORK.key]) == []
+    assert not (store.out / "failed").exists()
+
+
+def test_tables_keep_every_digit(store):
+    store.write_table("table.csv", pd.DataFrame({"value": [0.1, 1 / 3]}))
+    text = (store.out / "table.csv").read_text()
+    assert text == "value\n0.10000000000000001\n0.33333333333333331\n"
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path):
+    if os.geteuid() == 0:
+        pytest.skip("root may write anywhere")
+    tmp_path.chmod(0o500)
+    with pytest.raises(BadFolder, match="Permission denied"):
+        Store.create(tmp_path / "out", STUDY)
