@@ -1,0 +1,8 @@
+"""The one pass: Gram matrices of every place of a network, from one forward and N backward passes."""
+
+from flatlens.grams.contract import quadratic, trace
+from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
+from flatlens.grams.layout import Layout, Weight, lay_out
+from flatlens.grams.one_pass import one_pass
+
+__all__ = ["ChunkGrams", "LayerGrams", "Layout", "Weight", "lay_out", "one_pass", "quadratic", "trace"]

@@ -1,0 +1,54 @@
+"""The few contractions everything is made of, all in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+PIECE = 2**26  #: bytes of scratch that a contraction may use at a time
+
+
+def gram(A: Tensor) -> Tensor:
+    """A A^T per sample: (n, N, anything) -> (n, N, N), accumulated in float64.
+
+    >>> gram(torch.tensor([[[3.0, 4.0]]]))
+    tensor([[[25.]]], dtype=torch.float64)
+    """
+    A = A.flatten(2)
+    if A.dtype == torch.float64:
+        return A @ A.mT
+    K = A.new_empty(*A.shape[:2], A.shape[1], dtype=torch.float64)
+    for piece in pieces(len(A), A[0].numel() * 8):
+        wide = A[piece].to(torch.float64)
+        torch.bmm(wide, wide.mT, out=K[piece])
+    return K
+
+
+def joined(parts: list[Tensor], dim: int) -> Tensor:
+    """torch.cat, without its copy where there is one part only."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def trace(A: Tensor, B: Tensor) -> Tensor:
+    """tr(A_i B_i) of symmetric matrices, (n,)."""
+    return (A * B).sum((1, 2))
+
+
+def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
+    """sum_{k,k'} C_kk' A_k A_k', element by element: (n, N, ...) -> (n, ...); C = I if None."""
+    if C is None:
+        return A.square().sum(1)
+    return ((C @ A.flatten(2)).reshape(A.shape) * A).sum(1)
+
+
+def pieces(n: int, bytes_each: int) -> Iterator[slice]:
+    """Cut n samples so that each piece's scratch stays within `PIECE` bytes.
+
+    >>> [piece.stop - piece.start for piece in pieces(5, PIECE // 2)]
+    [2, 2, 1]
+    """
+    most = max(1, PIECE // max(1, bytes_each))
+    for start in range(0, n, most):
+        yield slice(start, min(start + most, n))

@@ -1,0 +1,102 @@
+"""What a measure is handed: one place of the network, one chunk of samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flatlens.grams.contract import gram
+from flatlens.grams.dense import DenseJacobian
+from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
+
+
+@dataclass(eq=False)
+class LayerGrams:
+    """The Gram matrices of one place, for n samples of a chunk; each computed when first asked for.
+
+    A place is the network's input (input side only), a call of a linear layer (both sides; a second call of the same weight has its input
+    side alone, the first carries the weight), or a parameter outside linear layers (parameter side only).
+    """
+
+    C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
+    f: Tensor  #: the outputs, (n, N)
+    Jx: Tensor | None = None  #: df/dx through this place, (n, N, M)
+    x_norm2: Tensor | None = None  #: ||x_i||^2 of this place's input, (n,)
+    weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
+    counts_weight: bool = False  #: whether the weight is among the parameters measured
+    counts_bias: bool = False
+    feature_scale: Tensor | None = None  #: spread of each feature over all data, (m,) or (g, m), where a measure asked for it
+
+    @cached_property
+    def G(self) -> Tensor:
+        """The input side: (df/dx)(df/dx)^T, (n, N, N)."""
+        assert self.Jx is not None
+        return gram(self.Jx)
+
+    @cached_property
+    def eigenvalues(self) -> Tensor:
+        """Of G, ascending, not negative, (n, N)."""
+        return torch.linalg.eigvalsh(self.G).clamp(min=0)
+
+    @cached_property
+    def K_weight(self) -> Tensor:
+        """The weight's parameter side: (df/dW)(df/dW)^T, (n, N, N)."""
+        assert self.weight is not None
+        return self.weight.gram()
+
+    @cached_property
+    def K_bias(self) -> Tensor:
+        """The bias's parameter side."""
+        assert isinstance(self.weight, DenseJacobian | SharedJacobian)
+        return self.weight.bias_gram()
+
+    @cached_property
+    def K(self) -> Tensor:
+        """Weight and bias together, as far as they are among the parameters measured."""
+        K = torch.zeros_like(self.C)
+        if self.counts_weight:
+            K = K + self.K_weight
+        if self.counts_bias:
+            K = K + self.K_bias
+        return K
+
+    @cached_property
+    def R(self) -> Tensor:
+        """The flatness family's Gram: (W^T M_k . W^T M_k')_kk', (n, N, N); ||phi||^2 G for a dense layer."""
+        return self.relative_gram(None)
+
+    def relative_gram(self, scale: Tensor | None) -> Tensor:
+        """R of the layer that reads phi / scale with weight W * scale: the same function, other units of its features."""
+        weight = self.linear
+        if scale is None and isinstance(weight, DenseJacobian) and self.x_norm2 is not None:
+            return self.x_norm2[:, None, None] * self.G
+        return weight.relative_gram(scale)
+
+    @property
+    def linear(self) -> DenseJacobian | SharedJacobian:
+        """The weight of a linear layer."""
+        assert isinstance(self.weight, DenseJacobian | SharedJacobian)
+        return self.weight
+
+    def ggn_diagonal(self, *, with_loss: bool = True) -> Tensor:
+        """The Gauss-Newton diagonal of the weight, summed over the chunk, (d, m); with C, or with I."""
+        assert self.weight is not None
+        return self.weight.diagonal(self.C if with_loss else None)
+
+    def column_sums(self, *, with_loss: bool = True) -> Tensor:
+        """||C^(1/2) sum_p phi_pj J_p w_j||^2 per sample and column j of W, (n, m); with C, or with I."""
+        return self.linear.column_sums(self.C if with_loss else None)
+
+
+@dataclass(eq=False)
+class ChunkGrams:
+    """One chunk: the outputs' side, the network's input, its layers and the parameters outside them."""
+
+    losses: Tensor  #: (n,), scaled as C is
+    correct: Tensor | None  #: (n,), None where targets are no classes
+    input: LayerGrams | None
+    layers: dict[str, LayerGrams]  #: linear calls, in execution order
+    others: dict[str, LayerGrams]  #: parameters outside linear layers, by name

@@ -1,0 +1,68 @@
+"""Parameters that no layer explains: per-sample gradients by autograd, correct for anything, fast for nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev, vmap
+from torch.utils._pytree import tree_map
+
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size, take
+
+
+class _Runner(nn.Module):
+    """The problem's forward as a module, so that its parameters can be handed in from outside."""
+
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        super().__init__()
+        self.problem = problem
+        self.model = model
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Outputs only."""
+        return self.problem.run(self.model, batch)[0]
+
+
+def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """df/dtheta for each named parameter, (n, N, size), in float64."""
+    if not names:
+        return {}
+    runner = _Runner(problem, model)
+    batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
+    values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
+    n = size(batch)
+
+    def one(sample: Batch, parameters: dict[str, Tensor]) -> Tensor:
+        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+        return functional_call(runner, parameters, (single,))[0]
+
+    def jacobian(sample: Batch) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = jacrev(one, argnums=1)(sample, values)
+        return result
+
+    counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
+    try:
+        rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
+    except RuntimeError:  # data-dependent control flow, or an operation without a batching rule: one sample at a time
+        each = [_one_by_one(problem, model, take(batch, i, i + 1), names) for i in range(n)]
+        return {name: torch.stack([row[name] for row in each]) for name in names}
+    return {name: rows[f"model.{name}"].flatten(2).to(torch.float64) for name in names}
+
+
+def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
+    """df/dtheta of a batch of one, (N, size) each."""
+    chosen = {name: p for name, p in model.named_parameters() if name in names}
+    frozen = [p for p in chosen.values() if not p.requires_grad]
+    for p in frozen:
+        p.requires_grad_()
+    try:
+        f, _ = problem.run(model, sample)
+        rows = [torch.autograd.grad(f[0, k], list(chosen.values()), retain_graph=True, allow_unused=True) for k in range(f.shape[1])]
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+    return {
+        name: torch.stack([torch.zeros_like(p).flatten() if row[i] is None else row[i].flatten() for row in rows]).to(torch.float64)
+        for i, (name, p) in enumerate(chosen.items())
+    }

@@ -1,0 +1,196 @@
+"""The one pass: one forward and N backwards over all layers, a chunk of samples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.estimate import Progress
+from flatlens.grams.contract import joined
+from flatlens.grams.dense import DenseJacobian
+from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
+from flatlens.grams.layout import Layout, Weight, by_sample
+from flatlens.grams.leftover import per_sample_gradients
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
+from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
+from flatlens.problem.data import size
+from flatlens.problem.layers import affine_gradient, by_position, normalised, patches
+from flatlens.problem.losses import correct
+
+CHUNK = 256  #: samples at most: beyond it the buffers leave the cache and nothing is gained
+
+
+def one_pass(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    feature_scale: Mapping[str, Tensor] | None = None,
+    progress: Progress | None = None,
+) -> Iterator[ChunkGrams]:
+    """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
+
+    `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
+    """
+    most = max(1, min(CHUNK, problem.memory // max(1, layout.bytes_per_sample)))
+    with measuring(model):
+        done, pool = 0, _Pool()
+        for raw in problem.data.chunks(most):
+            yield _chunk(problem, model, layout, problem.place(raw), feature_scale or {}, pool)
+            done += size(raw)
+            if progress is not None:
+                progress("one pass", done, problem.n)
+
+
+class _Pool:
+    """Buffers that live as long as the pass: fresh memory for every chunk would cost more in page faults than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
+        """An uninitialised buffer of this shape; the samples come first."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:] or kept.dtype != dtype:
+            kept = self._kept[name] = torch.empty(shape, dtype=dtype, device=like.device)
+        return kept[: shape[0]]
+
+
+@dataclass(eq=False)
+class _Slot:
+    """Where the N slopes at one tensor are gathered, (n, N, ...)."""
+
+    at: Tensor
+    buffer: Tensor
+    shape: Callable[[Tensor], Tensor]  # a slope as the buffer holds it
+
+    def put(self, k: int, slope: Tensor | None) -> None:
+        if slope is None:
+            self.buffer[:, k].zero_()
+        else:
+            self.buffer[:, k] = self.shape(slope)
+
+
+def _chunk(
+    problem: Problem, model: nn.Module, layout: Layout, batch: Batch, scale: Mapping[str, Tensor], pool: _Pool
+) -> ChunkGrams:
+    tape, inputs, f, y = run_recorded(problem, model, batch)
+    n, per_mass = len(f), problem.n / problem.mass
+    C = problem.loss.output_hessian(f, y) * per_mass
+    slots = _slots(tape, layout, inputs, f, pool)
+    _fill(slots, f)
+    explicit = {
+        **_norm_jacobians(problem, tape, layout, slots),
+        **per_sample_gradients(problem, model, batch, layout.leftovers),
+    }
+    outputs = f.detach().to(torch.float64)
+    layers = _layers(problem, tape, layout, slots, C, outputs, scale)
+    if layout.input_is is not None:
+        network: LayerGrams | None = layers[layout.input_is]
+    else:
+        network = _network_input(slots, inputs, C, outputs)
+    others = {name: LayerGrams(C, outputs, weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()}
+    losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
+    return ChunkGrams(losses, correct(outputs, y), network, layers, others)
+
+
+def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _Pool) -> dict[str, _Slot]:
+    """One slot per tensor at which slopes are wanted: `z:call`, `x:call`, `n:norm call` and `input:number`."""
+    n, N = f.shape
+    slots: dict[str, _Slot] = {}
+    dense = {call for weight in layout.weights.values() if weight.dense for call in weight.calls}
+
+    def add(name: str, at: Tensor, shape: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+        held = shape(at.detach()).shape
+        slots[name] = _Slot(at, pool.take(name, (n, N, *held[1:]), f, dtype), shape)
+
+    for key, call in tape.linear.items():
+        if key not in layout.batch_axis:
+            continue
+        assert is_linear(call.module)
+        axis = layout.batch_axis[key]
+
+        def flat(slope: Tensor, axis: int = axis) -> Tensor:
+            return by_sample(slope, axis).reshape(n, -1)
+
+        def positions(slope: Tensor, axis: int = axis, module: LinearLayer = call.module) -> Tensor:
+            return by_position(module, by_sample(slope, axis), n)
+
+        if key in dense:
+            add(f"z:{key}", call.z, flat, torch.float64)
+        else:
+            add(f"z:{key}", call.z, positions, call.z.dtype)
+        add(f"x:{key}", call.x, flat, torch.float64)
+    for key in layout.norms:
+        add(f"n:{key}", tape.norms[key].z, lambda slope: slope, f.dtype)
+    if layout.input_is is None:
+        for number, x in enumerate(inputs):
+            add(f"input:{number}", x, lambda slope: slope.reshape(n, -1), torch.float64)
+    return slots
+
+
+def _fill(slots: dict[str, _Slot], f: Tensor) -> None:
+    """N backward passes; no gradient at a weight is ever asked for."""
+    N = f.shape[1]
+    wanted = [slot.at for slot in slots.values()]
+    for k in range(N):
+        onto = torch.zeros_like(f)
+        onto[:, k] = 1
+        slopes = torch.autograd.grad(f, wanted, onto, retain_graph=k + 1 < N, allow_unused=True)
+        for slot, slope in zip(slots.values(), slopes, strict=True):
+            slot.put(k, slope)
+
+
+def _layers(
+    problem: Problem, tape: Tape, layout: Layout, slots: dict[str, _Slot], C: Tensor, f: Tensor, scale: Mapping[str, Tensor]
+) -> dict[str, LayerGrams]:
+    """Every linear call, in execution order; the first call of a weight carries the weight."""
+    layers = {}
+    for key, call in tape.linear.items():
+        if key not in layout.batch_axis:
+            continue
+        x = by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1).to(torch.float64)
+        grams = LayerGrams(C, f, slots[f"x:{key}"].buffer, x.square().sum(1))
+        if key in layout.weights:
+            weight = layout.weights[key]
+            grams.weight = _jacobian(weight, tape, layout, slots, x)
+            grams.counts_weight = weight.parameter in problem.parameters
+            grams.counts_bias = weight.bias in problem.parameters
+            grams.feature_scale = scale.get(key)
+        layers[key] = grams
+    return layers
+
+
+def _jacobian(weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor) -> DenseJacobian | SharedJacobian:
+    if weight.dense:
+        return DenseJacobian(slots[f"z:{weight.layer}"].buffer, slots[f"x:{weight.layer}"].buffer, x)
+    J = [slots[f"z:{key}"].buffer for key in weight.calls]
+    inputs = [by_sample(tape.linear[key].x.detach(), layout.batch_axis[key]) for key in weight.calls]
+    phi = [patches(weight.module, x, len(J[0])) for x in inputs]
+    return SharedJacobian(joined(J, 4), joined(phi, 3), weight.matrix)
+
+
+def _norm_jacobians(problem: Problem, tape: Tape, layout: Layout, slots: dict[str, _Slot]) -> dict[str, Tensor]:
+    """df/dgamma and df/dbeta of every norm, (n, N, size); several calls of one norm add."""
+    found: dict[str, Tensor] = {}
+    for key, names in layout.norms.items():
+        call, slopes = tape.norms[key], slots[f"n:{key}"].buffer
+        xhat = normalised(call.module, call.x.detach())
+        n, N = slopes.shape[:2]
+        for name, rows in zip(names, (slopes * xhat[:, None], slopes), strict=True):
+            if name in problem.parameters:
+                M = affine_gradient(call.module, rows.flatten(0, 1), n * N).reshape(n, N, -1).to(torch.float64)
+                found[name] = found[name] + M if name in found else M
+    return found
+
+
+def _network_input(slots: dict[str, _Slot], inputs: list[Tensor], C: Tensor, f: Tensor) -> LayerGrams | None:
+    """The network's own input: all its floating tensors side by side."""
+    if not inputs:
+        return None
+    Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
+    x = joined([x.detach().reshape(len(f), -1) for x in inputs], 1).to(torch.float64)
+    return LayerGrams(C, f, Jx, x.square().sum(1))

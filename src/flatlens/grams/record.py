@@ -1,0 +1,114 @@
+"""Watching one forward pass: which layers were called, on what, giving what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
+
+from flatlens.problem import NORMS, Batch, Problem, is_linear
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a module: its own copy of the input x and its output z, both inside the graph."""
+
+    key: str  #: `fc1`; `fc1:1` for the second call
+    name: str  #: the module's name
+    module: nn.Module
+    x: Tensor
+    z: Tensor
+
+
+@dataclass(eq=False)
+class Tape:
+    """What a forward pass did, in execution order."""
+
+    linear: dict[str, Call] = field(default_factory=dict)
+    norms: dict[str, Call] = field(default_factory=dict)
+    embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
+    leaves: list[nn.Module] = field(default_factory=list)  #: every module without children
+    before: dict[str, int] = field(default_factory=dict)  #: how many leaves had run when a call began
+
+    def calls(self) -> list[Call]:
+        """Linear and norm calls together."""
+        return [*self.linear.values(), *self.norms.values()]
+
+
+@contextmanager
+def record(model: nn.Module) -> Iterator[Tape]:
+    """Put every linear, norm and embedding call of the forward passes inside on a tape.
+
+    A linear layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and hands on a copy of
+    its output, so that an in-place activation behind it does not move the point where the gradient at z is taken.
+    """
+    tape = Tape()
+    inputs: dict[nn.Module, Tensor] = {}
+    names = {module: name for name, module in model.named_modules()}
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        name = "input" if not args else 0
+        x: Tensor = kwargs["input"] if not args else args[0]
+        x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
+        inputs[module] = x
+        return (args, {**kwargs, name: x}) if not args else ((x, *args[1:]), kwargs)
+
+    def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        book = tape.linear if is_linear(module) else tape.norms
+        times = sum(call.module is module for call in book.values())
+        key = names[module] if times == 0 else f"{names[module]}:{times}"
+        book[key] = Call(key, names[module], module, inputs.pop(module), z)
+        tape.before[key] = len(tape.leaves)
+        return z.clone()
+
+    def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> None:
+        tape.embedded.append(z)
+
+    def passed(module: nn.Module, args: tuple[Any, ...], z: Any) -> None:
+        tape.leaves.append(module)
+
+    handles = []
+    try:
+        for module in names:
+            if is_linear(module) or (isinstance(module, NORMS) and _norm_is_fixed(module)):
+                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+                handles.append(module.register_forward_hook(leave, with_kwargs=True))
+            if isinstance(module, nn.Embedding):
+                handles.append(module.register_forward_hook(embed))
+            if not any(True for _ in module.children()):
+                handles.append(module.register_forward_hook(passed))
+        yield tape
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _norm_is_fixed(module: nn.Module) -> bool:
+    """Whether a norm's affine map acts on something computed from its own sample: a BatchNorm needs running statistics."""
+    return getattr(module, "running_mean", True) is not None and getattr(module, "weight", None) is not None
+
+
+def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
+    """(tape, the network's inputs as leaves of the graph, outputs, targets) of one placed batch.
+
+    The network's inputs are the floating tensors handed to it; where there are none (token ids), its first embedding's output.
+    """
+    leaves: list[Tensor] = []
+
+    def as_leaf(part: Any) -> Any:
+        if not isinstance(part, Tensor) or not part.is_floating_point():
+            return part
+        leaves.append(part.detach().requires_grad_())
+        return leaves[-1]
+
+    if problem.forward is None and isinstance(batch, tuple):
+        batch = (tree_map(as_leaf, batch[0]), *batch[1:])
+    else:
+        batch = tree_map(as_leaf, batch)
+    with record(model) as tape:
+        f, y = problem.run(model, batch)
+    return tape, leaves or tape.embedded[:1], f, y

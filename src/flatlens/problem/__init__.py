@@ -1,0 +1,9 @@
+"""What is looked at: a model, a loss and data, checked once and then left exactly as they were."""
+
+from flatlens.problem.data import Batch, Data
+from flatlens.problem.layers import NORMS, LinearLayer, Norm, is_linear
+from flatlens.problem.losses import Loss
+from flatlens.problem.problem import Problem
+from flatlens.problem.state import measuring
+
+__all__ = ["NORMS", "Batch", "Data", "LinearLayer", "Loss", "Norm", "Problem", "is_linear", "measuring"]

@@ -1,0 +1,139 @@
+"""Reading data: always in the same order, the same values every time, in pieces of any size."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from flatlens.errors import BadData
+
+Batch: TypeAlias = Any
+"""Whatever a loader yields: usually (x, y); any nesting of tensors whose first axis counts samples."""
+
+
+def size(batch: Batch) -> int:
+    """The number of samples in a batch."""
+    leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
+    if not leaves:
+        raise BadData(f"Problem(data=...): a batch must hold tensors whose first axis counts samples, got {type(batch).__name__}")
+    return len(leaves[0])
+
+
+def take(batch: Batch, start: int, stop: int) -> Batch:
+    """Samples [start, stop) of a batch; leaves that do not count samples are kept whole."""
+    n = size(batch)
+    if start == 0 and stop >= n:
+        return batch
+
+    def cut(leaf: Any) -> Any:
+        counts = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
+        return leaf[start:stop] if counts else leaf
+
+    return tree_map(cut, batch)
+
+
+def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
+    """The batch on a device, its floating tensors in the model's dtype."""
+
+    def to(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
+
+    return tree_map(to, batch)
+
+
+def require_finite(batch: Batch, where: str) -> None:
+    """Refuse NaN and inf, naming the first sample that holds one."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
+            bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1) if leaf.ndim else torch.tensor([True])
+            raise BadData(
+                f"Problem({where}): {int(bad.sum())} of {len(bad)} samples hold NaN or inf, the first at index "
+                f"{int(bad.nonzero()[0])} of its batch: clean or drop them before measuring"
+            )
+
+
+@final
+class Data:
+    """A fixed sequence of samples, read chunk by chunk.
+
+    Tensors are cut where asked. A dataset or loader is read in its own batches (its collate, its batch size) but in index order,
+    each batch fingerprinted on the first read: one that differs later (augmentation, noise) is refused.
+    """
+
+    def __init__(self, source: Any, where: str) -> None:
+        self.where = where
+        self._source, self._tensors = _open(source, where)
+        self._prints: list[int] = []
+
+    def chunks(self, most: int) -> Iterator[Batch]:
+        """Batches of at most `most` samples, in the data's order."""
+        for batch in self._batches():
+            n = size(batch)
+            for start in range(0, n, most):
+                yield take(batch, start, min(start + most, n))
+
+    def _batches(self) -> Iterator[Batch]:
+        if self._tensors is not None:
+            yield self._tensors
+            return
+        assert self._source is not None
+        with torch.random.fork_rng():  # a loader draws a base seed from the global generator
+            for number, batch in enumerate(self._source):
+                batch = tuple(batch) if isinstance(batch, list) else batch
+                self._require_same(number, batch)
+                yield batch
+
+    def _require_same(self, number: int, batch: Batch) -> None:
+        fingerprint = 0
+        for leaf in tree_leaves(batch):
+            if isinstance(leaf, Tensor):
+                flat = leaf.detach().cpu().contiguous().reshape(-1)
+                fingerprint = zlib.crc32(flat.view(torch.uint8).numpy().data, fingerprint)
+        if number == len(self._prints):
+            self._prints.append(fingerprint)
+        elif self._prints[number] != fingerprint:
+            raise BadData(
+                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or add noise? "
+                f"Measure on a fixed copy of the data"
+            )
+
+
+def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
+    """(loader, None) or (None, tensors)."""
+    if isinstance(source, TensorDataset):
+        return None, source.tensors
+    if isinstance(source, DataLoader):
+        return _fixed_order(source), None
+    if isinstance(source, Dataset):
+        return DataLoader(source, batch_size=256), None
+    if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
+        x, y = (torch.as_tensor(part) if not isinstance(part, dict | tuple) else part for part in source)
+        n = size(x)
+        if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
+            raise BadData(f"Problem({where}): x holds {n} samples and y {len(y) if y.ndim else 'a single number'}: they must agree")
+        return None, (x, y)
+    if isinstance(source, dict):
+        return None, source
+    raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
+
+
+def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """The same samples and collate, in index order; what a sampler picks is drawn once."""
+    if isinstance(loader.dataset, IterableDataset):
+        return loader
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
+    with torch.random.fork_rng():
+        if loader.batch_size is None and loader.batch_sampler is not None:
+            picked = sorted(index for batch in loader.batch_sampler for index in batch)
+        else:
+            picked = sorted(loader.sampler)
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    return DataLoader(Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers)

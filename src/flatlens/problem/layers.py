@@ -1,0 +1,93 @@
+"""What a linear layer is, and how its calls become the canonical pair (phi, z) of z = W phi + b at positions p.
+
+    phi  (n, g, m, P)   what the weight multiplies: m entries per group, at P positions
+    z    (n, g, d, P)   what comes out: d rows per group
+
+A dense layer has P = 1 and g = 1; a token-wise linear has P tokens; a convolution has one position per output pixel, m = in/g * k * k,
+and its kernel is read as g blocks of a block-diagonal matrix.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LinearLayer: TypeAlias = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+
+
+def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
+    """Whether the module computes z = W phi + b and nothing else."""
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def spatial_axes(module: LinearLayer) -> int:
+    """0 for Linear, k for a k-dimensional convolution."""
+    return 0 if isinstance(module, nn.Linear) else len(module.kernel_size)
+
+
+def groups(module: LinearLayer) -> int:
+    """g, the number of diagonal blocks of the weight."""
+    return 1 if isinstance(module, nn.Linear) else module.groups
+
+
+def matrix(module: LinearLayer, weight: Tensor | None = None) -> Tensor:
+    """W as (g, d, m)."""
+    weight = module.weight if weight is None else weight
+    return weight.reshape(groups(module), weight.shape[0] // groups(module), -1)
+
+
+def patches(module: LinearLayer, x: Tensor, n: int) -> Tensor:
+    """phi of one call, (n, g, m, P), from the layer's input with its samples on axis 0 (folded with others or not)."""
+    if isinstance(module, nn.Linear):
+        return x.reshape(n, 1, -1, x.shape[-1]).transpose(2, 3)
+    k = spatial_axes(module)
+    mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+    x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+    for axis in range(k):  # windows of the dilated kernel along each axis, then every dilation-th entry of them
+        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        x = x.unfold(2 + axis, reach, module.stride[axis])[..., :: module.dilation[axis]]
+    # (n*w, C, out..., kernel...) -> (n, w, g, C/g, P', K)
+    positions, kernel = x.shape[2 : 2 + k].numel(), x.shape[2 + k :].numel()
+    x = x.reshape(n, -1, module.groups, x.shape[1] // module.groups, positions, kernel)
+    return x.permute(0, 2, 3, 5, 1, 4).reshape(n, module.groups, -1, x.shape[1] * positions)
+
+
+def by_position(module: LinearLayer, z: Tensor, n: int) -> Tensor:
+    """Something of the output's shape (n*w, ...), as (n, g, d, P)."""
+    if isinstance(module, nn.Linear):
+        return z.reshape(n, 1, -1, z.shape[-1]).transpose(2, 3)
+    z = z.reshape(n, -1, module.groups, z.shape[1] // module.groups, z.shape[2:].numel())
+    return z.permute(0, 2, 3, 1, 4).reshape(n, module.groups, z.shape[3], -1)
+
+
+def features(module: LinearLayer) -> int:
+    """The neurons feeding the layer: inputs of a Linear, channels of a convolution."""
+    return module.in_features if isinstance(module, nn.Linear) else module.in_channels
+
+
+def per_feature(module: LinearLayer, values: Tensor) -> Tensor:
+    """One value per feature, repeated over the kernel: (g, m)."""
+    kernel = 1 if isinstance(module, nn.Linear) else torch.Size(module.kernel_size).numel()
+    return values.repeat_interleave(kernel).reshape(groups(module), -1)
+
+
+def normalised(module: nn.Module, x: Tensor) -> Tensor:
+    """The input of a norm's affine map: xhat, of x's shape."""
+    if isinstance(module, nn.LayerNorm):
+        return F.layer_norm(x, module.normalized_shape, None, None, module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return F.group_norm(x, module.num_groups, None, None, module.eps)
+    assert isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d)
+    return F.batch_norm(x, module.running_mean, module.running_var, None, None, False, 0.0, module.eps)
+
+
+def affine_gradient(module: nn.Module, slope: Tensor, n: int) -> Tensor:
+    """Sum a (n, ...) array of slopes at a norm's output over all that shares one affine entry: (n, size)."""
+    if isinstance(module, nn.LayerNorm):
+        return slope.reshape(n, -1, torch.Size(module.normalized_shape).numel()).sum(1)
+    return slope.reshape(n, slope.shape[1], -1).sum(2)

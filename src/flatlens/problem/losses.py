@@ -1,0 +1,254 @@
+"""Losses as flatlens needs them: a value per sample, and its second derivative in the outputs.
+
+A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where torch divides by something else
+(class weights, `ignore_index`): sums are accumulated over all data and divided once, never averaged over batches.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatlens.errors import BadData, BadLoss, UnknownName
+
+LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
+
+
+class Loss(ABC):
+    """l(f, y) per sample, for outputs f of shape (n, N) and targets y."""
+
+    name: str
+
+    @abstractmethod
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """The losses l_i, (n,), differentiable in f."""
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """What each sample adds to the risk's denominator, (n,) float64."""
+        return torch.ones(len(f), dtype=torch.float64, device=f.device)
+
+    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
+        """C_i = d2 l_i / df2, (n, N, N) float64: N backward passes through the loss alone unless a subclass knows better."""
+        with torch.enable_grad():
+            leaf = f.detach().to(torch.float64).requires_grad_()
+            (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
+            if not slope.requires_grad:  # linear in the outputs
+                return leaf.new_zeros(*f.shape, f.shape[1])
+            rows = [torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(f.shape[1])]
+        return torch.stack(rows, dim=1)
+
+    def check(self, f: Tensor, y: Any) -> None:
+        """Refuse targets that do not fit the outputs."""
+        values = self.values(f, y)
+        if values.shape != (len(f),):
+            raise BadLoss(
+                f"Problem(loss={self.name}): a loss must give one value per sample, shape ({len(f)},), but gave "
+                f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
+            )
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def _as_vectors(f: Tensor, y: Any, name: str) -> Tensor:
+    """Regression targets of f's shape; integer class labels become one-hot."""
+    y = torch.as_tensor(y, device=f.device)
+    if not y.is_floating_point() and y.ndim == 1 and (f.shape[1] > 1 or y.shape != f.shape):
+        return F.one_hot(_labels(y, f.shape[1], name), f.shape[1]).to(f.dtype)
+    if y.numel() != f.numel():
+        raise BadData(
+            f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
+            f"shape ({len(f)},), got {tuple(y.shape)} {y.dtype}"
+        )
+    return y.reshape(f.shape).to(f.dtype)
+
+
+def _labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
+    """Class labels, each in [0, classes) or equal to `ignore`."""
+    bad = (y < 0) | (y >= classes)
+    if ignore is not None:
+        bad &= y != ignore
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise BadData(
+            f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
+            f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the last layer too narrow?"
+        )
+    return y.long()
+
+
+@final
+class SquaredError(Loss):
+    """`half_squared_error`: 0.5 ||f - y||^2 (C = I); `mse`: torch's mean over outputs (C = 2/N I)."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def _factor(self, outputs: int) -> float:
+        return 0.5 if self.name == "half_squared_error" else 1.0 / outputs
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """Squared distance to the target, scaled."""
+        return self._factor(f.shape[1]) * (f - _as_vectors(f, y, self.name)).square().sum(1)
+
+    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
+        """A multiple of the identity."""
+        N = f.shape[1]
+        eye = torch.eye(N, dtype=torch.float64, device=f.device) * (2 * self._factor(N))
+        return eye.expand(len(f), N, N)
+
+
+@final
+class CrossEntropy(Loss):
+    """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
+
+    name = "cross_entropy"
+
+    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
+        self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
+
+    def _weight(self, f: Tensor) -> Tensor:
+        return torch.ones(f.shape[1], dtype=f.dtype, device=f.device) if self.weight is None else self.weight.to(f)
+
+    def _target(self, f: Tensor, y: Any) -> Tensor:
+        y = torch.as_tensor(y, device=f.device)
+        if y.is_floating_point():
+            if y.shape != f.shape:
+                raise BadData(
+                    f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class probabilities of "
+                    f"shape {tuple(f.shape)}, got {tuple(y.shape)} {y.dtype}"
+                )
+            return y.to(f.dtype)
+        if y.shape != (len(f),):
+            raise BadData(f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(y.shape)}")
+        return _labels(y, f.shape[1], self.name, self.ignore_index)
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """-sum_k a_k log p_k, a_k the smoothed, weighted target."""
+        return F.cross_entropy(
+            f,
+            self._target(f, y),
+            weight=None if self.weight is None else self.weight.to(f),
+            ignore_index=self.ignore_index,
+            reduction="none",
+            label_smoothing=self.label_smoothing,
+        )
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """The weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""
+        target = self._target(f, y)
+        if target.is_floating_point():
+            return super().mass(f, y)
+        seen = target != self.ignore_index
+        return torch.where(seen, self._weight(f)[target.clamp(min=0)], 0.0).to(torch.float64)
+
+    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
+        """C = (sum_k a_k)(diag p - p p^T), its diagonal as p_k * sum of the others: exact where p is confident."""
+        p = f.detach().to(torch.float64).softmax(1)
+        others = p @ (1 - torch.eye(p.shape[1], dtype=p.dtype, device=p.device))
+        C = -p[:, :, None] * p[:, None, :]
+        C.diagonal(dim1=1, dim2=2).copy_(p * others)
+        return C * self._target_sum(p, self._target(f, y))[:, None, None]
+
+    def _target_sum(self, p: Tensor, target: Tensor) -> Tensor:
+        """sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
+        w, eps = self._weight(p), self.label_smoothing
+        if target.is_floating_point():
+            return ((1 - eps) * target.to(w) + eps / p.shape[1]) @ w
+        seen = target != self.ignore_index
+        return torch.where(seen, (1 - eps) * w[target.clamp(min=0)] + eps * w.mean(), 0.0)
+
+
+@final
+class CustomLoss(Loss):
+    """A callable (outputs, targets) -> losses of shape (n,); its C comes from autodiff, sample by sample."""
+
+    def __init__(self, function: LossFunction, name: str) -> None:
+        self.function, self.name = function, name
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """What the callable gives."""
+        if isinstance(y, Tensor) and y.is_floating_point():
+            y = y.to(f.dtype)
+        values = self.function(f, y)
+        if not isinstance(values, Tensor):
+            raise BadLoss(f"Problem(loss={self.name}): a loss must return a tensor of shape ({len(f)},), got {type(values).__name__}")
+        return values
+
+    def check(self, f: Tensor, y: Any) -> None:
+        """Also: a sample's loss must depend on its own outputs alone."""
+        super().check(f, y)
+        with torch.enable_grad():
+            leaf = f.detach().clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.values(leaf, y)[0], leaf, allow_unused=True)
+        if slope is not None and len(f) > 1 and slope[1:].abs().max() > 0:
+            raise BadLoss(f"Problem(loss={self.name}): the loss of sample 0 depends on other samples' outputs: return one loss per sample")
+
+
+def _from_module(module: nn.Module) -> Loss:
+    """A torch.nn loss, its options kept; reduction 'mean' is read as: over a sample's outputs, then over samples."""
+    name = type(module).__name__
+    if getattr(module, "reduction", "mean") != "mean":
+        raise BadLoss(
+            f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use reduction='mean', or "
+            f"hand in a callable (outputs, targets) -> losses of shape (n,)"
+        )
+    if isinstance(module, nn.CrossEntropyLoss):
+        return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
+    if isinstance(module, nn.MSELoss):
+        return SquaredError("mse")
+    if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
+        raise BadLoss(f"Problem(loss={name}): class weights are known for CrossEntropyLoss; hand in a callable for others")
+    if not hasattr(module, "reduction"):
+        return CustomLoss(module, name)
+    elementwise = copy.deepcopy(module)
+    elementwise.reduction = "none"  # type: ignore[assignment]
+
+    def values(f: Tensor, y: Any) -> Tensor:
+        losses: Tensor = elementwise.to(f)(f, y)
+        return losses if losses.ndim == 1 else losses.reshape(len(f), -1).mean(1)
+
+    return CustomLoss(values, name)
+
+
+def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:
+    """What `Problem(loss=...)` takes, as a Loss.
+
+    >>> as_loss("mse").output_hessian(torch.zeros(1, 4), torch.zeros(1, 4))[0, 0, 0].item()
+    0.5
+    """
+    named: dict[str, Loss] = {
+        "cross_entropy": CrossEntropy(),
+        "half_squared_error": SquaredError("half_squared_error"),
+        "mse": SquaredError("mse"),
+    }
+    if isinstance(loss, str):
+        if loss not in named:
+            raise UnknownName.among("loss", loss, named)
+        return named[loss]
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, nn.Module):
+        return _from_module(loss)
+    if callable(loss):
+        return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__))
+    raise BadLoss(f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch.nn loss or a callable is needed")
+
+
+def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
+    """Which samples are classified rightly, (n,) float64; None where the targets are no classes."""
+    y = torch.as_tensor(y, device=f.device)
+    if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
+        one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)
+        return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None
+    if y.is_floating_point() or y.shape != (len(f),) or f.shape[1] == 1:
+        return None
+    hit = (f.argmax(1) == y).to(torch.float64)
+    return torch.where(y == ignore, math.nan, hit)

@@ -1,0 +1,192 @@
+"""The Problem: a model, a loss and data, checked once."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName
+from flatlens.problem.data import Batch, Data, move, require_finite, size, take
+from flatlens.problem.losses import Loss, LossFunction, as_loss
+from flatlens.problem.state import measuring
+
+Forward = Callable[[nn.Module, Batch], tuple[Any, Any]]
+HALF = (torch.float16, torch.bfloat16)
+
+
+@final
+class Problem:
+    """What is measured: the risk of `model` under `loss` on `data`.
+
+    Construction runs the model once over the data: it must give finite outputs of shape (n, N), the same ones when asked
+    twice, each sample's its own. The model is left as it was; it may be trained further between measurements.
+
+    >>> net = nn.Linear(3, 2)
+    >>> problem = Problem(net, "mse", (torch.zeros(5, 3), torch.zeros(5, 2)))
+    >>> problem.n, problem.outputs
+    (5, 2)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | nn.Module | Loss | LossFunction,
+        data: Any,
+        *,
+        test: Any = None,
+        forward: Forward | None = None,
+        parameters: Literal["trainable", "all"] | Iterable[str] = "trainable",
+        dtype: torch.dtype | None = None,
+        memory: str | int = "1GiB",
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
+        self.model = model
+        self.loss = as_loss(loss)
+        self.data = data if isinstance(data, Data) else Data(data, "data=...")
+        self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...")
+        self.forward = forward
+        self.parameters = _chosen(model, parameters)
+        self.dtype = dtype or _measuring_dtype(model)
+        self.memory = _bytes(memory)
+        require_finite_weights(model)
+        copied = self.measured()
+        with measuring(copied), torch.no_grad():
+            self._check_first(copied)
+            self.n, self.outputs, self.mass = self._census(copied, self.data)
+            if self.test is not None:
+                self._census(copied, self.test)
+
+    def measured(self) -> nn.Module:
+        """The network that is differentiated: the model itself, or a copy of it in `dtype`."""
+        if all(p.dtype == self.dtype for p in self.model.parameters()):
+            return self.model
+        return copy.deepcopy(self.model).to(self.dtype)
+
+    def place(self, batch: Batch) -> Batch:
+        """The batch on the model's device, its floating tensors in the measured dtype."""
+        first = next(self.model.parameters(), torch.empty(0))
+        return move(batch, first.device, self.dtype)
+
+    def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """(outputs (n, N), targets) of a placed batch."""
+        if self.forward is not None:
+            outputs, targets = self.forward(model, batch)
+        else:
+            if not isinstance(batch, tuple) or len(batch) != 2:
+                raise BadData("Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) -> (outputs, targets)")
+            x, targets = batch
+            outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+        outputs = getattr(outputs, "logits", outputs)
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != size(batch):
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise BadModel(
+                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: flatten or pool "
+                f"them, in the model or through forward=(model, batch) -> (outputs, targets)"
+            )
+        return outputs, targets
+
+    def _check_first(self, model: nn.Module) -> None:
+        """Deterministic, and sample by sample, on the first batch."""
+        first = next(self.data.chunks(256), None)
+        if first is None or size(first) == 0:
+            raise BadData("Problem(data=...): the data is empty: at least one sample is needed")
+        for _ in self.data.chunks(256):  # read again from the start: the first batch must come back the same
+            break
+        require_finite(first, self.data.where)
+        batch = self.place(first)
+        once, targets = self.run(model, batch)
+        self.loss.check(once, targets)
+        again, _ = self.run(model, batch)
+        if not bool(torch.isfinite(once).all()):
+            return  # the census names the sample
+        apart = float((once - again).abs().max())
+        scale = float(once.abs().max()) + 1e-30
+        eps = torch.finfo(once.dtype).eps
+        if apart > 100 * eps * scale:
+            raise BadModel(
+                f"Problem(model=...): the model gave different outputs for the same batch twice (max difference {apart:.2g}). It "
+                f"runs in eval mode here: is there a functional dropout, or noise drawn inside forward()?"
+            )
+        alone, _ = self.run(model, take(batch, 0, 1))
+        apart = float((once[:1] - alone).abs().max())
+        if apart > 1e4 * eps * scale:
+            raise BadModel(
+                f"Problem(model=...): sample 0 gives other outputs alone than in its batch (max difference {apart:.2g}): samples are "
+                f"coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running statistics?"
+            )
+
+    def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
+        """(n, N, sum of masses); refuses what is not finite."""
+        n, outputs, mass = 0, 0, 0.0
+        for raw in data.chunks(1024):
+            require_finite(raw, data.where)
+            batch = self.place(raw)
+            f, y = self.run(model, batch)
+            if not bool(torch.isfinite(f).all()):
+                bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
+                raise BadModel(
+                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and data are finite: "
+                    f"do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
+                )
+            values = self.loss.values(f.to(torch.float64), y)
+            if not bool(torch.isfinite(values).all()):
+                bad = n + int((~torch.isfinite(values)).nonzero()[0])
+                raise BadLoss(f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together?")
+            n, outputs, mass = n + len(f), f.shape[1], mass + float(self.loss.mass(f, y).sum())
+        if n == 0:
+            raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
+        if mass <= 0:
+            raise BadData(f"Problem({data.where}): no sample counts: every target is ignored or has weight 0")
+        return n, outputs, mass
+
+
+def require_finite_weights(model: nn.Module) -> None:
+    """Refuse a network with NaN or inf in its parameters or buffers."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise BadModel(
+                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training diverge? "
+                f"Load an earlier checkpoint"
+            )
+
+
+def _chosen(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
+    """The names of the parameters that count in sums over parameters."""
+    known = dict(model.named_parameters())
+    if isinstance(which, str):
+        if which not in ("trainable", "all"):
+            raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
+        return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
+    names = list(which)
+    for name in names:
+        if name not in known:
+            raise UnknownName.among("parameter", name, known)
+    return frozenset(names)
+
+
+def _measuring_dtype(model: nn.Module) -> torch.dtype:
+    """The model's own dtype; float32 in place of half types, whose derivatives are noise."""
+    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return torch.float32 if first in HALF else first
+
+
+def _bytes(memory: str | int) -> int:
+    """A size such as '1GiB' or '500 MB', in bytes.
+
+    >>> _bytes("1.5GiB"), _bytes("500 MB")
+    (1610612736, 500000000)
+    """
+    if isinstance(memory, int) and memory > 0:
+        return memory
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
+    if match is None or match[2] not in units or float(match[1]) == 0:
+        raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
+    return int(float(match[1]) * units[match[2]])
