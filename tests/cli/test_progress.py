@@ -77,3 +77,17 @@ def test_two_kinds_of_work_have_a_bar_each(capsys):
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5400, "1.5 h")])
 def test_durations(seconds, words):
     assert in_words(seconds) == words
+
+
+def test_the_announcement_comes_with_the_work(capsys):
+    with Bar("48 networks, 5 minutes") as bar:
+        assert capsys.readouterr().err == ""
+        bar("networks", 0, 48)
+        bar("networks", 1, 48)
+    assert capsys.readouterr().err == "flatlens: 48 networks, 5 minutes\n"
+
+
+def test_finished_work_is_not_announced(capsys):
+    with Bar("48 networks, 5 minutes") as bar:
+        bar("networks", 48, 48)
+    assert capsys.readouterr().err == ""

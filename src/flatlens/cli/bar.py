@@ -16,9 +16,12 @@ PAUSE = 15.0
 
 
 class Bar:
-    """A `Progress` callback: a bar with the time left in a terminal, a line now and then elsewhere."""
+    """A `Progress` callback: a bar with the time left in a terminal, a line now and then elsewhere.
 
-    def __init__(self, *, delay: float = DELAY, pause: float = PAUSE) -> None:
+    `announcement` says what is to come; it is printed when the work begins, never before an error about the input.
+    """
+
+    def __init__(self, announcement: str = "", *, delay: float = DELAY, pause: float = PAUSE) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -42,6 +45,7 @@ class Bar:
             transient=True,
         )
         self._terminal = console.is_terminal
+        self._announcement = announcement
         self._timer = threading.Timer(delay, self._bars.start)
         self._timer.daemon = True
         self._tasks: dict[str, _Task] = {}
@@ -62,6 +66,9 @@ class Bar:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Note that `done` of `total` are finished."""
+        if self._announcement and done < total:
+            self._bars.console.print(f"flatlens: {self._announcement}", markup=False, highlight=False, soft_wrap=True)
+            self._announcement = ""
         if what not in self._tasks:
             self._tasks[what] = _Task(self._bars.add_task(what, total=total, completed=done), done, time.monotonic())
         self._bars.update(self._tasks[what].number, completed=done, total=total)

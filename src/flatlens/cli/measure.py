@@ -51,9 +51,8 @@ def measure(
     if save is not None and not save.absolute().parent.is_dir():  # told now, not after the work
         raise BadFolder(f"--save {save}: there is no folder {save.parent}")
     problem = inputs.problem(model)
-    with stdout_to_stderr(), Bar() as bar:
-        _announce(problem)
-        names = [name for part in measures for name in split_names(part)]
+    names = [name for part in measures for name in split_names(part)]
+    with stdout_to_stderr(), Bar(_expected(problem)) as bar:
         found = fl.measure(fl.Lens(problem), names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
     if save is not None:
         found.save(save)
@@ -61,7 +60,7 @@ def measure(
     if as_json:
         show_json({"about": found.about, "estimates": found.frame().to_dict("records")})
         return
-    from flatlens.report import measure_screen
+    from flatlens.report.tables import measure_screen
 
     show(measure_screen(found, fl.catalogue()))
 
@@ -82,8 +81,8 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _announce(problem: Problem) -> None:
-    """Before work that lasts: what it is, and about how long it takes."""
+def _expected(problem: Problem) -> str:
+    """What work that lasts consists of, and about how long it takes; empty for short work."""
     import torch
 
     from flatlens.problem import measuring
@@ -95,7 +94,8 @@ def _announce(problem: Problem) -> None:
         outputs, _ = problem.run(model, batch)
     # A backward pass costs about two forward ones.
     seconds = (time.monotonic() - start) / len(outputs) * problem.n * (1 + 2 * problem.outputs)
-    if seconds > DELAY:
-        size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
-        passes = f"1 forward and {problem.outputs} backward passes"
-        note(f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory")
+    if seconds < DELAY:
+        return ""
+    size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
+    passes = f"1 forward and {problem.outputs} backward passes"
+    return f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory"

@@ -19,7 +19,6 @@ STUDIES = {
     "`flatlens study digits --out DIR`",
 }
 EXPECTED = {"smoke": "8 networks, under 30 s", "laptop": "48 networks, about 5 minutes"}
-"""On two cores; about half a gigabyte of memory for each worker."""
 
 
 def study(
@@ -56,12 +55,11 @@ def study(
     from flatlens.experiments.study import Study, run_study
     from flatlens.report import write_study_page
 
-    note(f"{data} at {scale} scale: {EXPECTED[scale]} on two cores; about 0.5 GiB of memory for each worker")
+    expected = f"{data} at {scale} scale: {EXPECTED[scale]} on two cores, about 0.5 GiB of memory for each worker"
     try:
-        with stdout_to_stderr(), Bar() as bar:
+        with stdout_to_stderr(), Bar(expected) as bar:
             result = run_study(Study.digits(scale), out, workers=workers, progress=bar, mixed=mixed)
-            bar("page", 0, 1)
-            files = write_study_page(result, out)
+            files = write_study_page(result, out, progress=bar)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
     _conclude(result, files, as_json)
@@ -74,7 +72,7 @@ def report(
     *,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> None:
-    """Rebuild a study's page, figures and tables from its networks' folders; nothing is trained.
+    """Rebuild a study's page and figures from its networks' folders; nothing is trained.
 
     For example:
 
@@ -88,9 +86,8 @@ def report(
     from flatlens.report import write_study_page
 
     with stdout_to_stderr(), Bar() as bar:
-        bar("page", 0, 1)
         result = load_study(folder)
-        files = write_study_page(result, folder)
+        files = write_study_page(result, folder, progress=bar)
     _conclude(result, files, as_json)
 
 

@@ -1,0 +1,147 @@
+"""`flatlens study` and `flatlens report`, end to end on a study of four tiny networks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from flatlens import cli
+from flatlens.experiments import settings, study
+
+TINY = replace(
+    settings.Study.digits("smoke"),
+    data=settings.DataSettings("digits", train=60),
+    widths=(16,),
+    lrs=(0.1,),
+    batch_sizes=(4, 8),
+    seeds=(0, 1),
+    loss_below=0.05,
+)
+
+
+@pytest.fixture(autouse=True)
+def tiny(monkeypatch):
+    monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": replace(TINY, scale=scale)))
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    """A finished study, and what its command printed."""
+    folder = tmp_path_factory.mktemp("study") / "digits"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": replace(TINY, scale=scale)))
+        assert cli.run(["study", "digits", "--out", str(folder), "--scale", "smoke", "--strict"]) == 0
+    return folder
+
+
+def test_a_study_leaves_its_page_and_tables(out):
+    for name in ("report.html", "table.csv", "relations.csv", "study.json"):
+        assert (out / name).stat().st_size > 0
+    assert len(list((out / "networks").iterdir())) == 4
+
+
+def test_the_same_command_again_does_nothing_twice_and_concludes(out, capsys):
+    before = (out / "table.csv").read_bytes()
+    start = time.monotonic()
+    assert cli.run(["study", "digits", "--out", str(out), "--scale", "smoke"]) == 0
+    assert time.monotonic() - start < 20
+    printed, err = capsys.readouterr()
+    assert (out / "table.csv").read_bytes() == before
+    assert "4 networks, 4 of them interpolating" in printed
+    assert printed.strip().endswith(str(out / "report.html"))
+    assert err == ""  # nothing left to announce
+
+
+def test_json_is_all_there_is_on_stdout(out, capsys):
+    assert cli.run(["report", str(out), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["page"] == str(out / "report.html")
+    assert len(found["networks"]) == 4
+    assert found["findings"]
+    assert found["settings"]["scale"] == "smoke"
+
+
+def test_report_rebuilds_the_page(out, capsys):
+    page = out / "report.html"
+    text = page.read_text()
+    page.unlink()
+    assert cli.run(["report", str(out)]) == 0
+    assert page.read_text() == text
+    assert capsys.readouterr().out
+
+
+def test_another_study_in_the_folder(out, capsys):
+    assert cli.run(["study", "digits", "--out", str(out), "--scale", "laptop"]) == 2
+    printed, err = capsys.readouterr()
+    line = err.splitlines()[-1]
+    assert line.startswith("flatlens: ")
+    assert "--out" in line or "another" in line
+    assert printed == ""
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("make", ["file", "foreign", "absent"])
+def test_a_folder_that_is_no_study(tmp_path, capsys, make):
+    target = tmp_path / "out"
+    if make == "file":
+        target.write_text("")
+    if make == "foreign":
+        target.mkdir()
+        (target / "thesis.tex").write_text("")
+    command = ["report", str(target)] if make == "absent" else ["study", "digits", "--out", str(target)]
+    assert cli.run(command) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("flatlens: ")
+    assert err.count("\n") == 1, err
+
+
+def test_strict_is_1_when_a_network_missed(monkeypatch, tmp_path, capsys):
+    hurried = replace(TINY, max_steps=3, seeds=(0,))
+    monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": hurried))
+    command = ["study", "digits", "--out", str(tmp_path / "out")]
+    assert cli.run([*command, "--strict"]) == 1
+    assert cli.run(command) == 0
+    assert "left out of the relations" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_one_line(monkeypatch, tmp_path, capsys):
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path))
+
+    monkeypatch.setattr(study, "run_study", full)
+    assert cli.run(["study", "digits", "--out", str(tmp_path / "out")]) == 2
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_ctrl_c_is_130_and_the_same_command_carries_on(tmp_path):
+    """A real interrupt, to the whole group of processes as a terminal sends it."""
+    command = [sys.executable, "-m", "flatlens", "study", "digits", "--scale", "smoke", "--out", str(tmp_path / "out")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    )
+    try:
+        wait_for_a_network(tmp_path / "out" / "networks", running)
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    finally:
+        running.kill()
+    assert running.returncode == 130, err
+    assert out == ""
+    assert "the same command carries on" in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+def wait_for_a_network(folder: Path, running: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and running.poll() is None:
+        if folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no network appeared (exit status {running.poll()})")
