@@ -1,0 +1,70 @@
+"""The words must follow the numbers: the same study with its relations turned round says the opposite."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.experiments import Study
+from flatlens.experiments.findings import findings
+from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS
+from flatlens.experiments.statistics import relate_all, relate_within
+from flatlens.experiments.tables import groupings, values_table
+
+STUDY = Study.digits("laptop")
+
+
+def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
+    """The findings on made-up networks: relations of the given sign, the other measures pure noise."""
+    rng = np.random.default_rng(0)
+    networks = pd.DataFrame(
+        [(n.key, n.training.lr, n.training.batch_size, n.training.seed) for n in STUDY.networks()],
+        columns=["key", "lr", "batch_size", "seed"],
+    ).assign(outcome="interpolated", steps=range(1000, 1048))
+    root = 5 + sharpness_with_lr * np.log(networks["lr"]) + noise * rng.normal(size=48)
+    networks["interpolation_sharpness"] = root**2
+    networks["generalisation_gap"] = 9 + gap_with_sharpness * root + noise * rng.normal(size=48)
+    networks["mls"] = rng.normal(size=48)
+    networks["test_accuracy"] = 0.975
+    values = values_table(networks, STUDY.quantities)
+    quantities = values[[q.name for q in STUDY.quantities]]
+    relations, within = relate_all(quantities), relate_within(quantities, GAP.name, groupings(values))
+    return findings(STUDY, networks, relations, within, unfinished=0, failed=0), relations
+
+
+@pytest.mark.parametrize(("sign", "verb"), [(1, "rises"), (-1, "falls")])
+def test_the_gaps_relation_is_told_with_its_numbers(sign, verb):
+    sentences, relations = told(gap_with_sharpness=sign, sharpness_with_lr=-1)
+    row = relations[(relations["x"] == GAP.name) & (relations["y"] == SHARPNESS.name)].iloc[0]
+    told_gap = next(s for s in sentences if s.startswith("Across 48 networks"))
+    assert f"{verb} with {SHARPNESS.name} most closely" in told_gap
+    assert f"r = {row['pearson']:.2f} [{row['pearson_low']:.2f}, {row['pearson_high']:.2f}]" in told_gap
+    assert f"tau = {row['kendall']:.2f} [" in told_gap
+    assert any(s.startswith("No clear relation with the gap") and "MLS, r =" in s for s in sentences)
+
+
+@pytest.mark.parametrize(("sign", "word"), [(-1, "flatter"), (1, "sharper")])
+def test_the_learning_rates_effect_is_told_in_its_direction(sign, word):
+    sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=sign)
+    assert any(s.startswith(f"A larger learning rate goes with {word} minima") for s in sentences)
+    assert any(s.startswith("No clear effect of the batch size") for s in sentences)
+    assert {LEARNING_RATE.role, BATCH_SIZE.role} == {"setting"}
+
+
+def test_what_is_left_at_fixed_settings_is_told():
+    sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
+    inside = next(s for s in sentences if s.startswith("Within a fixed learning rate (4 groups"))
+    assert "1 of 2 measures go clearly with the gap: sqrt sharpness" in inside
+
+
+def test_nothing_is_claimed_of_pure_noise():
+    sentences, _ = told(gap_with_sharpness=0, sharpness_with_lr=0)
+    assert not any("most closely" in s or "goes with" in s for s in sentences)
+    assert sum(s.startswith("No clear") for s in sentences) == 5
+
+
+def test_the_population_is_told_first():
+    sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
+    assert sentences[0].startswith(
+        "48 of 48 networks interpolate their 600 training samples (accuracy 1, loss below 0.002), after 1,000 to 1,047"
+    )
+    assert "test accuracy is 0.975," in sentences[0]

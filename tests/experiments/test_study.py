@@ -1,0 +1,208 @@
+"""A study from its settings to its tables, with a stand-in for the measuring: no worker process is started here."""
+
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flatlens.errors import BadFolder
+from flatlens.estimate import Estimate, Report
+from flatlens.experiments import Quantity, Study, load_study, run_study
+from flatlens.experiments import network as network_module
+from flatlens.experiments import study as study_module
+from flatlens.experiments.settings import DataSettings
+
+STUDY = replace(
+    Study.digits("smoke"),
+    data=DataSettings("digits", train=40),
+    widths=(16,),
+    lrs=(0.1, 0.05),
+    batch_sizes=(8, 4),
+    seeds=(0, 1),
+    loss_below=0.1,
+    quantities=(
+        Quantity("generalisation gap", "generalisation_gap", role="result"),
+        Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt"),
+        Quantity("norm, first layer", "norm[fc1]"),
+        Quantity("learning rate (log)", "lr", "log", role="setting"),
+    ),
+)
+
+
+def stand_in(model, split, settings):
+    """Numbers of the right names that follow from the weights alone."""
+    with torch.no_grad():
+        gap = (model(split.test_x) - model(split.x[:1])).square().mean()
+        norms = {name: float(weight.norm()) for name, weight in model.named_parameters() if weight.ndim == 2}
+    estimates = {
+        ("generalisation_gap", None): Estimate(float(gap)),
+        ("interpolation_sharpness", None): Estimate(sum(norms.values())),
+        ("test_accuracy", None): Estimate(0.5),
+        **{("norm", name.removesuffix(".weight")): Estimate(value) for name, value in norms.items()},
+    }
+    return Report(estimates, {"n": len(split.x)})
+
+
+@pytest.fixture(autouse=True)
+def _measured_by_stand_in(monkeypatch):
+    monkeypatch.setattr(network_module, "measure_network", stand_in)
+
+
+def run(out, study=STUDY, **options):
+    with ThreadPoolExecutor(1) as executor:
+        return run_study(study, out, executor=executor, **options)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(network_module, "measure_network", stand_in)
+        out = tmp_path_factory.mktemp("study") / "out"
+        return out, run(out)
+
+
+def test_networks_are_one_row_each_in_order(finished):
+    _, result = finished
+    networks = result.networks
+    order = networks[["lr", "batch_size", "seed"]]
+    assert len(networks) == 8
+    assert order.equals(order.sort_values(["lr", "batch_size", "seed"], ignore_index=True))
+    assert list(networks.columns) == [
+        "key",
+        "lr",
+        "batch_size",
+        "seed",
+        "outcome",
+        "steps",
+        "generalisation_gap",
+        "interpolation_sharpness",
+        "test_accuracy",
+        "norm[fc1]",
+        "norm[fc2]",
+    ]
+    assert set(networks["outcome"]) == {"interpolated"}
+
+
+def test_layers_and_curves_are_tidy(finished):
+    _, result = finished
+    assert list(result.layers.columns) == [
+        *["key", "lr", "batch_size", "seed", "measure", "layer", "position", "value", "kind"]
+    ]
+    assert len(result.layers) == 8 * 2
+    assert set(zip(result.layers["layer"], result.layers["position"], strict=True)) == {("fc1", 0), ("fc2", 1)}
+    assert list(result.curves.columns) == ["key", "lr", "batch_size", "seed", "step", "loss", "accuracy", "test_loss"]
+    ends = result.curves.groupby("key", sort=False).tail(1)
+    assert (ends["step"].to_numpy() == result.networks["steps"].to_numpy()).all()
+    assert (ends["loss"] < STUDY.loss_below).all()
+
+
+def test_quantities_are_transformed_and_related(finished):
+    _, result = finished
+    names = [q.name for q in STUDY.quantities]
+    assert list(result.values.columns) == ["key", "lr", "batch_size", "seed", "included", *names]
+    np.testing.assert_allclose(result.values["sqrt sharpness"] ** 2, result.networks["interpolation_sharpness"])
+    assert len(result.relations) == 6
+    expected = np.corrcoef(result.values["generalisation gap"], result.values["sqrt sharpness"])[0, 1]
+    assert result.relations.loc[0, "pearson"] == pytest.approx(expected)
+    assert set(result.within["group"]) == {"lr", "lr, batch_size", "seed"}
+    assert (result.within["y"] == "generalisation gap").all()
+
+
+def test_the_result_is_rebuilt_from_the_folders_alone(finished):
+    out, result = finished
+    again = load_study(out)
+    for name in ("networks", "layers", "curves", "values", "relations", "within"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(result, name), check_exact=True)
+    assert (again.findings, again.settings, again.versions) == (result.findings, result.settings, result.versions)
+    assert again.settings == STUDY.as_json()
+    assert again.versions["threads"] == "1"
+
+
+def test_the_same_study_elsewhere_gives_the_same_bytes(finished, tmp_path):
+    out, _ = finished
+    run(tmp_path / "elsewhere")
+    for name in ("table.csv", "relations.csv"):
+        assert (tmp_path / "elsewhere" / name).read_bytes() == (out / name).read_bytes()
+    table = pd.read_csv(out / "table.csv")
+    pd.testing.assert_frame_equal(table, load_study(out).networks, check_exact=True)
+
+
+def test_finished_networks_are_not_computed_again(finished, monkeypatch):
+    out, result = finished
+    monkeypatch.setattr(network_module, "train", lambda *_, **__: pytest.fail("trained again"))
+    seen = []
+    again = run(out, progress=lambda *what: seen.append(what))
+    assert seen == [("networks", 8, 8)]
+    assert again.networks.equals(result.networks)
+
+
+def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):
+    broken = STUDY.networks()[2]
+
+    def sometimes(model, split, settings):
+        if settings == broken:
+            raise RuntimeError("a bad day")
+        return stand_in(model, split, settings)
+
+    monkeypatch.setattr(network_module, "measure_network", sometimes)
+    result = run(tmp_path / "out")
+    assert result.failed == [(broken.key, "RuntimeError: a bad day")]
+    assert len(result.networks) == 7
+    assert any("1 network ended in an error" in sentence for sentence in result.findings)
+    monkeypatch.setattr(network_module, "measure_network", stand_in)
+    mended = run(tmp_path / "out")
+    assert mended.failed == []
+    assert len(mended.networks) == 8
+
+
+def test_networks_that_do_not_interpolate_are_kept_flagged_and_left_out(tmp_path):
+    study = replace(STUDY, lrs=(0.1, 1e4), max_steps=2000, loss_below=0.1)
+    result = run(tmp_path / "out", study)
+    diverged = result.networks[result.networks["lr"] == 1e4]
+    assert set(diverged["outcome"]) == {"diverged"}
+    assert diverged["generalisation_gap"].isna().all()
+    assert [key for key, _ in result.excluded] == list(diverged["key"])
+    assert "diverged" in result.excluded[0][1]
+    assert result.relations.loc[0, "n"] == 4
+    assert any("4 networks diverged and are left out" in sentence for sentence in result.findings)
+
+
+def test_a_study_in_which_nothing_interpolates_still_has_a_result(tmp_path):
+    result = run(tmp_path / "out", replace(STUDY, max_steps=3))
+    assert set(result.networks["outcome"]) == {"out of steps"}
+    assert not result.values["included"].any()
+    assert result.relations["pearson"].isna().all()
+    assert result.findings[0].startswith("0 of 8 networks interpolate")
+    assert "after 3 steps" in result.excluded[0][1]
+
+
+def test_a_study_in_which_everything_fails_says_the_first_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(network_module, "measure_network", lambda *_: 1 / 0)
+    with pytest.raises(BadFolder, match="8 failed; the first error: ZeroDivisionError"):
+        run(tmp_path / "out")
+
+
+def test_a_partial_study_says_so(finished, tmp_path):
+    out, _ = finished
+    shutil.copytree(out, tmp_path / "part")
+    for network in STUDY.networks()[1:4]:
+        shutil.rmtree(tmp_path / "part" / "networks" / network.key)
+    result = load_study(tmp_path / "part")
+    assert result.unfinished == 3
+    assert any("3 networks are not finished" in sentence for sentence in result.findings)
+
+
+def test_other_versions_are_refused_when_work_is_left_unless_mixed(finished, tmp_path, monkeypatch):
+    shutil.copytree(finished[0], tmp_path / "out")
+    other = {**study_module.versions(), "torch": "9.9"}
+    monkeypatch.setattr(study_module, "versions", lambda: other)
+    monkeypatch.setattr(network_module, "versions", lambda _threads: other)
+    run(tmp_path / "out")  # complete: nothing is mixed
+    shutil.rmtree(tmp_path / "out" / "networks" / STUDY.networks()[0].key)
+    with pytest.raises(BadFolder, match=r"torch .* there, 9\.9 here"):
+        run(tmp_path / "out")
+    assert set(run(tmp_path / "out", mixed=True).versions["torch"].split(" | ")) == {torch.__version__, "9.9"}
