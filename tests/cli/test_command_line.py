@@ -13,17 +13,6 @@ from flatlens.cli.output import plain, show_json
 from flatlens.errors import BadInput, StaleLens
 
 
-def refused(capsys, *arguments: str) -> str:
-    """The one line on stderr of a command that must end with 2."""
-    status = cli.run(arguments)
-    out, err = capsys.readouterr()
-    assert status == 2, (status, out, err)
-    assert out == ""
-    assert err.startswith("flatlens: ")
-    assert err.count("\n") == 1, err
-    return err
-
-
 def test_help_leaves_torch_alone():
     code = "import sys, flatlens.cli as c; c.run(['--help']); print([m in sys.modules for m in ('torch', 'pandas')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -72,9 +61,9 @@ def test_version(capsys):
         (["measure", "m.py:f", "--save", "nowhere/at/all.safetensors"], "no folder"),
     ],
 )
-def test_a_mistake_is_one_line_and_2(capsys, tmp_path, monkeypatch, arguments, words):
+def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
-    assert words in refused(capsys, *arguments)
+    assert words in refused(*arguments)
     assert list(tmp_path.iterdir()) == []
 
 

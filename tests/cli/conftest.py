@@ -1,0 +1,23 @@
+"""What every test of the command line needs."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flatlens import cli
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must end with 2, silent but for one line on stderr; the line comes back."""
+
+    def run(*arguments: str) -> str:
+        status = cli.run(arguments)
+        out, err = capsys.readouterr()
+        assert status == 2, (status, out, err)
+        assert out == ""
+        assert err.startswith("flatlens: ")
+        assert err.count("\n") == 1, err
+        return err
+
+    return run

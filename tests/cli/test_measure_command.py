@@ -1,0 +1,199 @@
+"""`flatlens measure` on the user's own files: numbers on stdout, and one line for every mistake."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from flatlens import cli
+from flatlens.estimate import Report
+
+NET = """
+import torch
+from torch import nn
+from types import SimpleNamespace
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+class Noisy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+    def forward(self, x):
+        return self.fc(x) + torch.randn(len(x), 3)
+
+def conv():
+    return nn.Conv1d(4, 3, 1)
+
+def chatty():
+    print("building")
+    return build()
+
+x = torch.linspace(-1, 1, 80).reshape(20, 4).sin()
+y = torch.arange(20) % 3
+def samples(): return x, y
+def held_out(): return x[:5] + 0.1, y[:5]
+def both(): return SimpleNamespace(x=x, y=y, test_x=x[:5] + 0.1, test_y=y[:5])
+def nan(): return x.clone().fill_(float("nan")), y
+def from_one(): return x, y + 1
+def empty(): return x[:0], y[:0]
+def sequences(): return x[:, :, None].expand(-1, -1, 7), y
+
+def half(outputs, targets):
+    return 0.5 * (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
+def mean(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+Smooth = type("Smooth", (nn.CrossEntropyLoss,), {"__module__": __name__})
+number = 3
+"""
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch):
+    """A folder with net.py in it, and the command's usual options."""
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+    return ["--data", "net.py:samples", "--loss", "cross_entropy"]
+
+
+def measured(capsys, *arguments: str) -> dict[str, float]:
+    """The network's numbers by name."""
+    assert cli.run(["measure", *arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["estimates"]
+    return {row["measure"]: row["value"] for row in rows if row["layer"] == ""}
+
+
+def test_the_screen_says_what_survives(net, capsys):
+    assert cli.run(["measure", "net.py:build", *net]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    for word in ("mls", "relative_flatness", "exact", "rescaling of the weights", "20 samples"):
+        assert word in out
+    assert len(out.splitlines()) < 60
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_json_agrees_with_the_library(net, capsys):
+    import flatlens as fl
+    from flatlens import userfile
+
+    names = measured(capsys, "net.py:build", *net, "--measures", "mls,nmls", "--measures", "local_volume(top_k=2)")
+    assert list(names) == ["mls", "nmls", "local_volume(top_k=2)"]
+    model, data = userfile.load("net.py:build", "MODEL")(), userfile.load("net.py:samples", "--data")()
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)), ["mls"])
+    assert names["mls"] == report["mls"].value
+
+
+def test_held_out_data_adds_the_gap(net, capsys):
+    with_test = measured(capsys, "net.py:build", *net, "--test", "net.py:held_out")
+    both = measured(capsys, "net.py:build", "--data", "net.py:both", "--loss", "cross_entropy")
+    assert with_test["generalisation_gap"] == both["generalisation_gap"]
+    assert with_test["test_loss"] == pytest.approx(with_test["loss"] + with_test["generalisation_gap"])
+
+
+def test_a_loss_of_ones_own(net, capsys):
+    mine = measured(capsys, "net.py:build", "--data", "net.py:samples", "--loss", "net.py:half", "--dtype", "float64")
+    named = measured(
+        capsys, "net.py:build", "--data", "net.py:samples", "--loss", "half_squared_error", "--dtype", "float64"
+    )
+    for name in ("loss", "ggn_trace", "mls"):
+        assert mine[name] == pytest.approx(named[name], rel=1e-10)
+    assert measured(capsys, "net.py:build", "--data", "net.py:samples", "--loss", "net.py:Smooth", "--measures", "loss")
+
+
+def test_save_keeps_the_whole_report(net, capsys):
+    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", "--save", "r.safetensors"]) == 0
+    assert len(Report.load("r.safetensors")["mls"].samples) == 20
+    assert "r.safetensors" in capsys.readouterr().err
+
+
+def test_a_chatty_file_leaves_stdout_clean(net, capsys):
+    assert cli.run(["measure", "net.py:chatty", *net, "--measures", "mls", "--json"]) == 0
+    out, err = capsys.readouterr()
+    json.loads(out)
+    assert "building" in err
+
+
+def test_parameters_by_name(net, capsys):
+    everything = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace")
+    one = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace", "--parameters", "2.weight,2.bias")
+    assert 0 < one["ggn_trace"] < everything["ggn_trace"]
+
+
+def test_weights_change_the_numbers(net, capsys, refused):
+    state = {
+        "0.weight": torch.ones(8, 4),
+        "0.bias": torch.ones(8),
+        "2.weight": torch.ones(3, 8),
+        "2.bias": torch.ones(3),
+    }
+    save_file({f"net.{name}": tensor for name, tensor in state.items()}, "w.safetensors")
+    line = refused("measure", "net.py:build", *net, "--weights", "w.safetensors")
+    assert "--prefix net." in line
+    before = measured(capsys, "net.py:build", *net, "--measures", "mls")
+    after = measured(
+        capsys, "net.py:build", *net, "--measures", "mls", "--weights", "w.safetensors", "--prefix", "net."
+    )
+    assert after["mls"] != before["mls"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["net.py:build", "--data", "net.py:nan"], ["--data", "NaN"]),
+        (["net.py:build", "--data", "net.py:from_one"], ["label 3", "out of range"]),
+        (["net.py:build", "--data", "net.py:empty"], ["empty"]),
+        (["net.py:build", "--loss", "net.py:mean"], ["one value per sample"]),
+        (["net.py:build", "--loss", "net.py:number"], ["--loss", "function"]),
+        (["net.py:build", "--loss", "cross_entropie"], ["cross_entropy"]),
+        (["net.py:Noisy"], ["MODEL", "same batch twice", "eval mode"]),
+        (["net.py:conv", "--data", "net.py:sequences"], ["MODEL", "(batch, N)"]),
+        (["net.py:build", "--measures", "relative_flatnes"], ["did you mean relative_flatness"]),
+        (["net.py:build", "--measures", "local_volume(top_l=3)"], ["top_l", "top_k"]),
+        (["net.py:build", "--measures", "mls("], ["mls("]),
+        (["net.py:build", "--memory", "lots"], ["--memory", "1GiB"]),
+        (["net.py:build", "--parameters", "0.wieght"], ["0.weight"]),
+        (["net.py:build", "--weights", "w.pkl"], ["w.pkl", "safetensors"]),
+        (["net.py:build", "--weights", "nan.safetensors"], ["NaN", "0.weight"]),
+        (["net.py:build", "--weights", "none.pt"], ["no file"]),
+        (["net.py:biuld"], ["did you mean build"]),
+        (["empty"], ["no network of a study"]),
+        (["study"], ["whole study", "networks/abc"]),
+        (["hub"], ["hf:hub"]),
+    ],
+)
+def test_bad_input_is_one_line_and_2(net, refused, arguments, words):
+    Path("w.pkl").write_bytes(pickle.dumps({"0.weight": torch.ones(2)}))
+    state = {"0.weight": torch.full((8, 4), torch.nan), "0.bias": torch.ones(8), "2.weight": torch.ones(3, 8)}
+    save_file(state | {"2.bias": torch.ones(3)}, "nan.safetensors")
+    for folder in ("empty", "study/networks/abc", "hub"):
+        Path(folder).mkdir(parents=True)
+    for config in ("study/networks/abc/config.json", "hub/config.json"):
+        Path(config).write_text("{}")
+    options = dict(zip(net[::2], net[1::2], strict=True)) | dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    line = refused("measure", arguments[0], *[word for pair in options.items() for word in pair])
+    assert all(word in line for word in words), line
+
+
+def test_the_network_of_a_study_has_its_own_data_and_loss(tmp_path, capsys):
+    from flatlens.data import digits
+    from flatlens.experiments.settings import Study
+
+    settings = Study.digits("smoke").networks()[0]
+    folder = tmp_path / "networks" / settings.key
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(settings.as_json()))
+    network = settings.model.build()
+    save_file(network.state_dict(), folder / "weights.safetensors")
+    found = measured(capsys, str(folder), "--measures", "loss", "--measures", "test_accuracy")
+    split = digits(train=settings.data.train, seed=settings.data.seed)
+    with torch.no_grad():
+        outputs, test_outputs = network(split.x), network(split.test_x)
+    targets = torch.nn.functional.one_hot(split.y, 10)
+    assert found["loss"] == pytest.approx(float(0.5 * (outputs - targets).square().sum(1).mean()), rel=1e-5)
+    assert found["test_accuracy"] == pytest.approx(float((test_outputs.argmax(1) == split.test_y).double().mean()))
