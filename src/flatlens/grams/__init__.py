@@ -1,8 +1,21 @@
 """The one pass: Gram matrices of every place of a network, from one forward and N backward passes."""
 
 from flatlens.grams.contract import quadratic, trace
+from flatlens.grams.features import feature_spread
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, lay_out
 from flatlens.grams.one_pass import one_pass
+from flatlens.grams.second_order import curvature_along_weight
 
-__all__ = ["ChunkGrams", "LayerGrams", "Layout", "Weight", "lay_out", "one_pass", "quadratic", "trace"]
+__all__ = [
+    "ChunkGrams",
+    "LayerGrams",
+    "Layout",
+    "Weight",
+    "curvature_along_weight",
+    "feature_spread",
+    "lay_out",
+    "one_pass",
+    "quadratic",
+    "trace",
+]

@@ -11,7 +11,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 
 
-class _Runner(nn.Module):
+class Runner(nn.Module):
     """The problem's forward as a module, so that its parameters can be handed in from outside."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
@@ -28,7 +28,7 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
     """df/dtheta for each named parameter, (n, N, size), in float64."""
     if not names:
         return {}
-    runner = _Runner(problem, model)
+    runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
     n = size(batch)

@@ -159,7 +159,7 @@ def _layers(
             grams.weight = _jacobian(weight, tape, layout, slots, x)
             grams.counts_weight = weight.parameter in problem.parameters
             grams.counts_bias = weight.bias in problem.parameters
-            grams.feature_scale = scale.get(key)
+            grams.feature_scale = scale[key].flatten() if weight.dense and key in scale else scale.get(key)
         layers[key] = grams
     return layers
 

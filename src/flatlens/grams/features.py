@@ -1,0 +1,52 @@
+"""How far the features feeding each linear layer spread over the data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.grams.layout import Layout, Weight, by_sample
+from flatlens.grams.record import record
+from flatlens.problem import Problem, measuring
+from flatlens.problem.layers import features, per_feature
+
+
+def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """Standard deviation of each feature over samples and positions, per layer, (g, m); 1 where it is constant.
+
+    One forward pass over the data, moments merged chunk by chunk (Chan's update, float64: no cancellation for a large mean).
+    """
+    moments: dict[str, tuple[int, Tensor, Tensor]] = {}
+    with measuring(model), torch.no_grad():
+        for raw in problem.data.chunks(1024):
+            with record(model) as tape:
+                problem.run(model, problem.place(raw))
+            for layer, weight in layout.weights.items():
+                for key in weight.calls:
+                    x = by_sample(tape.linear[key].x.detach(), layout.batch_axis[key])
+                    moments[layer] = _merge(moments.get(layer), _by_feature(weight, x))
+    return {layer: _scale(layout.weights[layer], *moments[layer]) for layer in moments}
+
+
+def _by_feature(weight: Weight, x: Tensor) -> Tensor:
+    """(observations, features)."""
+    axis = -1 if isinstance(weight.module, nn.Linear) else 1
+    return x.movedim(axis, -1).reshape(-1, features(weight.module)).to(torch.float64)
+
+
+def _merge(so_far: tuple[int, Tensor, Tensor] | None, x: Tensor) -> tuple[int, Tensor, Tensor]:
+    """(count, mean, sum of squared deviations) with x's rows added."""
+    count, mean = len(x), x.mean(0)
+    squares = (x - mean).square().sum(0)
+    if so_far is None:
+        return count, mean, squares
+    before, mean_before, squares_before = so_far
+    step = mean - mean_before
+    total = before + count
+    return total, mean_before + step * count / total, squares_before + squares + step.square() * before * count / total
+
+
+def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> Tensor:
+    spread = (squares / count).sqrt()
+    constant = spread <= 1e-12 * mean.abs()  # dead or constant: there is no unit to take
+    return per_feature(weight.module, torch.where(constant | (spread == 0), 1.0, spread))

@@ -1,0 +1,167 @@
+"""A measure is one short function with a card: what it means, where it stands, what it costs, what leaves it unchanged."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from torch import Tensor
+
+from flatlens.errors import BadInput, UnknownName
+from flatlens.estimate import Estimate
+from flatlens.measures.reduce import Reduced, mean
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+LAYERWISE = "layerwise"  #: one layer times a, another divided by it
+NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by it
+PERMUTATION = "permutation"  #: neurons of a layer in another order
+FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
+
+Place: TypeAlias = Literal["input", "parameters", "weight", "network"]
+Answer: TypeAlias = Literal["input", "sum", "last"]
+Option: TypeAlias = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is known of a measure before it is run."""
+
+    name: str
+    id: str  #: the catalogue's row
+    family: str
+    symbol: str  #: LaTeX
+    meaning: str  #: one line
+    source: str
+    unit: str
+    cost: str
+    invariant_under: frozenset[str]  #: function-preserving moves that leave the network's answer unchanged
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A measure with its options: `local_volume` is one, `local_volume(top_k=3)` another."""
+
+    card: Card
+    compute: Callable[..., Any]
+    reduce: Callable[[Tensor], Reduced]
+    place: Place  #: where it is evaluated: inputs of layers, parameters, weights of linear layers, or the network as a whole
+    answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
+    options: tuple[tuple[str, Option], ...] = ()
+    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
+    elsewhere: Callable[[Lens, str, Measure], Tensor] | None = None  #: per-sample values where the pass is not exact
+    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
+    held_out: bool = False  #: whether it needs held-out data
+
+    @property
+    def key(self) -> str:
+        """The name with its options, as rows and the command line spell it; a default is never spelled."""
+        spelled = ", ".join(f"{name}={value!r}" for name, value in self.options)
+        return f"{self.card.name}({spelled})" if spelled else self.card.name
+
+    @property
+    def invariant_under(self) -> frozenset[str]:
+        """The card's, unless an option changes them."""
+        for option in self.options:
+            if self.invariances and option in self.invariances:
+                return self.invariances[option]
+        return self.card.invariant_under
+
+    def option(self, name: str) -> Option:
+        """The value of an option, its default if not set."""
+        default: Option = self._defaults()[name]
+        return dict(self.options).get(name, default)
+
+    def _defaults(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.compute).parameters.values()
+        return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+    def __call__(self, **options: Option) -> Measure:
+        """The same measure with options set."""
+        defaults = self._defaults()
+        for name in options:
+            if name not in defaults:
+                if not defaults:
+                    raise BadInput(f"measure {self.card.name} takes no options, got {name!r}")
+                raise UnknownName.among(f"option of {self.card.name}", name, defaults)
+        merged = {**dict(self.options), **options}
+        spelled = tuple((name, merged[name]) for name in defaults if name in merged and merged[name] != defaults[name])
+        return replace(self, options=spelled)
+
+    def evaluate(self, *arguments: Any) -> Any:
+        """The function itself, on one place of one chunk."""
+        return self.compute(*arguments, **dict(self.options))
+
+    def __repr__(self) -> str:
+        return self.key
+
+
+def per_sample(
+    *,
+    id: str,
+    family: str,
+    symbol: str,
+    source: str,
+    unit: str,
+    reduce: Callable[[Tensor], Reduced],
+    place: Place,
+    answer: Answer = "sum",
+    cost: str = "one pass",
+    invariant_under: Iterable[str] = (),
+    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
+    elsewhere: Callable[[Lens, str, Measure], Tensor] | None = None,
+    needs_feature_scale: str | None = None,
+) -> Callable[[Callable[..., Any]], Measure]:
+    """Make a function of one place and one chunk, giving a number per sample, a measure."""
+
+    def decorate(function: Callable[..., Any]) -> Measure:
+        card = Card(function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under))
+        return Measure(
+            card, function, reduce, place, answer, invariances=invariances, elsewhere=elsewhere, needs_feature_scale=needs_feature_scale
+        )
+
+    return decorate
+
+
+def on_lens(
+    *,
+    id: str,
+    family: str,
+    symbol: str,
+    source: str,
+    unit: str,
+    cost: str = "one forward",
+    invariant_under: Iterable[str] = (),
+    held_out: bool = False,
+) -> Callable[[Callable[..., Estimate]], Measure]:
+    """Make a function of the whole network, giving an Estimate, a measure."""
+
+    def decorate(function: Callable[..., Estimate]) -> Measure:
+        card = Card(function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under))
+        return Measure(card, function, mean, "network", "input", held_out=held_out)
+
+    return decorate
+
+
+def _meaning(function: Callable[..., Any]) -> str:
+    """The docstring's first line."""
+    return (inspect.getdoc(function) or "").partition("\n")[0]
+
+
+def parse(spelling: str, known: Mapping[str, Measure]) -> Measure:
+    """A measure from the way the command line spells it: `mls`, `local_volume(top_k=3)`."""
+    try:
+        tree = ast.parse(spelling.strip(), mode="eval").body
+        name = tree.func if isinstance(tree, ast.Call) else tree
+        if not isinstance(name, ast.Name) or (isinstance(tree, ast.Call) and tree.args):
+            raise ValueError(spelling)
+        options = {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
+    except (SyntaxError, ValueError) as error:
+        raise BadInput(f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)") from error
+    if name.id not in known:
+        raise UnknownName.among("measure", name.id, known)
+    return known[name.id](**options)

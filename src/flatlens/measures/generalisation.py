@@ -1,0 +1,89 @@
+"""Loss, accuracy and the gap between training and held-out data."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import FUNCTION, on_lens
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+NO_TEST = "no held-out data: give Problem(test=...)"
+NO_CLASSES = "the targets are no class labels"
+
+
+def _stderr(samples: Tensor) -> float:
+    """Of the mean of independent samples; NaN for one."""
+    return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
+
+
+def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
+    """The mean over the data; of held-out data, as an estimate of its expectation."""
+    if samples is None:
+        return undefined(NO_CLASSES)
+    counted = samples[~torch.isnan(samples)]
+    if not sampled:
+        return Estimate(float(counted.mean()), samples=samples)
+    return Estimate(float(counted.mean()), stderr=_stderr(counted), kind="estimate", samples=samples)
+
+
+@on_lens(family="generalisation", id="D4", symbol="L", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION)
+def loss(lens: Lens) -> Estimate:
+    """The empirical risk: mean loss over the data."""
+    return _mean(lens.outcomes("data").losses, sampled=False)
+
+
+@on_lens(family="generalisation", id="D4", symbol="A", source="sharpening B.3", unit="share", invariant_under=FUNCTION)
+def accuracy(lens: Lens) -> Estimate:
+    """Share of the data classified rightly."""
+    return _mean(lens.outcomes("data").correct, sampled=False)
+
+
+@on_lens(
+    family="generalisation", id="D4", symbol="L_{test}", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION, held_out=True
+)
+def test_loss(lens: Lens) -> Estimate:
+    """Mean loss over the held-out data, an estimate of the risk."""
+    return _mean(lens.outcomes("test").losses, sampled=True) if lens.problem.test else undefined(NO_TEST)
+
+
+@on_lens(family="generalisation", id="D4", symbol="A_{test}", source="sharpening B.3", unit="share", invariant_under=FUNCTION, held_out=True)
+def test_accuracy(lens: Lens) -> Estimate:
+    """Share of the held-out data classified rightly."""
+    return _mean(lens.outcomes("test").correct, sampled=True) if lens.problem.test else undefined(NO_TEST)
+
+
+@on_lens(
+    family="generalisation", id="D4", symbol="E_{gen}", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION, held_out=True
+)
+def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
+    """Risk less empirical risk, the risk estimated on held-out data.
+
+    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times the summed test loss less the summed
+    training loss (reparam2019 section 4, where the training set is 5 times the test set); "accuracy", training less test accuracy. The standard error is
+    that of the held-out mean; the empirical risk has none.
+    """
+    if lens.problem.test is None:
+        return undefined(NO_TEST)
+    train, test = lens.outcomes("data"), lens.outcomes("test")
+    if convention == "accuracy":
+        if train.correct is None or test.correct is None:
+            return undefined(NO_CLASSES)
+        a, b = _mean(train.correct, sampled=False), _mean(test.correct, sampled=True)
+        return Estimate(a.value - b.value, stderr=b.stderr, kind="estimate", unit="share")
+    a, b = _mean(train.losses, sampled=False), _mean(test.losses, sampled=True)
+    if convention == "signed":
+        return Estimate(b.value - a.value, stderr=b.stderr, kind="estimate")
+    if convention == "absolute":
+        return Estimate(abs(b.value - a.value), stderr=b.stderr, kind="estimate")
+    if convention == "summed_x5":
+        held = len(test.losses)
+        return Estimate(5 * held * b.value - len(train.losses) * a.value, stderr=5 * held * b.stderr, kind="estimate")
+    raise BadInput(f"generalisation_gap(convention={convention!r}): 'signed', 'absolute', 'summed_x5' or 'accuracy' is needed")

@@ -1,0 +1,134 @@
+"""fl.measure: from a lens and names to a report."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatlens.estimate import Estimate, Key, Progress, Report, undefined
+from flatlens.measures.card import Measure
+from flatlens.measures.lens import Lens
+from flatlens.measures.registry import MEASURES, named
+
+
+def measure(
+    lens: Lens,
+    measures: Iterable[str | Measure] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> Report:
+    """Measure a network: every exact one-pass measure, or the ones named.
+
+    `generator` is for measures that draw random numbers; exact ones need none.
+
+    >>> net = torch.nn.Linear(2, 1, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.copy_(torch.tensor([[3.0, 4.0]]))
+    >>> from flatlens import Problem
+    >>> problem = Problem(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
+    >>> measure(Lens(problem), ["mls", "relative_flatness"])["relative_flatness"]  # ||w||^2 ||x||^2
+    50 (exact)
+    """
+    lens.require_fresh()
+    asked = measures is not None
+    chosen = named(measures) if measures is not None else _default(lens)
+    lens.per_sample([m for m in chosen if m.place != "network"], progress)
+    estimates: dict[Key, Estimate] = {}
+    for one in chosen:
+        start = time.perf_counter()
+        if one.place == "network":
+            found: dict[Key, Estimate] = {(one.key, None): one.evaluate(lens)}
+        else:
+            found = dict(_assemble(lens, one, asked))
+        seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
+        for key, estimate in found.items():
+            estimates[key] = replace(
+                estimate, source=one.card.source, unit=estimate.unit or one.card.unit, seconds=seconds, note=estimate.note
+            )
+    return Report(estimates, about(lens))
+
+
+def _default(lens: Lens) -> list[Measure]:
+    return [m for m in MEASURES.values() if lens.problem.test is not None or not m.held_out]
+
+
+def about(lens: Lens) -> dict[str, Any]:
+    """What was measured, where and with what."""
+    problem = lens.problem
+    first = next(problem.model.parameters(), torch.empty(0))
+    return {
+        "model": type(problem.model).__name__,
+        "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
+        "loss": problem.loss.name,
+        "n": problem.n,
+        "outputs": problem.outputs,
+        "layers": list(lens.layout.weights),
+        "piecewise_affine_above": sorted(lens.layout.affine),
+        "by_autograd": list(lens.layout.leftovers),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "device": str(first.device),
+        "passes": lens.passes,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Estimate]]:
+    """The network's answer, its parts and every layer's value."""
+    layers = {name: _at_layer(lens, one, name, asked) for name in _layers(lens, one)}
+    values = lens.per_sample([one])
+    if one.answer == "input":
+        at_input = values.get((one.key, None))
+        nothing = undefined("the network has no floating input, nor an embedding, to differentiate to")
+        yield (one.key, None), nothing if at_input is None else _estimate(one, at_input)
+    elif not layers:
+        yield (one.key, None), undefined("the network has no linear layer" if one.place != "parameters" else "no parameter is measured")
+    elif one.answer == "last":
+        yield (one.key, None), layers[_last(lens, layers)]
+        yield (f"{one.key}.sum", None), _over_layers(layers, sum)
+        yield (f"{one.key}.max", None), _over_layers(layers, max)
+    else:
+        yield (one.key, None), _over_layers(layers, sum)
+        if one.place == "parameters":
+            yield (f"{one.key}.max", None), _over_layers(layers, max)
+    yield from (((one.key, name), estimate) for name, estimate in layers.items())
+
+
+def _layers(lens: Lens, one: Measure) -> list[str]:
+    """Places of the measure, in execution order."""
+    return [place for key, place in lens.per_sample([one]) if key == one.key and place is not None]
+
+
+def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
+    last = lens.layout.last()
+    return last if last in layers else next(reversed(layers))
+
+
+def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool) -> Estimate:
+    if one.elsewhere is None or layer in lens.layout.affine:
+        return _estimate(one, lens.per_sample([one])[one.key, layer])
+    if not asked:
+        return undefined("the outputs curve in this layer's pre-activation: ask by name, it takes curvature products")
+    return _estimate(one, one.elsewhere(lens, layer, one))
+
+
+def _estimate(one: Measure, values: Tensor) -> Estimate:
+    reduced = one.reduce(values)
+    return Estimate(reduced.value, kind=reduced.kind, note=reduced.note, samples=reduced.samples)
+
+
+def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
+    """Sum or maximum of the layers' values."""
+    missing = [name for name, e in layers.items() if e.kind == "undefined"]
+    if missing:
+        return undefined(f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}")
+    notes = sorted({e.note for e in layers.values() if e.note})
+    samples = torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
+    return Estimate(combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes))

@@ -1,0 +1,73 @@
+"""How strongly the outputs follow the input: spectral norms of df/dx."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatlens.grams import LayerGrams
+from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
+from flatlens.measures.reduce import largest, mean
+
+
+def spectral_norm(g: LayerGrams) -> Tensor:
+    """||df/dx||_2 per sample, (n,)."""
+    return g.eigenvalues[:, -1].sqrt()
+
+
+@per_sample(
+    id="M3",
+    family="sensitivity",
+    symbol=r"\mathrm{MLS}",
+    source="compression Def. 3.7",
+    unit="output / input",
+    reduce=mean,
+    place="input",
+    answer="input",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+def mls(g: LayerGrams) -> Tensor:
+    """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer."""
+    return spectral_norm(g)
+
+
+@per_sample(
+    id="M3",
+    family="sensitivity",
+    symbol=r"\mathrm{NMLS}",
+    source="compression Def. 3.9",
+    unit="output / feature",
+    reduce=mean,
+    place="input",
+    answer="sum",
+    cost="one pass, eigenvalues",
+    invariant_under={PERMUTATION},
+)
+def nmls(g: LayerGrams) -> Tensor:
+    """Network MLS: the sum over linear layers of mean_i ||df/dx^l_i||_2, each through its layer."""
+    return spectral_norm(g)
+
+
+@per_sample(
+    id="M4",
+    family="sensitivity",
+    symbol=r"\max_i \|Jf(x_i)\|_2",
+    source="sharpening section 4, A.1, B.1",
+    unit="output / input",
+    reduce=largest,
+    place="input",
+    answer="input",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
+    """The largest sensitivity over the samples: max_i ||df/dx_i||_2 of the logits, or of softmax(f).
+
+    The softmax's own Jacobian is P = diag(p) - p p^T, so that of softmax(f) has the Gram P G P.
+    """
+    if not softmax:
+        return spectral_norm(g)
+    p = g.f.softmax(1)
+    P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    return torch.linalg.eigvalsh(P @ g.G @ P)[:, -1].clamp(min=0).sqrt()

@@ -1,0 +1,46 @@
+"""Traces over parameters."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flatlens.grams import LayerGrams, trace
+from flatlens.measures.card import PERMUTATION, per_sample
+from flatlens.measures.reduce import mean
+
+
+@per_sample(
+    id="M1",
+    family="sharpness",
+    symbol="S",
+    source="compression Eq. 3",
+    unit="output^2 / parameter^2",
+    reduce=mean,
+    place="parameters",
+    invariant_under={PERMUTATION},
+)
+def interpolation_sharpness(g: LayerGrams) -> Tensor:
+    """Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2.
+
+    mean_i tr K_i, summed over all measured parameters. Equals Tr H at interpolation under the half squared error; the papers' figures
+    plot its square root.
+    """
+    return g.K.diagonal(dim1=1, dim2=2).sum(1)
+
+
+@per_sample(
+    id="M2",
+    family="sharpness",
+    symbol=r"\mathrm{Tr}\,GN",
+    source="sharpening Eq. 3",
+    unit="loss / parameter^2",
+    reduce=mean,
+    place="parameters",
+    invariant_under={PERMUTATION},
+)
+def ggn_trace(g: LayerGrams) -> Tensor:
+    """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
+
+    Equals Tr H wherever the network is affine in each weight, as ReLU networks are that use each weight once.
+    """
+    return trace(g.C, g.K)

@@ -1,0 +1,102 @@
+"""How much of input space survives: volumes and dimension of the image of a small ball."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from flatlens.errors import BadInput
+from flatlens.grams import LayerGrams
+from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
+from flatlens.measures.reduce import mean_of_exp, mean_of_finite
+
+RANK = 100 * torch.finfo(torch.float64).eps  #: lmin(G) below this share of lmax(G) is zero in float64
+
+
+def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
+    """log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,)."""
+    N = g.eigenvalues.shape[1]
+    if top_k is not None and not 1 <= top_k <= N:
+        raise BadInput(f"local_volume(top_k={top_k}): between 1 and the number of outputs, {N}, is needed")
+    kept = g.eigenvalues[:, -(top_k or N) :]
+    full = kept[:, 0] > RANK * kept[:, -1]
+    return torch.where(full, 0.5 * kept.clamp(min=1e-300).log().sum(1), -math.inf)
+
+
+@per_sample(
+    id="M5",
+    family="compression",
+    symbol=r"\overline{d\mathrm{Vol}}",
+    source="compression Def. 3.1, 3.3",
+    unit="(output / input)^N",
+    reduce=mean_of_exp,
+    place="input",
+    answer="input",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+    """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
+
+    The paper prints det(df^T df), which is 0 whenever there are fewer outputs than inputs. `top_k` keeps the largest eigenvalues, as the
+    authors' figures do with 3. Worked in logs; where lmin(G) <= 100 eps lmax(G) the volume is exactly 0.
+    """
+    return log_volumes(g, top_k)
+
+
+@per_sample(
+    id="M5",
+    family="compression",
+    symbol=r"\overline{\log d\mathrm{Vol}}",
+    source="compression Fig. 1, Eq. 7",
+    unit="log",
+    reduce=mean_of_finite,
+    place="input",
+    answer="input",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+    """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank, the share of the others said."""
+    return log_volumes(g, top_k)
+
+
+@per_sample(
+    id="M5",
+    family="compression",
+    symbol=r"dV_{net}",
+    source="compression Def. 3.5",
+    unit="(output / feature)^N",
+    reduce=mean_of_exp,
+    place="input",
+    answer="sum",
+    cost="one pass, eigenvalues",
+    invariant_under={PERMUTATION},
+)
+def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
+    """Network volumetric ratio: the sum over linear layers of their mean local volume, each through its layer."""
+    return log_volumes(g, top_k)
+
+
+@per_sample(
+    id="M6",
+    family="compression",
+    symbol=r"D_{PR}",
+    source="compression Eq. 15",
+    unit="dimensions",
+    reduce=partial(mean_of_finite, why="without any response (G = 0)"),
+    place="input",
+    answer="input",
+    invariant_under=FUNCTION,
+)
+def local_dimension(g: LayerGrams) -> Tensor:
+    """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
+
+    Samples with G = 0 have no image and are left out, their share said.
+    """
+    total = g.G.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)[..., None]
+    share = g.G / total  # NaN where G = 0
+    return 1 / share.square().sum((1, 2))
