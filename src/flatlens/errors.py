@@ -2,7 +2,8 @@
 
     FlatlensError
     |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
-    |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd output
+    |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
+    output
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
     |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pandas as pd
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -111,15 +110,20 @@ class Report(Mapping[Key, Estimate]):
         tensors: dict[str, Tensor] = {}
         rows = []
         for number, ((name, layer), e) in enumerate(self._estimates.items()):
-            arrays = {**({"samples": e.samples} if e.samples is not None else {}), **{f"arrays.{k}": v for k, v in e.arrays.items()}}
+            arrays = {
+                **({"samples": e.samples} if e.samples is not None else {}),
+                **{f"arrays.{k}": v for k, v in e.arrays.items()},
+            }
             tensors |= {f"{number}/{k}": v.detach().cpu().contiguous().clone() for k, v in arrays.items()}
-            scalars = {f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")}
+            scalars = {
+                f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")
+            }
             rows.append({"measure": name, "layer": layer, **scalars})
         target = Path(path)
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             save_file(tensors, partial, metadata={"flatlens.report": json.dumps({"rows": rows, "about": self.about})})
-            os.replace(partial, target)
+            partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
 
@@ -145,8 +149,3 @@ class Report(Mapping[Key, Estimate]):
 def undefined(note: str, **fields: Any) -> Estimate:
     """A number that does not exist here, with the reason: its value is NaN, never a guess."""
     return Estimate(float("nan"), kind="undefined", note=note, **fields)
-
-
-def per_sample_mean(values: Tensor) -> float:
-    """Mean over samples in float64."""
-    return float(values.to(torch.float64).mean())

@@ -29,13 +29,15 @@ class DenseJacobian:
         return gram(self.J)
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R = ||phi||^2 J W (J W)^T, (n, N, N); with `scale` (m,), of the layer reading phi / scale with weight W * scale."""
+        """R = ||phi||^2 J W (J W)^T, (n, N, N); with `scale` (m,), of the layer reading phi / scale with weight W *
+        scale."""
         if scale is None:
             return self._size(self.phi) * gram(self.Jx)
         return self._size(self.phi / scale) * gram(self.Jx * scale)
 
     def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I if None."""
+        """sum_i diag(M_i^T C_i M_i), (d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I
+        if None."""
         return quadratic(C, self.J).T @ self.phi.square()
 
     def column_sums(self, C: Tensor | None) -> Tensor:

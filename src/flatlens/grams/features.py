@@ -14,7 +14,8 @@ from flatlens.problem.layers import features, per_feature
 def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Tensor]:
     """Standard deviation of each feature over samples and positions, per layer, (g, m); 1 where it is constant.
 
-    One forward pass over the data, moments merged chunk by chunk (Chan's update, float64: no cancellation for a large mean).
+    One forward pass over the data, moments merged chunk by chunk (Chan's update, float64: no cancellation for a
+    large mean).
     """
     moments: dict[str, tuple[int, Tensor, Tensor]] = {}
     with measuring(model), torch.no_grad():

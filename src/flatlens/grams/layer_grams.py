@@ -17,8 +17,9 @@ from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 class LayerGrams:
     """The Gram matrices of one place, for n samples of a chunk; each computed when first asked for.
 
-    A place is the network's input (input side only), a call of a linear layer (both sides; a second call of the same weight has its input
-    side alone, the first carries the weight), or a parameter outside linear layers (parameter side only).
+    A place is the network's input (input side only), a call of a linear layer (both sides; a second call of the same
+    weight has its input side alone, the first carries the weight), or a parameter outside linear layers (parameter
+    side only).
     """
 
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
@@ -28,7 +29,9 @@ class LayerGrams:
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
     counts_bias: bool = False
-    feature_scale: Tensor | None = None  #: spread of each feature over all data, (m,) or (g, m), where a measure asked for it
+    feature_scale: Tensor | None = (
+        None  #: spread of each feature over all data, (m,) or (g, m), where a measure asked for it
+    )
 
     @cached_property
     def G(self) -> Tensor:
@@ -39,7 +42,8 @@ class LayerGrams:
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Of G, ascending, not negative, (n, N)."""
-        return torch.linalg.eigvalsh(self.G).clamp(min=0)
+        values: Tensor = torch.linalg.eigvalsh(self.G)
+        return values.clamp(min=0)
 
     @cached_property
     def K_weight(self) -> Tensor:
@@ -69,7 +73,8 @@ class LayerGrams:
         return self.relative_gram(None)
 
     def relative_gram(self, scale: Tensor | None) -> Tensor:
-        """R of the layer that reads phi / scale with weight W * scale: the same function, other units of its features."""
+        """R of the layer that reads phi / scale with weight W * scale: the same function, other units of its
+        features."""
         weight = self.linear
         if scale is None and isinstance(weight, DenseJacobian) and self.x_norm2 is not None:
             return self.x_norm2[:, None, None] * self.G

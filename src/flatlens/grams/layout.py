@@ -1,8 +1,8 @@
 """Which parameter is explained by which layer: found by one small trial run, and checked against autograd there.
 
-A weight belongs to a linear layer only if the gradient rebuilt from the layer's calls equals autograd's. What does not (used through a
-bare function as attention's projections are, tied to an embedding, reparametrised) is left over: it still counts in every sum over
-parameters, through per-sample autograd, under its own name.
+A weight belongs to a linear layer only if the gradient rebuilt from the layer's calls equals autograd's. What does
+not (used through a bare function as attention's projections are, tied to an embedding, reparametrised) is left over:
+it still counts in every sum over parameters, through per-sample autograd, under its own name.
 """
 
 from __future__ import annotations
@@ -141,7 +141,9 @@ class _Trial:
             shared_bias = all(c.module.bias is module.bias for c in calls)  # a tied weight may have several biases
             bias = self._explained(module.bias, rebuilt_bias) if shared_bias and module.bias is not None else None
             claimed |= {name for name in (parameter, bias) if name}
-            dense = len(calls) == 1 and isinstance(module, nn.Linear) and calls[0].z.numel() == self.n * module.out_features
+            dense = (
+                len(calls) == 1 and isinstance(module, nn.Linear) and calls[0].z.numel() == self.n * module.out_features
+            )
             weights[calls[0].key] = Weight(calls[0].key, module, tuple(c.key for c in calls), parameter, bias, dense)
         return weights, claimed
 
@@ -174,10 +176,8 @@ class _Trial:
             slope, module = self.at_z[call.key], call.module
             weight = affine_gradient(module, slope * normalised(module, call.x.detach()), self.n).sum(0)
             bias = affine_gradient(module, slope, self.n).sum(0)
-            names = [
-                None if p is None else self._explained(p, g.reshape(p.shape))
-                for p, g in ((module.weight, weight), (module.bias, bias))
-            ]
+            affine = ((module._parameters["weight"], weight), (module._parameters["bias"], bias))
+            names = [None if p is None else self._explained(p, g.reshape(p.shape)) for p, g in affine]
             if names[0] is not None:
                 found[call.key] = (names[0], names[1])
                 claimed |= {name for name in names if name}
@@ -190,7 +190,12 @@ class _Trial:
         slope = self.at_inputs[0].flatten()
         for key in self.tape.linear:
             mine = self.at_x[key]
-            if self.axes.get(key) == 0 and mine.numel() == slope.numel() and bool(slope.any()) and torch.equal(mine.flatten(), slope):
+            if (
+                self.axes.get(key) == 0
+                and mine.numel() == slope.numel()
+                and bool(slope.any())
+                and torch.equal(mine.flatten(), slope)
+            ):
                 return key
         return None
 

@@ -35,7 +35,8 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
 
     def one(sample: Batch, parameters: dict[str, Tensor]) -> Tensor:
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
-        return functional_call(runner, parameters, (single,))[0]
+        outputs: Tensor = functional_call(runner, parameters, (single,))[0]
+        return outputs
 
     def jacobian(sample: Batch) -> dict[str, Tensor]:
         result: dict[str, Tensor] = jacrev(one, argnums=1)(sample, values)
@@ -58,11 +59,16 @@ def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[
         p.requires_grad_()
     try:
         f, _ = problem.run(model, sample)
-        rows = [torch.autograd.grad(f[0, k], list(chosen.values()), retain_graph=True, allow_unused=True) for k in range(f.shape[1])]
+        rows = [
+            torch.autograd.grad(f[0, k], list(chosen.values()), retain_graph=True, allow_unused=True)
+            for k in range(f.shape[1])
+        ]
     finally:
         for p in frozen:
             p.requires_grad_(False)
     return {
-        name: torch.stack([torch.zeros_like(p).flatten() if row[i] is None else row[i].flatten() for row in rows]).to(torch.float64)
+        name: torch.stack([torch.zeros_like(p).flatten() if row[i] is None else row[i].flatten() for row in rows]).to(
+            torch.float64
+        )
         for i, (name, p) in enumerate(chosen.items())
     }

@@ -1,8 +1,8 @@
 """Where the outputs are (piecewise) affine in a layer's pre-activation: there the Hessian is its Gauss-Newton part.
 
-Two witnesses must agree. The modules that ran after the layer are all of a kind known to be piecewise linear; and the second derivative of a
-random combination of the outputs, along a random direction of the pre-activation, is exactly zero on the trial samples, which exposes a curved
-function called outside any module.
+Two witnesses must agree. The modules that ran after the layer are all of a kind known to be piecewise linear; and
+the second derivative of a random combination of the outputs, along a random direction of the pre-activation, is
+exactly zero on the trial samples, which exposes a curved function called outside any module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from flatlens.grams.record import Tape
 PIECEWISE_LINEAR = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
     nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold, nn.Softshrink, nn.Hardshrink, nn.Hardsigmoid,
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold,
+    nn.Softshrink, nn.Hardshrink, nn.Hardsigmoid,
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,  # in eval mode, as everything is here
@@ -29,14 +30,18 @@ PIECEWISE_LINEAR = (
 def affine_downstream(tape: Tape, f: Tensor, generator: torch.Generator) -> frozenset[str]:
     """The linear calls at whose pre-activation the second derivative of f vanishes."""
     candidates = [
-        call for call in tape.linear.values() if all(isinstance(m, PIECEWISE_LINEAR) for m in tape.leaves[tape.before[call.key] :])
+        call
+        for call in tape.linear.values()
+        if all(isinstance(m, PIECEWISE_LINEAR) for m in tape.leaves[tape.before[call.key] :])
     ]
     if not candidates:
         return frozenset()
     u = torch.randn(f.shape, generator=generator).to(f)
     slopes = torch.autograd.grad((u * f).sum(), [c.z for c in candidates], create_graph=True, allow_unused=True)
     return frozenset(
-        call.key for call, slope in zip(candidates, slopes, strict=True) if slope is None or _flat(slope, call.z, generator)
+        call.key
+        for call, slope in zip(candidates, slopes, strict=True)
+        if slope is None or _flat(slope, call.z, generator)
     )
 
 

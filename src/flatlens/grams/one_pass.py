@@ -46,7 +46,8 @@ def one_pass(
 
 
 class _Pool:
-    """Buffers that live as long as the pass: fresh memory for every chunk would cost more in page faults than the arithmetic."""
+    """Buffers that live as long as the pass: fresh memory for every chunk would cost more in page faults than the
+    arithmetic."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -78,7 +79,7 @@ def _chunk(
     problem: Problem, model: nn.Module, layout: Layout, batch: Batch, scale: Mapping[str, Tensor], pool: _Pool
 ) -> ChunkGrams:
     tape, inputs, f, y = run_recorded(problem, model, batch)
-    n, per_mass = len(f), problem.n / problem.mass
+    per_mass = problem.n / problem.mass
     C = problem.loss.output_hessian(f, y) * per_mass
     slots = _slots(tape, layout, inputs, f, pool)
     _fill(slots, f)
@@ -92,7 +93,9 @@ def _chunk(
         network: LayerGrams | None = layers[layout.input_is]
     else:
         network = _network_input(slots, inputs, C, outputs)
-    others = {name: LayerGrams(C, outputs, weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()}
+    others = {
+        name: LayerGrams(C, outputs, weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()
+    }
     losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
     return ChunkGrams(losses, correct(outputs, y), network, layers, others)
 
@@ -145,7 +148,13 @@ def _fill(slots: dict[str, _Slot], f: Tensor) -> None:
 
 
 def _layers(
-    problem: Problem, tape: Tape, layout: Layout, slots: dict[str, _Slot], C: Tensor, f: Tensor, scale: Mapping[str, Tensor]
+    problem: Problem,
+    tape: Tape,
+    layout: Layout,
+    slots: dict[str, _Slot],
+    C: Tensor,
+    f: Tensor,
+    scale: Mapping[str, Tensor],
 ) -> dict[str, LayerGrams]:
     """Every linear call, in execution order; the first call of a weight carries the weight."""
     layers = {}
@@ -164,7 +173,9 @@ def _layers(
     return layers
 
 
-def _jacobian(weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor) -> DenseJacobian | SharedJacobian:
+def _jacobian(
+    weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor
+) -> DenseJacobian | SharedJacobian:
     if weight.dense:
         return DenseJacobian(slots[f"z:{weight.layer}"].buffer, slots[f"x:{weight.layer}"].buffer, x)
     J = [slots[f"z:{key}"].buffer for key in weight.calls]

@@ -43,8 +43,9 @@ class Tape:
 def record(model: nn.Module) -> Iterator[Tape]:
     """Put every linear, norm and embedding call of the forward passes inside on a tape.
 
-    A linear layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and hands on a copy of
-    its output, so that an in-place activation behind it does not move the point where the gradient at z is taken.
+    A linear layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and
+    hands on a copy of its output, so that an in-place activation behind it does not move the point where the
+    gradient at z is taken.
     """
     tape = Tape()
     inputs: dict[nn.Module, Tensor] = {}
@@ -88,14 +89,16 @@ def record(model: nn.Module) -> Iterator[Tape]:
 
 
 def _norm_is_fixed(module: nn.Module) -> bool:
-    """Whether a norm's affine map acts on something computed from its own sample: a BatchNorm needs running statistics."""
+    """Whether a norm's affine map acts on something computed from its own sample: a BatchNorm needs running
+    statistics."""
     return getattr(module, "running_mean", True) is not None and getattr(module, "weight", None) is not None
 
 
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
     """(tape, the network's inputs as leaves of the graph, outputs, targets) of one placed batch.
 
-    The network's inputs are the floating tensors handed to it; where there are none (token ids), its first embedding's output.
+    The network's inputs are the floating tensors handed to it; where there are none (token ids), its first
+    embedding's output.
     """
     leaves: list[Tensor] = []
 

@@ -1,9 +1,11 @@
-"""What relative flatness has beyond its Gauss-Newton part: the curvature of the network itself, weighted by the loss's slope.
+"""What relative flatness has beyond its Gauss-Newton part: the curvature of the network itself, weighted by the
+loss's slope.
 
     kappa = mean_i tr(C_i R_i) + mean_i sum_V  <dl_i/df, d2 f_i(W + eps V) / deps2>,   V = T_r (x) e_t,  T^T T = W W^T
 
-A weight used in one call is perturbed through its pre-activation, where sum_t needs only min(m, P) directions: min(d, m) double backwards for
-a dense layer. A weight used in several calls is perturbed itself, since a later call sees what an earlier one changed.
+A weight used in one call is perturbed through its pre-activation, where sum_t needs only min(m, P) directions:
+min(d, m) double backwards for a dense layer. A weight used in several calls is perturbed itself, since a later call
+sees what an earlier one changed.
 """
 
 from __future__ import annotations
@@ -28,9 +30,15 @@ TOGETHER = 16  #: directions differentiated in one batched call
 
 
 def curvature_along_weight(
-    problem: Problem, model: nn.Module, layout: Layout, layer: str, scale: Tensor | None = None, progress: Progress | None = None
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    layer: str,
+    scale: Tensor | None = None,
+    progress: Progress | None = None,
 ) -> Tensor:
-    """sum_V <dl_i/df, d2 f_i/dV2>, (n,) float64; with `scale` (g, m), of the layer reading phi / scale with weight W * scale."""
+    """sum_V <dl_i/df, d2 f_i/dV2>, (n,) float64; with `scale` (g, m), of the layer reading phi / scale with weight W
+    * scale."""
     weight = layout.weights[layer]
     T = weight.matrix.row_factor if scale is None else row_factor(weight.matrix.W * scale[:, None])
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
@@ -104,7 +112,8 @@ def _along_weight(
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
 
         def along(eps: Tensor) -> Tensor:
-            return (slope * functional_call(runner, {name: W + eps * V}, (single,))[0]).sum()
+            outputs: Tensor = functional_call(runner, {name: W + eps * V}, (single,))[0]
+            return (slope * outputs).sum()
 
         result: Tensor = grad(grad(along))(W.new_zeros(()))
         return result

@@ -1,6 +1,7 @@
 """The parameter Jacobian of a weight used at many positions: convolution pixels, tokens, several calls.
 
-df_k/dW = M_k = sum_p J_kp (x) phi_p sums BEFORE it squares. Two exact roads to K_kk' = <M_k, M_k'>, the cheaper taken per layer:
+df_k/dW = M_k = sum_p J_kp (x) phi_p sums BEFORE it squares. Two exact roads to K_kk' = <M_k, M_k'>, the cheaper
+taken per layer:
 
     form M              N d m P + N^2 d m        multiplications per sample
     position Gram       P^2 m + N P^2 d + N^2 P d,  K_kk' = sum_{p,q} <phi_p, phi_q> <J_kp, J_k'q>
@@ -22,7 +23,8 @@ from flatlens.grams.contract import gram, joined, pieces, quadratic
 
 def row_factor(W: Tensor) -> Tensor:
     """T with T^T T = W W^T, (..., min(d, m), d)."""
-    return torch.linalg.qr(W.mT, mode="r").R
+    T: Tensor = torch.linalg.qr(W.mT, mode="r").R
+    return T
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class SharedJacobian:
 
     @cached_property
     def _forms_M(self) -> bool:
-        _, N, g, d, P = self.J.shape
+        _, N, _, d, P = self.J.shape
         m = self.phi.shape[2]
         # the position road runs in float64, at half the speed of float32
         return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
@@ -109,7 +111,8 @@ class SharedJacobian:
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R_kk' = <W^T M_k, W^T M_k'>, (n, N, N).
 
-        With W^T = Q T (QR), W^T M = Q (T M) and Q drops out: T is min(d, m) x d. With `scale` (g, m), of W * scale reading phi / scale.
+        With W^T = Q T (QR), W^T M = Q (T M) and Q drops out: T is min(d, m) x d. With `scale` (g, m), of W * scale
+        reading phi / scale.
         """
         if scale is None:
             return self._gram(self.weight.row_factor.to(self.J.dtype))
@@ -117,7 +120,8 @@ class SharedJacobian:
         return self._gram(T.to(self.J.dtype), scale.to(self.J.dtype))
 
     def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (g d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I if None."""
+        """sum_i diag(M_i^T C_i M_i), (g d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I
+        if None."""
         total = sum(quadratic(None if C is None else C[p], M.to(torch.float64)).sum(0) for p, M in self._M())
         assert isinstance(total, Tensor)
         return total.flatten(0, 1)
@@ -133,7 +137,8 @@ class SharedJacobian:
 
 @dataclass(frozen=True, eq=False)
 class ExplicitJacobian:
-    """A parameter whose per-sample gradients are held as they are: a norm's affine entries, or anything no layer explains."""
+    """A parameter whose per-sample gradients are held as they are: a norm's affine entries, or anything no layer
+    explains."""
 
     M: Tensor  #: df/dtheta, (n, N, size)
 

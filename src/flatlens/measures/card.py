@@ -1,4 +1,5 @@
-"""A measure is one short function with a card: what it means, where it stands, what it costs, what leaves it unchanged."""
+"""A measure is one short function with a card: what it means, where it stands, what it costs, what leaves it
+unchanged."""
 
 from __future__ import annotations
 
@@ -49,7 +50,7 @@ class Measure:
     card: Card
     compute: Callable[..., Any]
     reduce: Callable[[Tensor], Reduced]
-    place: Place  #: where it is evaluated: inputs of layers, parameters, weights of linear layers, or the network as a whole
+    place: Place  #: evaluated at inputs of layers, parameters, weights of linear layers, or the network as a whole
     answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
@@ -119,9 +120,18 @@ def per_sample(
     """Make a function of one place and one chunk, giving a number per sample, a measure."""
 
     def decorate(function: Callable[..., Any]) -> Measure:
-        card = Card(function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under))
+        card = Card(
+            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
+        )
         return Measure(
-            card, function, reduce, place, answer, invariances=invariances, elsewhere=elsewhere, needs_feature_scale=needs_feature_scale
+            card,
+            function,
+            reduce,
+            place,
+            answer,
+            invariances=invariances,
+            elsewhere=elsewhere,
+            needs_feature_scale=needs_feature_scale,
         )
 
     return decorate
@@ -141,7 +151,9 @@ def on_lens(
     """Make a function of the whole network, giving an Estimate, a measure."""
 
     def decorate(function: Callable[..., Estimate]) -> Measure:
-        card = Card(function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under))
+        card = Card(
+            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
+        )
         return Measure(card, function, mean, "network", "input", held_out=held_out)
 
     return decorate
@@ -159,9 +171,13 @@ def parse(spelling: str, known: Mapping[str, Measure]) -> Measure:
         name = tree.func if isinstance(tree, ast.Call) else tree
         if not isinstance(name, ast.Name) or (isinstance(tree, ast.Call) and tree.args):
             raise ValueError(spelling)
-        options = {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
+        options = (
+            {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
+        )
     except (SyntaxError, ValueError) as error:
-        raise BadInput(f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)") from error
+        raise BadInput(
+            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)"
+        ) from error
     if name.id not in known:
         raise UnknownName.among("measure", name.id, known)
     return known[name.id](**options)

@@ -8,17 +8,21 @@ from torch import Tensor
 
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, trace
-from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, per_sample
+from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, per_sample
 from flatlens.measures.reduce import mean
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
 
-UNITS = {("normalize", "std"): FUNCTION}  # with the features' standard deviations as units, their scale drops out
+# with the features' standard deviations as units, their scale drops out
+UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalize", "std"): FUNCTION}
+    ("normalize", "std"): FUNCTION
+}  # with the features' standard deviations as units, their scale drops out
 
 
 def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
-    """R, of the layer as it is or after Theorem 4's preprocessing: features divided by their spread, weights multiplied."""
+    """R, of the layer as it is or after Theorem 4's preprocessing: features divided by their spread, weights
+    multiplied."""
     if normalize is None:
         return g.R
     if normalize not in ("std", "variance"):
@@ -43,14 +47,15 @@ def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
 def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
-    R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer is the last
-    linear layer's, as published; `.sum` and `.max` over layers stand beside it.
+    R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer
+    is the last linear layer's, as published; `.sum` and `.max` over layers stand beside it.
     """
     return trace(g.C, in_units_of_features(g, normalize))
 
 
 def with_curvature(lens: Lens, layer: str, measure: Measure) -> Tensor:
-    """The literal definition where the outputs curve in the layer's pre-activation: the Gauss-Newton part and the rest."""
+    """The literal definition where the outputs curve in the layer's pre-activation: the Gauss-Newton part and the
+    rest."""
     normalize = measure.option("normalize")
     scale = None
     if normalize is not None:
@@ -78,11 +83,12 @@ def with_curvature(lens: Lens, layer: str, measure: Measure) -> Tensor:
 def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
-    H_{s,s'} is its block of rows s and s'. Equals `relative_flatness_ggn` for the last linear layer and in piecewise-linear networks that
-    use the weight once; elsewhere min(d, m) curvature products are run, when asked for by name. A convolution's kernel is read
-    out x (in k k), a grouped one as diagonal blocks.
+    H_{s,s'} is its block of rows s and s'. Equals `relative_flatness_ggn` for the last linear layer and in
+    piecewise-linear networks that use the weight once; elsewhere min(d, m) curvature products are run, when asked
+    for by name. A convolution's kernel is read out x (in k k), a grouped one as diagonal blocks.
 
-    `normalize="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the features feeding the layer.
-    As printed, with variances, it does not: `normalize="variance"` is there to show it. Constant features are left alone.
+    `normalize="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the
+    features feeding the layer. As printed, with variances, it does not: `normalize="variance"` is there to show it.
+    Constant features are left alone.
     """
     return trace(g.C, in_units_of_features(g, normalize))

@@ -34,7 +34,9 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     return Estimate(float(counted.mean()), stderr=_stderr(counted), kind="estimate", samples=samples)
 
 
-@on_lens(family="generalisation", id="D4", symbol="L", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION)
+@on_lens(
+    family="generalisation", id="D4", symbol="L", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION
+)
 def loss(lens: Lens) -> Estimate:
     """The empirical risk: mean loss over the data."""
     return _mean(lens.outcomes("data").losses, sampled=False)
@@ -47,28 +49,49 @@ def accuracy(lens: Lens) -> Estimate:
 
 
 @on_lens(
-    family="generalisation", id="D4", symbol="L_{test}", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION, held_out=True
+    family="generalisation",
+    id="D4",
+    symbol="L_{test}",
+    source="relative2021 section 2",
+    unit="loss",
+    invariant_under=FUNCTION,
+    held_out=True,
 )
 def test_loss(lens: Lens) -> Estimate:
     """Mean loss over the held-out data, an estimate of the risk."""
     return _mean(lens.outcomes("test").losses, sampled=True) if lens.problem.test else undefined(NO_TEST)
 
 
-@on_lens(family="generalisation", id="D4", symbol="A_{test}", source="sharpening B.3", unit="share", invariant_under=FUNCTION, held_out=True)
+@on_lens(
+    family="generalisation",
+    id="D4",
+    symbol="A_{test}",
+    source="sharpening B.3",
+    unit="share",
+    invariant_under=FUNCTION,
+    held_out=True,
+)
 def test_accuracy(lens: Lens) -> Estimate:
     """Share of the held-out data classified rightly."""
     return _mean(lens.outcomes("test").correct, sampled=True) if lens.problem.test else undefined(NO_TEST)
 
 
 @on_lens(
-    family="generalisation", id="D4", symbol="E_{gen}", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION, held_out=True
+    family="generalisation",
+    id="D4",
+    symbol="E_{gen}",
+    source="relative2021 section 2",
+    unit="loss",
+    invariant_under=FUNCTION,
+    held_out=True,
 )
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     """Risk less empirical risk, the risk estimated on held-out data.
 
-    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times the summed test loss less the summed
-    training loss (reparam2019 section 4, where the training set is 5 times the test set); "accuracy", training less test accuracy. The standard error is
-    that of the held-out mean; the empirical risk has none.
+    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times
+    the summed test loss less the summed training loss (reparam2019 section 4, where the training set is 5 times the
+    test set); "accuracy", training less test accuracy. The standard error is that of the held-out mean; the
+    empirical risk has none.
     """
     if lens.problem.test is None:
         return undefined(NO_TEST)
@@ -86,4 +109,6 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     if convention == "summed_x5":
         held = len(test.losses)
         return Estimate(5 * held * b.value - len(train.losses) * a.value, stderr=5 * held * b.stderr, kind="estimate")
-    raise BadInput(f"generalisation_gap(convention={convention!r}): 'signed', 'absolute', 'summed_x5' or 'accuracy' is needed")
+    raise BadInput(
+        f"generalisation_gap(convention={convention!r}): 'signed', 'absolute', 'summed_x5' or 'accuracy' is needed"
+    )

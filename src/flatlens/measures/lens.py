@@ -26,15 +26,17 @@ class Outcomes:
     """What the network makes of each sample of a data set."""
 
     losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
-    correct: Tensor | None  #: (n,) float64, 1 where the class is right, NaN where ignored; None where targets are no classes
+    correct: (
+        Tensor | None
+    )  #: (n,) float64, 1 where the class is right, NaN where ignored; None where targets are no classes
 
 
 @final
 class Lens:
     """Looks at a problem's network as it is now; per-sample values are kept, Grams are not.
 
-    The first one-pass measure asked for runs the pass for all cheap ones; a later one that was not planned runs another pass
-    (`passes` counts them). A model changed since raises `StaleLens`.
+    The first one-pass measure asked for runs the pass for all cheap ones; a later one that was not planned runs
+    another pass (`passes` counts them). A model changed since raises `StaleLens`.
     """
 
     def __init__(self, problem: Problem) -> None:
@@ -54,7 +56,8 @@ class Lens:
         return lay_out(self.problem, self.model)
 
     def per_sample(self, measures: Iterable[Measure], progress: Progress | None = None) -> Mapping[Key, Tensor]:
-        """One number per sample for each measure and place, (n,) float64: at a layer, or at the network's input (None)."""
+        """One number per sample for each measure and place, (n,) float64: at a layer, or at the network's input
+        (None)."""
         self.require_fresh()
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
@@ -66,7 +69,11 @@ class Lens:
 
     def _run(self, measures: list[Measure], progress: Progress | None) -> None:
         start = time.perf_counter()
-        scale = self.feature_scale() if any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures) else {}
+        scale = (
+            self.feature_scale()
+            if any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
+            else {}
+        )
         gathered: dict[Key, list[Tensor]] = {}
         losses: list[Tensor] = []
         hits: list[Tensor | None] = []
@@ -105,7 +112,8 @@ class Lens:
         return Outcomes(outcomes.losses * len(outcomes.losses) / mass, outcomes.correct)
 
     def feature_scale(self) -> Mapping[str, Tensor]:
-        """Standard deviation over the data of the features each linear layer reads, (g, m); 1 where a feature is constant."""
+        """Standard deviation over the data of the features each linear layer reads, (g, m); 1 where a feature is
+        constant."""
         if not self._scale:
             self._scale = feature_spread(self.problem, self.model, self.layout)
         return self._scale
@@ -119,7 +127,9 @@ class Lens:
         """Refuse to mix numbers of two networks."""
         for name, fingerprint in self._fingerprints():
             if self._versions.get(name) != fingerprint:
-                raise StaleLens(f"{name!r} changed after the lens was made: make a new Lens(problem) to measure the model as it is now")
+                raise StaleLens(
+                    f"{name!r} changed after the lens was made: make a new Lens(problem) for the model as it is now"
+                )
 
     def _fingerprints(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         """Identity, storage and version of everything in the user's model."""

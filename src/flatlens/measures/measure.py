@@ -50,7 +50,11 @@ def measure(
         seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
         for key, estimate in found.items():
             estimates[key] = replace(
-                estimate, source=one.card.source, unit=estimate.unit or one.card.unit, seconds=seconds, note=estimate.note
+                estimate,
+                source=one.card.source,
+                unit=estimate.unit or one.card.unit,
+                seconds=seconds,
+                note=estimate.note,
             )
     return Report(estimates, about(lens))
 
@@ -89,7 +93,10 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
         nothing = undefined("the network has no floating input, nor an embedding, to differentiate to")
         yield (one.key, None), nothing if at_input is None else _estimate(one, at_input)
     elif not layers:
-        yield (one.key, None), undefined("the network has no linear layer" if one.place != "parameters" else "no parameter is measured")
+        yield (
+            (one.key, None),
+            undefined("the network has no linear layer" if one.place != "parameters" else "no parameter is measured"),
+        )
     elif one.answer == "last":
         yield (one.key, None), layers[_last(lens, layers)]
         yield (f"{one.key}.sum", None), _over_layers(layers, sum)
@@ -128,7 +135,11 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     """Sum or maximum of the layers' values."""
     missing = [name for name, e in layers.items() if e.kind == "undefined"]
     if missing:
-        return undefined(f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}")
+        return undefined(
+            f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}"
+        )
     notes = sorted({e.note for e in layers.values() if e.note})
-    samples = torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
+    samples = (
+        torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
+    )
     return Estimate(combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes))

@@ -70,4 +70,5 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
         return spectral_norm(g)
     p = g.f.softmax(1)
     P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    return torch.linalg.eigvalsh(P @ g.G @ P)[:, -1].clamp(min=0).sqrt()
+    values: Tensor = torch.linalg.eigvalsh(P @ g.G @ P)
+    return values[:, -1].clamp(min=0).sqrt()

@@ -22,8 +22,8 @@ from flatlens.measures.reduce import mean
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
     """Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2.
 
-    mean_i tr K_i, summed over all measured parameters. Equals Tr H at interpolation under the half squared error; the papers' figures
-    plot its square root.
+    mean_i tr K_i, summed over all measured parameters. Equals Tr H at interpolation under the half squared error;
+    the papers' figures plot its square root.
     """
     return g.K.diagonal(dim1=1, dim2=2).sum(1)
 

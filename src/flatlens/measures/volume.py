@@ -41,8 +41,9 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
 def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
-    The paper prints det(df^T df), which is 0 whenever there are fewer outputs than inputs. `top_k` keeps the largest eigenvalues, as the
-    authors' figures do with 3. Worked in logs; where lmin(G) <= 100 eps lmax(G) the volume is exactly 0.
+    The paper prints det(df^T df), which is 0 whenever there are fewer outputs than inputs. `top_k` keeps the largest
+    eigenvalues, as the authors' figures do with 3. Worked in logs; where lmin(G) <= 100 eps lmax(G) the volume is
+    exactly 0.
     """
     return log_volumes(g, top_k)
 

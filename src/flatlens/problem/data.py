@@ -21,7 +21,9 @@ def size(batch: Batch) -> int:
     """The number of samples in a batch."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
     if not leaves:
-        raise BadData(f"Problem(data=...): a batch must hold tensors whose first axis counts samples, got {type(batch).__name__}")
+        raise BadData(
+            f"Problem(data=...): a batch must hold tensors whose first axis counts samples, got {type(batch).__name__}"
+        )
     return len(leaves[0])
 
 
@@ -64,8 +66,8 @@ def require_finite(batch: Batch, where: str) -> None:
 class Data:
     """A fixed sequence of samples, read chunk by chunk.
 
-    Tensors are cut where asked. A dataset or loader is read in its own batches (its collate, its batch size) but in index order,
-    each batch fingerprinted on the first read: one that differs later (augmentation, noise) is refused.
+    Tensors are cut where asked. A dataset or loader is read in its own batches (its collate, its batch size) but in
+    index order, each batch fingerprinted on the first read: one that differs later (augmentation, noise) is refused.
     """
 
     def __init__(self, source: Any, where: str) -> None:
@@ -101,7 +103,8 @@ class Data:
             self._prints.append(fingerprint)
         elif self._prints[number] != fingerprint:
             raise BadData(
-                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or add noise? "
+                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or "
+                f"add noise? "
                 f"Measure on a fixed copy of the data"
             )
 
@@ -118,7 +121,10 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
         x, y = (torch.as_tensor(part) if not isinstance(part, dict | tuple) else part for part in source)
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
-            raise BadData(f"Problem({where}): x holds {n} samples and y {len(y) if y.ndim else 'a single number'}: they must agree")
+            raise BadData(
+                f"Problem({where}): x holds {n} samples and y {len(y) if y.ndim else 'a single number'}: they "
+                f"must agree"
+            )
         return None, (x, y)
     if isinstance(source, dict):
         return None, source
@@ -136,4 +142,6 @@ def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
         else:
             picked = sorted(loader.sampler)
     collate: Callable[[list[Any]], Any] = loader.collate_fn
-    return DataLoader(Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers)
+    return DataLoader(
+        Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers
+    )

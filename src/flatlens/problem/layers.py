@@ -3,8 +3,8 @@
     phi  (n, g, m, P)   what the weight multiplies: m entries per group, at P positions
     z    (n, g, d, P)   what comes out: d rows per group
 
-A dense layer has P = 1 and g = 1; a token-wise linear has P tokens; a convolution has one position per output pixel, m = in/g * k * k,
-and its kernel is read as g blocks of a block-diagonal matrix.
+A dense layer has P = 1 and g = 1; a token-wise linear has P tokens; a convolution has one position per output pixel,
+m = in/g * k * k, and its kernel is read as g blocks of a block-diagonal matrix.
 """
 
 from __future__ import annotations

@@ -35,7 +35,8 @@ class Loss(ABC):
         return torch.ones(len(f), dtype=torch.float64, device=f.device)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """C_i = d2 l_i / df2, (n, N, N) float64: N backward passes through the loss alone unless a subclass knows better."""
+        """C_i = d2 l_i / df2, (n, N, N) float64: N backward passes through the loss alone unless a subclass knows
+        better."""
         with torch.enable_grad():
             leaf = f.detach().to(torch.float64).requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
@@ -59,15 +60,15 @@ class Loss(ABC):
 
 def _as_vectors(f: Tensor, y: Any, name: str) -> Tensor:
     """Regression targets of f's shape; integer class labels become one-hot."""
-    y = torch.as_tensor(y, device=f.device)
-    if not y.is_floating_point() and y.ndim == 1 and (f.shape[1] > 1 or y.shape != f.shape):
-        return F.one_hot(_labels(y, f.shape[1], name), f.shape[1]).to(f.dtype)
-    if y.numel() != f.numel():
+    target: Tensor = torch.as_tensor(y, device=f.device)
+    if not target.is_floating_point() and target.ndim == 1 and f.shape[1] > 1:
+        return F.one_hot(_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype)
+    if target.numel() != f.numel():
         raise BadData(
             f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
-            f"shape ({len(f)},), got {tuple(y.shape)} {y.dtype}"
+            f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
         )
-    return y.reshape(f.shape).to(f.dtype)
+    return target.reshape(f.shape).to(f.dtype)
 
 
 def _labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
@@ -79,7 +80,8 @@ def _labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Te
         first = int(bad.nonzero()[0])
         raise BadData(
             f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
-            f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the last layer too narrow?"
+            f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the "
+            f"last layer too narrow?"
         )
     return y.long()
 
@@ -118,17 +120,20 @@ class CrossEntropy(Loss):
         return torch.ones(f.shape[1], dtype=f.dtype, device=f.device) if self.weight is None else self.weight.to(f)
 
     def _target(self, f: Tensor, y: Any) -> Tensor:
-        y = torch.as_tensor(y, device=f.device)
-        if y.is_floating_point():
-            if y.shape != f.shape:
+        target: Tensor = torch.as_tensor(y, device=f.device)
+        if target.is_floating_point():
+            if target.shape != f.shape:
                 raise BadData(
-                    f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class probabilities of "
-                    f"shape {tuple(f.shape)}, got {tuple(y.shape)} {y.dtype}"
+                    f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class "
+                    f"probabilities of "
+                    f"shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
                 )
-            return y.to(f.dtype)
-        if y.shape != (len(f),):
-            raise BadData(f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(y.shape)}")
-        return _labels(y, f.shape[1], self.name, self.ignore_index)
+            return target.to(f.dtype)
+        if target.shape != (len(f),):
+            raise BadData(
+                f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}"
+            )
+        return _labels(target, f.shape[1], self.name, self.ignore_index)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """-sum_k a_k log p_k, a_k the smoothed, weighted target."""
@@ -179,7 +184,10 @@ class CustomLoss(Loss):
             y = y.to(f.dtype)
         values = self.function(f, y)
         if not isinstance(values, Tensor):
-            raise BadLoss(f"Problem(loss={self.name}): a loss must return a tensor of shape ({len(f)},), got {type(values).__name__}")
+            raise BadLoss(
+                f"Problem(loss={self.name}): a loss must return a tensor of shape ({len(f)},), got "
+                f"{type(values).__name__}"
+            )
         return values
 
     def check(self, f: Tensor, y: Any) -> None:
@@ -189,7 +197,10 @@ class CustomLoss(Loss):
             leaf = f.detach().clone().requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y)[0], leaf, allow_unused=True)
         if slope is not None and len(f) > 1 and slope[1:].abs().max() > 0:
-            raise BadLoss(f"Problem(loss={self.name}): the loss of sample 0 depends on other samples' outputs: return one loss per sample")
+            raise BadLoss(
+                f"Problem(loss={self.name}): the loss of sample 0 depends on other samples' outputs: return "
+                f"one loss per sample"
+            )
 
 
 def _from_module(module: nn.Module) -> Loss:
@@ -197,7 +208,8 @@ def _from_module(module: nn.Module) -> Loss:
     name = type(module).__name__
     if getattr(module, "reduction", "mean") != "mean":
         raise BadLoss(
-            f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use reduction='mean', or "
+            f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
+            f"reduction='mean', or "
             f"hand in a callable (outputs, targets) -> losses of shape (n,)"
         )
     if isinstance(module, nn.CrossEntropyLoss):
@@ -205,7 +217,9 @@ def _from_module(module: nn.Module) -> Loss:
     if isinstance(module, nn.MSELoss):
         return SquaredError("mse")
     if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
-        raise BadLoss(f"Problem(loss={name}): class weights are known for CrossEntropyLoss; hand in a callable for others")
+        raise BadLoss(
+            f"Problem(loss={name}): class weights are known for CrossEntropyLoss; hand in a callable for others"
+        )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name)
     elementwise = copy.deepcopy(module)

@@ -23,8 +23,8 @@ HALF = (torch.float16, torch.bfloat16)
 class Problem:
     """What is measured: the risk of `model` under `loss` on `data`.
 
-    Construction runs the model once over the data: it must give finite outputs of shape (n, N), the same ones when asked
-    twice, each sample's its own. The model is left as it was; it may be trained further between measurements.
+    Construction runs the model once over the data: it must give finite outputs of shape (n, N), the same ones when
+    asked twice, each sample's its own. The model is left as it was; it may be trained further between measurements.
 
     >>> net = nn.Linear(3, 2)
     >>> problem = Problem(net, "mse", (torch.zeros(5, 3), torch.zeros(5, 2)))
@@ -79,14 +79,18 @@ class Problem:
             outputs, targets = self.forward(model, batch)
         else:
             if not isinstance(batch, tuple) or len(batch) != 2:
-                raise BadData("Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) -> (outputs, targets)")
+                raise BadData(
+                    "Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) "
+                    "-> (outputs, targets)"
+                )
             x, targets = batch
             outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
         outputs = getattr(outputs, "logits", outputs)
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != size(batch):
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadModel(
-                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: flatten or pool "
+                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: "
+                f"flatten or pool "
                 f"them, in the model or through forward=(model, batch) -> (outputs, targets)"
             )
         return outputs, targets
@@ -110,14 +114,16 @@ class Problem:
         eps = torch.finfo(once.dtype).eps
         if apart > 100 * eps * scale:
             raise BadModel(
-                f"Problem(model=...): the model gave different outputs for the same batch twice (max difference {apart:.2g}). It "
+                f"Problem(model=...): the model gave different outputs for the same batch twice (max "
+                f"difference {apart:.2g}). It "
                 f"runs in eval mode here: is there a functional dropout, or noise drawn inside forward()?"
             )
         alone, _ = self.run(model, take(batch, 0, 1))
         apart = float((once[:1] - alone).abs().max())
         if apart > 1e4 * eps * scale:
             raise BadModel(
-                f"Problem(model=...): sample 0 gives other outputs alone than in its batch (max difference {apart:.2g}): samples are "
+                f"Problem(model=...): sample 0 gives other outputs alone than in its batch (max difference "
+                f"{apart:.2g}): samples are "
                 f"coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running statistics?"
             )
 
@@ -131,13 +137,17 @@ class Problem:
             if not bool(torch.isfinite(f).all()):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
-                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and data are finite: "
+                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights "
+                    f"and data are finite: "
                     f"do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
             values = self.loss.values(f.to(torch.float64), y)
             if not bool(torch.isfinite(values).all()):
                 bad = n + int((~torch.isfinite(values)).nonzero()[0])
-                raise BadLoss(f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together?")
+                raise BadLoss(
+                    f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the "
+                    f"loss fit together?"
+                )
             n, outputs, mass = n + len(f), f.shape[1], mass + float(self.loss.mass(f, y).sum())
         if n == 0:
             raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
@@ -152,7 +162,8 @@ def require_finite_weights(model: nn.Module) -> None:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise BadModel(
-                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training diverge? "
+                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did "
+                f"training diverge? "
                 f"Load an earlier checkpoint"
             )
 

@@ -30,7 +30,12 @@ def measuring(model: nn.Module) -> Iterator[None]:
     try:
         model.eval()
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
-        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        with (
+            torch.random.fork_rng(devices),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            sdpa_kernel(SDPBackend.MATH),
+        ):
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
