@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 # with the features' standard deviations as units, their scale drops out
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalize", "std"): FUNCTION}
-    ("normalize", "std"): FUNCTION
-}  # with the features' standard deviations as units, their scale drops out
 
 
 def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
