@@ -48,7 +48,7 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
     except RuntimeError:  # data-dependent control flow, or an operation without a batching rule: one sample at a time
         each = [_one_by_one(problem, model, take(batch, i, i + 1), names) for i in range(n)]
         return {name: torch.stack([row[name] for row in each]) for name in names}
-    return {name: rows[f"model.{name}"].flatten(2).to(torch.float64) for name in names}
+    return {name: rows[f"model.{name}"].detach().flatten(2).to(torch.float64) for name in names}
 
 
 def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
