@@ -17,6 +17,8 @@ from flatlens.estimate import Report
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
+from flatlens.measures import Lens, measure
+from flatlens.problem import Problem
 from flatlens.training import train
 
 
@@ -56,9 +58,6 @@ def compute(settings: NetworkSettings) -> Record:
 
 def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
     """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part."""
-    from flatlens.measures import Lens, measure
-    from flatlens.problem import Problem
-
     model = copy.deepcopy(model).to(torch.float64)
     problem = Problem(
         model,

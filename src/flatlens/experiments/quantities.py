@@ -72,6 +72,7 @@ QUANTITIES = (
     Quantity("NMLS", "nmls"),
     Quantity("Jacobian norm", "jacobian_norm"),
     Quantity("log volume", "log_volume"),
+    Quantity("local volume (log)", "local_volume", "log"),
     Quantity("network volume (log)", "network_volume", "log"),
     Quantity("local dimension", "local_dimension"),
     Quantity("relative flatness, last layer", "relative_flatness"),
