@@ -1,0 +1,35 @@
+"""The figures of a study, in the order of the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flatlens.report.figures.figure import Figure, Grid
+from flatlens.report.figures.gap import gap_forest, gap_panels
+from flatlens.report.figures.matrix import scatter_matrix
+from flatlens.report.figures.networks import layer_profiles, training_curves
+
+if TYPE_CHECKING:
+    from flatlens.experiments import StudyResult
+
+__all__ = [
+    "Figure",
+    "Grid",
+    "gap_forest",
+    "gap_panels",
+    "layer_profiles",
+    "scatter_matrix",
+    "study_figures",
+    "training_curves",
+]
+
+
+def study_figures(result: StudyResult) -> list[Figure]:
+    """Every figure of the page; each has its data, also where there is nothing to draw."""
+    return [
+        gap_forest(result),
+        gap_panels(result),
+        scatter_matrix(result),
+        layer_profiles(result),
+        training_curves(result),
+    ]

@@ -1,0 +1,116 @@
+"""What a figure is: data first, then the drawing, with a caption that says how to read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import altair as alt
+import pandas as pd
+
+Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart
+Width: TypeAlias = int | Literal["container"]
+Layout: TypeAlias = Literal["grid", "wide", "single"]
+
+EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlations."
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Figure:
+    """One figure of the page and of the figures folder."""
+
+    name: str  #: the stem of its files
+    title: str
+    caption: str
+    data: pd.DataFrame  #: what is drawn, tidy
+    whole: Drawing  #: one picture, for PNG and SVG
+    panels: tuple[Drawing, ...]  #: for the page: a "grid" of panels flows with the width of the screen
+    layout: Layout
+    batch_shapes: bool = False  #: marks have a shape by batch size
+    colours: bool = True  #: the page has to explain the colours, by learning rate
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The levels of the study's two settings: the same colours and shapes in every figure."""
+
+    lrs: tuple[float, ...]
+    batch_sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, networks: pd.DataFrame) -> Grid:
+        """The levels met in a table of networks."""
+        return cls(tuple(sorted(set(networks["lr"]))), tuple(sorted(set(networks["batch_size"]))))
+
+    def lr_scale(self) -> alt.Scale:
+        """Domain only: the theme brings the colours."""
+        return alt.Scale(domain=list(self.lrs))
+
+    def batch_scale(self) -> alt.Scale:
+        """A shape for every batch size."""
+        return alt.Scale(
+            domain=list(self.batch_sizes), range=[SHAPES[i % len(SHAPES)] for i in range(len(self.batch_sizes))]
+        )
+
+
+SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
+
+
+def lr_legend(shown: bool) -> alt.Legend | None:
+    """The legend of the files; the page has its own above a figure's panels."""
+    return alt.Legend(title="learning rate", orient="top") if shown else None
+
+
+def batch_legend(shown: bool) -> alt.Legend | None:
+    """As `lr_legend`, for shapes."""
+    return alt.Legend(title="batch size", orient="top") if shown else None
+
+
+def network_tooltip(*more: alt.Tooltip) -> list[alt.Tooltip]:
+    """Who a mark is, then `more`."""
+    who = [alt.Tooltip("key:N", title="network"), alt.Tooltip("lr:Q", title="learning rate"),
+           alt.Tooltip("batch_size:Q", title="batch size"), alt.Tooltip("seed:Q")]  # fmt: skip
+    return [*who, *more]
+
+
+def solid_if_included() -> alt.FillOpacityValue:
+    """Marks of excluded networks are hollow. (`alt.when` and `alt.value` would take Altair ten times as long.)"""
+    return alt.FillOpacityValue(0.0, condition={"test": "datum.included", "value": 0.75})
+
+
+def decades(low: float, high: float) -> list[float] | None:
+    """The powers of ten in a range, as the ticks of a log axis; None for fewer than two, where Vega chooses better.
+
+    >>> decades(0.05, 20.0), decades(0.2, 0.9)
+    ([0.1, 1.0, 10.0], None)
+    """
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    step = max(1, math.ceil((last - first) / 6))
+    ticks = [float(f"1e{power}") for power in range(first, last + 1, step)]
+    return ticks if len(ticks) >= 2 else None
+
+
+def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
+    """An axis ticked at powers of ten: every ninth of a decade would be a thicket."""
+    ticks = decades(float(values.min()), float(values.max())) if len(values) else None
+    return alt.Axis(title=title, values=ticks) if ticks else alt.Axis(title=title, tickCount=4)
+
+
+def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
+    """A coefficient with its 95% interval, in words for a title.
+
+    >>> interval({"pearson": 0.5, "pearson_low": -0.25, "pearson_high": 0.75}, "pearson", "r")
+    'r = 0.50 [−0.25, 0.75]'
+    """
+    if row is None or row[name] != row[name]:
+        return f"{symbol} undefined"
+    words = f"{symbol} = {row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
+    return words.replace("-", "−")
+
+
+def empty(message: str) -> alt.Chart:
+    """A picture that says why there is nothing to see."""
+    text: alt.Chart = alt.Chart(pd.DataFrame({"text": [message]})).mark_text(fontSize=13).encode(text="text:N")
+    return text

@@ -1,0 +1,148 @@
+"""Each measure against the generalisation gap: a panel a measure, and all the correlations in one forest plot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import altair as alt
+import pandas as pd
+
+from flatlens.report import frames
+from flatlens.report.figures.figure import (
+    EXCLUDED_HOLLOW,
+    Drawing,
+    Figure,
+    Grid,
+    Width,
+    batch_legend,
+    empty,
+    interval,
+    lr_legend,
+    network_tooltip,
+    solid_if_included,
+)
+
+if TYPE_CHECKING:
+    from flatlens.experiments import Quantity, StudyResult
+
+PANELS_A_ROW = 3
+
+
+def gap_panels(result: StudyResult) -> Figure:
+    """The gap over each measure, with the least-squares line of the included networks."""
+    gap, measures = frames.gap_of(result), frames.measures_of(result)
+    data = frames.value_frame(result)
+    grid = Grid.of(result.networks)
+    if gap is None or not measures or data.empty:
+        panels: list[Drawing] = [empty("no measure and gap to compare")]
+        whole: Drawing = panels[0]
+    else:
+        relations = frames.relation_frame(result)
+        panels = [_panel(data, relations, q, gap, grid, "container") for q in measures]
+        whole = alt.concat(
+            *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=PANELS_A_ROW
+        ).resolve_scale(fill="shared", shape="shared")
+    return Figure(
+        name="against_gap",
+        title="Each measure against the generalisation gap",
+        caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
+        f"tau with 95% bootstrap intervals over networks. {EXCLUDED_HOLLOW}",
+        data=data,
+        whole=whole,
+        panels=tuple(panels),
+        layout="grid",
+        batch_shapes=True,
+    )
+
+
+def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity, grid: Grid, width: Width) -> Drawing:
+    """One measure. Columns get plain names: a dot or bracket in a field would be read as a path."""
+    drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*frames.NETWORK, "outcome", "included", "x", "y"]]
+    drawn = drawn.dropna(subset=["x", "y"])
+    legend = width != "container"
+    scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
+    colour = alt.Fill("lr:O", scale=grid.lr_scale(), legend=lr_legend(legend))
+    marks = (
+        alt.Chart(drawn)
+        .mark_point(size=55, opacity=0.9, strokeWidth=1.5)
+        .encode(
+            x=alt.X("x:Q", title=frames.axis_title(x), scale=scale, axis=ticks),
+            y=alt.Y("y:Q", title=frames.axis_title(y), scale=scale, axis=ticks),
+            fill=colour,
+            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=None),
+            shape=alt.Shape("batch_size:N", scale=grid.batch_scale(), legend=batch_legend(legend)),
+            fillOpacity=solid_if_included(),
+            tooltip=network_tooltip(
+                alt.Tooltip("outcome:N"),
+                alt.Tooltip("x:Q", title=frames.axis_title(x), format=".4g"),
+                alt.Tooltip("y:Q", title=frames.axis_title(y), format=".4g"),
+            ),
+        )
+    )
+    counted = drawn[drawn["included"]]
+    fit = (
+        alt.Chart(frames.regression_line(counted["x"], counted["y"]))
+        .mark_line(strokeWidth=1.5, strokeDash=[5, 3], color="#8a94a3")
+        .encode(x="x:Q", y="y:Q")
+    )
+    found = relations[(relations["x"] == x.name) & (relations["y"] == y.name)]
+    row = found.iloc[0].to_dict() if len(found) else None
+    words = f"{interval(row, 'pearson', 'r')},  {interval(row, 'kendall', 'τ')}"
+    return alt.layer(fit, marks).properties(
+        width=width, height=210, title=alt.TitleParams(text=frames.axis_title(x), subtitle=words)
+    )
+
+
+def gap_forest(result: StudyResult) -> Figure:
+    """Every quantity's correlation with the gap, as dots with intervals, strongest first."""
+    data = frames.gap_relations(result)
+    drawing = _forest(data, "container") if len(data) else empty("no correlation is defined for these networks")
+    return Figure(
+        name="correlations_with_gap",
+        title="How strongly each quantity goes with the gap",
+        caption="A dot is a correlation with the generalisation gap, its bar the 95% bootstrap interval: a bar that "
+        "crosses zero says that these networks do not settle the sign. “At equal learning rate” compares only "
+        "networks trained alike (the group means are taken out), so that a setting that moves both is no evidence.",
+        data=data,
+        whole=_forest(data, 620) if len(data) else drawing,
+        panels=(drawing,),
+        layout="single",
+        colours=False,
+    )
+
+
+def _forest(data: pd.DataFrame, width: Width) -> Drawing:
+    kinds = list(dict.fromkeys(data["coefficient"]))
+    hues = ["#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3"]
+    shapes = ["circle", "diamond", "square", "triangle-up"]
+    order = list(dict.fromkeys(data["quantity"]))
+    # Two lines for a name with a comma: on a phone one line would take half the width.
+    labels = alt.Axis(labelExpr="split(datum.label, ', ')", labelLimit=190, grid=True, tickBand="extent")
+    base = alt.Chart(data).encode(
+        y=alt.Y("quantity:N", sort=order, title=None, axis=labels),
+        yOffset=alt.YOffset("coefficient:N", sort=kinds, scale=alt.Scale(domain=kinds, paddingOuter=0.25)),
+        color=alt.Color(
+            "coefficient:N",
+            scale=alt.Scale(domain=kinds, range=hues[: len(kinds)]),
+            legend=alt.Legend(title=None, orient="top", columns=1, labelLimit=330),
+        ),
+    )
+    scale = alt.Scale(domain=[-1, 1])
+    bars = base.mark_rule(strokeWidth=1.6).encode(
+        x=alt.X("low:Q", scale=scale, title="correlation with the gap"), x2="high:Q"
+    )
+    dots = base.mark_point(filled=True, size=50, opacity=1).encode(
+        x=alt.X("value:Q", scale=scale),
+        shape=alt.Shape("coefficient:N", scale=alt.Scale(domain=kinds, range=shapes[: len(kinds)])),
+        tooltip=[
+            "quantity:N",
+            "coefficient:N",
+            *(alt.Tooltip(f"{c}:Q", format=".3f") for c in ("value", "low", "high")),
+            "n:Q",
+        ],
+    )
+    zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(strokeDash=[3, 3]).encode(x=alt.X("zero:Q", scale=scale))
+    forest = alt.layer(zero, bars, dots).properties(width=width, height=alt.Step(12 if len(kinds) > 2 else 16))
+    if width != "container":
+        return forest
+    return forest.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))

@@ -1,0 +1,182 @@
+"""The data of every figure, prepared before anything is drawn: tidy frames that can be saved and tested.
+
+Everywhere `included` says whether a network counts in the correlations; the others are kept, and drawn hollow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from flatlens.experiments import Quantity, StudyResult
+
+NETWORK = ["key", "lr", "batch_size", "seed"]
+GAP = "generalisation_gap"
+#: Columns that are a network's making or its score, not a measure of flatness or compression.
+NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
+POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
+BINS = 9
+
+
+def measures_of(result: StudyResult) -> list[Quantity]:
+    """The studied quantities that measure flatness or compression."""
+    return [q for q in result.quantities if q.column not in NOT_MEASURES]
+
+
+def gap_of(result: StudyResult) -> Quantity | None:
+    """The quantity everything is held against, if the study has it."""
+    return next((q for q in result.quantities if q.column == GAP), None)
+
+
+def axis_title(quantity: Quantity) -> str:
+    """The name shown, with the transform said.
+
+    >>> from flatlens.experiments import Quantity
+    >>> axis_title(Quantity("network volume", "network_volume", "log"))
+    'log network volume'
+    """
+    if quantity.transform == "identity" or quantity.name.startswith(quantity.transform):
+        return quantity.name
+    return f"{quantity.transform} {quantity.name}"
+
+
+def value_frame(result: StudyResult) -> pd.DataFrame:
+    """One row a network: who it is, whether it counts and how it ended, then each quantity under the name shown."""
+    frame = result.values.merge(result.networks[["key", "outcome"]], on="key", how="left")
+    names = [q.name for q in result.quantities]
+    values = frame.reindex(columns=names).apply(_finite)
+    who = frame[[*NETWORK, "outcome"]].assign(included=frame["included"].astype(bool))
+    return pd.concat([who, values], axis=1).reset_index(drop=True)
+
+
+def relation_frame(result: StudyResult) -> pd.DataFrame:
+    """The relations with every pair in both orders, so that (x, y) can be looked up either way round."""
+    there = result.relations
+    back = there.rename(columns={"x": "y", "y": "x"})
+    both = pd.concat([there, back], ignore_index=True)
+    return both[both["x"] != both["y"]].drop_duplicates(["x", "y"]).reset_index(drop=True)
+
+
+def gap_relations(result: StudyResult) -> pd.DataFrame:
+    """Each quantity's correlation with the gap, strongest first: quantity, coefficient, value, low, high, n."""
+    columns = ["quantity", "coefficient", "value", "low", "high", "n"]
+    gap = gap_of(result)
+    if gap is None:
+        return pd.DataFrame(columns=columns)
+    pairs = relation_frame(result).query("y == @gap.name").sort_values(["pearson", "x"], ascending=[False, True])
+    parts = [_coefficient(pairs, "Pearson r", "pearson"), _coefficient(pairs, "Kendall τ", "kendall")]
+    if len(result.within):
+        within = result.within.query("x == @gap.name or y == @gap.name")
+        other = within["x"].where(within["x"] != gap.name, within["y"])
+        for group, rows in within.assign(x=other).groupby("group", sort=True):
+            parts.append(_coefficient(rows, f"Pearson r at equal {spoken(str(group))}", "pearson"))
+    frame = pd.concat(parts, ignore_index=True)
+    order = {name: i for i, name in enumerate(pairs["x"])}
+    frame = frame.dropna(subset=["value"]).sort_values("quantity", key=lambda q: q.map(order), kind="stable")
+    titles = {q.name: axis_title(q) for q in result.quantities}
+    return frame.assign(quantity=frame["quantity"].map(titles)).reset_index(drop=True)[columns]
+
+
+def spoken(setting: str) -> str:
+    """Settings' column names in words.
+
+    >>> spoken("lr, batch_size")
+    'learning rate and batch size'
+    """
+    words = {"lr": "learning rate", "batch_size": "batch size"}
+    return " and ".join(words.get(part, part) for part in setting.split(", "))
+
+
+def _coefficient(pairs: pd.DataFrame, label: str, name: str) -> pd.DataFrame:
+    part = pairs[["x", name, f"{name}_low", f"{name}_high", "n"]].set_axis(
+        ["quantity", "value", "low", "high", "n"], axis=1
+    )
+    return part.assign(coefficient=label)
+
+
+def regression_line(x: pd.Series[float], y: pd.Series[float]) -> pd.DataFrame:
+    """The two ends of the least-squares line of y on x; empty where there is none.
+
+    >>> regression_line(pd.Series([0.0, 1.0, 2.0]), pd.Series([1.0, 3.0, 5.0])).round(9)
+         x    y
+    0  0.0  1.0
+    1  2.0  5.0
+    """
+    kept = pd.DataFrame({"x": x, "y": y}).dropna()
+    if len(kept) < 3 or np.ptp(kept["x"].to_numpy()) == 0:
+        return pd.DataFrame({"x": [], "y": []}, dtype=float)
+    ends = np.array([kept["x"].min(), kept["x"].max()])
+    centred = kept["x"] - kept["x"].mean()  # centred first: a large offset would cost digits
+    slope = float((centred * kept["y"]).sum() / (centred**2).sum())
+    return pd.DataFrame({"x": ends, "y": kept["y"].mean() + slope * (ends - kept["x"].mean())})
+
+
+def histogram(values: pd.Series[float]) -> pd.DataFrame:
+    """Counts in even bins over the padded range: low, high, count; empty for no values."""
+    present = values.dropna().to_numpy(dtype=float)
+    if not len(present):
+        return pd.DataFrame({"low": [], "high": [], "count": []}, dtype=float)
+    counts, edges = np.histogram(present, bins=BINS, range=padded_range(values))
+    return pd.DataFrame({"low": edges[:-1], "high": edges[1:], "count": counts})
+
+
+def padded_range(values: pd.Series[float]) -> tuple[float, float]:
+    """An axis range with a margin; a unit one where there is nothing, or no spread, to show.
+
+    >>> padded_range(pd.Series([0.0, 10.0]))
+    (-0.6, 10.6)
+    """
+    present = values.dropna()
+    if present.empty:
+        return (0.0, 1.0)
+    low, high = float(present.min()), float(present.max())
+    margin = 0.06 * (high - low) or max(abs(low) * 0.1, 0.5)
+    return (low - margin, high + margin)
+
+
+def profile_frame(result: StudyResult) -> pd.DataFrame:
+    """Each measure by layer: who, measure, layer, position, value, included; undefined values are left out."""
+    columns = [*NETWORK, "measure", "layer", "position", "value", "included"]
+    if result.layers.empty:
+        return pd.DataFrame(columns=columns)
+    frame = result.layers.merge(result.values[["key", "included"]], on="key", how="left")
+    frame = frame.assign(value=_finite(frame["value"])).dropna(subset=["value"])
+    order = {name: i for i, name in enumerate(dict.fromkeys(result.layers["measure"]))}  # as the study lists them
+    frame = frame.assign(_order=frame["measure"].map(order))
+    return frame.sort_values(["_order", "lr", "batch_size", "seed", "position"]).reset_index(drop=True)[columns]
+
+
+def middle_profiles(profiles: pd.DataFrame) -> pd.DataFrame:
+    """The median over the included networks of each learning rate: measure, layer, position, lr, value."""
+    included = profiles[profiles["included"].astype(bool)]
+    return included.groupby(["measure", "layer", "position", "lr"], sort=True)["value"].median().reset_index()
+
+
+def curve_frame(result: StudyResult) -> pd.DataFrame:
+    """Training loss by step, thinned evenly in log steps: who, step, loss, included. A log axis starts at step 1."""
+    columns = [*NETWORK, "step", "loss", "included"]
+    if result.curves.empty:
+        return pd.DataFrame(columns=columns)
+    curves = result.curves.assign(loss=_finite(result.curves["loss"]))
+    curves = curves[(curves["step"] > 0) & (curves["loss"] > 0)]
+    thinned = [_thin(one.sort_values("step")) for _, one in curves.groupby("key", sort=True)]
+    if not thinned:
+        return pd.DataFrame(columns=columns)
+    frame = pd.concat(thinned).merge(result.values[["key", "included"]], on="key", how="left")
+    return frame.sort_values(["batch_size", "lr", "seed", "step"]).reset_index(drop=True)[columns]
+
+
+def _thin(curve: pd.DataFrame) -> pd.DataFrame:
+    if len(curve) <= POINTS_PER_CURVE:
+        return curve
+    steps = curve["step"].to_numpy(dtype=float)
+    wanted = np.searchsorted(steps, np.geomspace(steps[0], steps[-1], POINTS_PER_CURVE))
+    return curve.iloc[np.unique(np.append(wanted.clip(0, len(steps) - 1), [0, len(steps) - 1]))]
+
+
+def _finite(values: pd.Series[float]) -> pd.Series[float]:
+    numbers = pd.to_numeric(values, errors="coerce").astype(float)
+    return numbers.where(np.isfinite(numbers))

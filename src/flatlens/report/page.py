@@ -1,0 +1,142 @@
+"""The page of a study: one HTML file that needs no network, with its figures and their data beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+
+from flatlens.estimate import Progress
+from flatlens.measures import Card, catalogue
+from flatlens.report import words
+from flatlens.report.cards import MOVES, card_of, spelling, survives
+from flatlens.report.figures import Figure, Grid, study_figures
+from flatlens.report.files import write_whole
+from flatlens.report.frames import NOT_MEASURES
+from flatlens.report.palette import MODES, ordered_colours, theme
+from flatlens.report.render import plain_spec, script_json, write_figure
+
+if TYPE_CHECKING:
+    from flatlens.experiments import StudyResult
+
+PAGE = "report.html"
+TABLES = ("table.csv", "relations.csv", "study.json")  # written by the study, linked where they are
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of networks."""
+
+    name: str
+    by_layer: bool  #: hidden until asked for
+    numeric: bool
+
+
+def write_study_page(
+    result: StudyResult,
+    out: Path,
+    *,
+    cards: Sequence[Card] | None = None,
+    progress: Progress | None = None,
+) -> list[Path]:
+    """Write `out/report.html` and `out/figures/`; the same result gives the same page, byte for byte.
+
+    Args:
+        result: The study, complete or not.
+        out: Its folder; made if it is not there.
+        cards: What is known of the measures; the catalogue's cards by default.
+        progress: Called once a figure.
+
+    Returns:
+        The files written, the page first.
+    """
+    folder = Path(out) / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = study_figures(result)
+    colours = len(Grid.of(result.networks).lrs)
+    written: list[Path] = []
+    for done, figure in enumerate(figures):
+        if progress:
+            progress("drawing figures", done, len(figures))
+        written += write_figure(figure, folder, colours)
+    tables = [name for name in TABLES if (Path(out) / name).exists()]
+    html = study_html(result, figures, catalogue() if cards is None else cards, tables)
+    page = write_whole(Path(out) / PAGE, html.encode())
+    if progress:
+        progress("drawing figures", len(figures), len(figures))
+    return [page, *written]
+
+
+def study_html(
+    result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
+) -> str:
+    """The page's text; `tables` are the files beside it that it may link."""
+    grid = Grid.of(result.networks)
+    columns = table_columns(result)
+    return _environment().get_template("study.html.j2").render(
+        title=words.title(result),
+        summary=words.what_was_run(result),
+        findings=result.findings,
+        caveats=words.caveats(result),
+        figures=figures,
+        grid=grid,
+        swatches={mode: ordered_colours(max(len(grid.lrs), 1), mode) for mode in MODES},
+        shapes=words.shape_signs(len(grid.batch_sizes)),
+        measures=measure_rows(result, cards),
+        moves=[in_words for _, _, in_words in MOVES],
+        columns=columns,
+        rows=result.networks[[c.name for c in columns]].to_dict("records"),
+        settings=words.flatten(result.settings),
+        versions=result.versions,
+        excluded=result.excluded,
+        failed=result.failed,
+        tables=tables,
+        specs=script_json({f"{f.name}-{i}": plain_spec(p) for f in figures for i, p in enumerate(f.panels)}),
+        themes=script_json({mode: theme(mode, len(grid.lrs)) for mode in MODES}),
+        bundle=_bundle(),
+    )  # fmt: skip
+
+
+def table_columns(result: StudyResult) -> list[Column]:
+    """The table's columns in the order of the study; those by layer are marked by their brackets."""
+    networks = result.networks
+    return [
+        Column(name, by_layer="[" in name, numeric=networks[name].dtype.kind in "iuf")
+        for name in map(str, networks.columns)
+    ]
+
+
+def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
+    """The measures of this study, once each: name, meaning, source, and for each move whether they survive it."""
+    names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
+    met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
+    return [
+        {"name": name, "meaning": card.meaning, "source": card.source, "survives": survives(name, card)}
+        for name, card in met
+    ]
+
+
+@lru_cache(maxsize=1)  # a constant of the installed version that takes a second to make
+def _bundle() -> str:
+    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return bundle.replace("</script", "<\\/script")
+
+
+@lru_cache(maxsize=1)  # compiles the templates once
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("flatlens.report"),
+        autoescape=select_autoescape(["html", "j2"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["shown"] = words.shown
+    environment.filters["exact"] = words.exact
+    environment.filters["breakable"] = words.breakable
+    return environment

@@ -1,0 +1,65 @@
+"""Figures to files and to JSON: nothing here needs a browser or a network."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+
+from flatlens.report.figures import Figure
+from flatlens.report.figures.figure import Drawing
+from flatlens.report.files import csv_bytes, write_whole
+from flatlens.report.palette import theme
+
+PIXELS_PER_POINT = 2  # sharp on a phone and in print
+LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
+
+
+def plain_spec(drawing: Drawing) -> dict[str, Any]:
+    """A chart as Vega-Lite JSON without the address of its schema and without a theme: the page brings its own."""
+    spec: dict[str, Any] = drawing.to_dict(validate=False)  # checked in the tests: it takes longer than the drawing
+    return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
+
+
+def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
+    """`folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
+    spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **plain_spec(figure.whole)})
+    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
+    png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
+    return [
+        write_whole(folder / f"{figure.name}.svg", svg.encode()),
+        write_whole(folder / f"{figure.name}.png", png),
+        write_whole(folder / f"{figure.name}.csv", csv_bytes(figure.data)),
+    ]
+
+
+def _scale(svg: str) -> float:
+    """Two pixels a point, less for a picture that would be huge."""
+    head = svg[: svg.index(">")]
+    sides = [float(head.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
+    return min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
+
+
+def script_json(value: Any) -> str:
+    r"""JSON that may stand inside a script element: no character in it can end the element or open a comment.
+
+    >>> script_json({"name": "</script>"})
+    '{"name":"\\u003c/script\\u003e"}'
+    """
+    text = json.dumps(_without_nan(value), separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    for mark in "<>&":
+        text = text.replace(mark, f"\\u{ord(mark):04x}")
+    return text
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _without_nan(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(v) for v in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

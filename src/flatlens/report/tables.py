@@ -1,0 +1,184 @@
+"""A report as one screen of a terminal: the numbers, how far to trust them, which survive rescaling the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flatlens.estimate import Estimate, Report
+from flatlens.measures import Card
+from flatlens.report.cards import MOVES, card_of, spelling, survives
+
+LAYERS_ACROSS = 5  #: more do not fit a screen of 80 columns
+RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
+
+
+def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
+    """What `flatlens measure` ends with.
+
+    Args:
+        report: The measured numbers.
+        cards: The catalogue's cards; a measure without one is shown without its invariances.
+
+    Returns:
+        Something for a rich console: what was measured, the network's answers, the layers' values, a key.
+    """
+    parts: list[RenderableType] = [Text(_about(report.about), style="bold"), _network_table(report, cards)]
+    layers = _layer_table(report)
+    if layers is not None:
+        parts.append(layers)
+    notes = _notes(report)
+    if notes:
+        parts.append(notes)
+    parts.append(_key(report, cards))
+    return Group(*parts)
+
+
+def _about(about: Mapping[str, Any]) -> str:
+    """The first line: samples, outputs, layers, loss."""
+    facts = [f"{about[key]} {noun}" for key, noun in (("n", "samples"), ("outputs", "outputs")) if key in about]
+    if isinstance(about.get("layers"), Sequence) and not isinstance(about["layers"], str):
+        facts.append(f"{len(about['layers'])} layers")
+    if "loss" in about:
+        facts.append(str(about["loss"]).replace("_", " "))
+    return ", ".join(facts) if facts else "measured"
+
+
+def _network_table(report: Report, cards: Sequence[Card]) -> Table:
+    """One row a measure, the risk first, the others under their families."""
+    table = _table("The network")
+    table.add_column("measure", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("95% ±", justify="right", no_wrap=True)
+    table.add_column("kind", no_wrap=True)
+    for _, short, _ in MOVES:
+        table.add_column(short, justify="center", no_wrap=True)
+    answers = [(name, estimate) for (name, layer), estimate in report.items() if layer is None]
+    group = None
+    rows = sorted(((_group(n, cards), n, e) for n, e in answers), key=lambda row: _place(row, answers))
+    for heading, name, estimate in rows:
+        if heading != group:
+            table.add_row(Text(heading, style="italic dim"))
+            group = heading
+        table.add_row(f"  {name}", _value(estimate), _error(estimate), _kind(estimate), *_badges(name, cards))
+    return table
+
+
+def _group(name: str, cards: Sequence[Card]) -> str:
+    if name.split(".")[0] in RISK:
+        return "risk"
+    card = card_of(name, cards)
+    return card.family if card else "other"
+
+
+def _place(row: tuple[str, str, Estimate], answers: Sequence[tuple[str, Estimate]]) -> tuple[int, int]:
+    """Risk first, then families and measures in the order they were asked for."""
+    heading, name, _ = row
+    order = [n for n, _ in answers]
+    return (0 if heading == "risk" else 1, order.index(name))
+
+
+def _badges(name: str, cards: Sequence[Card]) -> list[Text]:
+    card = card_of(name, cards)
+    if card is None or name.split(".")[0] in RISK:
+        return [Text("") for _ in MOVES]
+    return [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in survives(name, card)]
+
+
+def _layer_table(report: Report) -> Table | None:
+    """Every layer's value while a screen holds them, else the range; None where nothing was measured by layer."""
+    values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
+    if not values:
+        return None
+    layers = _execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
+    names = list(dict.fromkeys(name for name, _ in values))
+    if len(layers) > LAYERS_ACROSS:
+        return _range_table(values, layers, names)
+    table = _table("Layer by layer")
+    table.add_column("measure", no_wrap=True)
+    for layer in layers:
+        table.add_column(layer, justify="right", overflow="fold")
+    for name in names:
+        table.add_row(f"  {name}", *(_cell(values.get((name, layer))) for layer in layers))
+    return table
+
+
+def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Table:
+    """Of a deep network: each measure's extremes and where they are."""
+    table = _table(f"Over {len(layers)} layers (every value: --json or --save)")
+    table.add_column("measure", no_wrap=True)
+    for heading in ("smallest", "in layer", "largest", "in layer"):
+        table.add_column(heading, justify="left" if heading == "in layer" else "right", overflow="fold")
+    for name in names:
+        found = {layer: values[name, layer] for layer in layers if (name, layer) in values}
+        defined = [layer for layer, estimate in found.items() if estimate.value == estimate.value]
+        if not defined:
+            table.add_row(f"  {name}", Text("undefined", style="dim"))
+            continue
+        low, high = (pick(defined, key=lambda layer: found[layer].value) for pick in (min, max))
+        table.add_row(f"  {name}", _value(found[low]), low, _value(found[high]), high)
+    return table
+
+
+def _execution_order(report: Report, met: list[str]) -> list[str]:
+    """As the network runs them, where the report says; parameters outside any layer come last."""
+    known = [str(layer) for layer in report.about.get("layers", [])]
+    return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
+
+
+def _table(title: str) -> Table:
+    """Narrow enough for 80 columns: no lines, two blanks between columns."""
+    return Table(
+        box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 2, 0, 0), header_style="dim"
+    )
+
+
+def _cell(estimate: Estimate | None) -> Text:
+    return Text("") if estimate is None else _value(estimate)
+
+
+def _value(estimate: Estimate) -> Text:
+    if estimate.kind == "undefined" or estimate.value != estimate.value:
+        return Text("undefined", style="dim")
+    return Text(f"{estimate.value:.4g}")
+
+
+def _error(estimate: Estimate) -> str:
+    return f"{1.96 * estimate.stderr:.2g}" if estimate.stderr else ""
+
+
+def _kind(estimate: Estimate) -> str:
+    return estimate.kind if estimate.kind != "undefined" else ""
+
+
+def _notes(report: Report) -> Text | None:
+    """The network's notes; equal ones are said once."""
+    said: dict[str, list[str]] = {}
+    for (name, layer), estimate in report.items():
+        if layer is None and estimate.note:
+            said.setdefault(estimate.note, []).append(name)
+    if not said:
+        return None
+    lines = [f"{', '.join(names)}: {note}" for note, names in said.items()]
+    return Text("\nNotes\n", style="bold").append("\n".join(lines), style="not bold")
+
+
+def _key(report: Report, cards: Sequence[Card]) -> Text:
+    """What the three last columns mean, and which measures may be compared freely."""
+    names = dict.fromkeys(name for name, layer in report if layer is None and name.split(".")[0] not in RISK)
+    met = {spelling(name): card for name in names if (card := card_of(name, cards))}
+    survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
+    key = Text("\nlayer, neuron, order: ", style="bold")
+    key.append(
+        "does the value survive a layer-wise rescaling of the weights, a neuron-wise one, a permutation of the "
+        "neurons? All three leave the network's function as it is.",
+        style="not bold",
+    )
+    if met:
+        key.append("\nSurvive any rescaling of the weights: ", style="bold")
+        key.append(", ".join(survive) if survive else "none of these", style="not bold")
+    return key

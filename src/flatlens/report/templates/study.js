@@ -1,0 +1,62 @@
+(() => {
+  "use strict";
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const specs = read("specs");
+  const themes = read("themes");
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  let views = [];
+
+  async function draw() {
+    const mode = dark.matches ? "dark" : "light";
+    views.forEach((drawn) => drawn.finalize());
+    views = [];
+    for (const slot of document.querySelectorAll("[data-spec]")) {
+      const options = {
+        mode: "vega-lite", actions: false, config: themes[mode], tooltip: { theme: mode },
+        renderer: slot.dataset.renderer,
+      };
+      try {
+        views.push(await vegaEmbed(slot, specs[slot.dataset.spec], options));
+      } catch (error) {
+        slot.textContent = "This figure could not be drawn here; its picture is linked below.";
+        console.error(slot.dataset.spec, error);
+      }
+    }
+    document.documentElement.dataset.drawn = "yes";
+  }
+
+  function sortable(table) {
+    const body = table.tBodies[0];
+    table.querySelectorAll("thead button").forEach((button, index) => {
+      button.addEventListener("click", () => {
+        const head = button.parentElement;
+        const down = head.getAttribute("aria-sort") === "ascending";
+        table.querySelectorAll("[aria-sort]").forEach((other) => other.removeAttribute("aria-sort"));
+        head.setAttribute("aria-sort", down ? "descending" : "ascending");
+        const numeric = head.classList.contains("number");
+        const rows = [...body.rows].map((row) => [row.cells[index].dataset.value, row]);
+        const order = (a, b) => {
+          if (!numeric) return down ? b[0].localeCompare(a[0]) : a[0].localeCompare(b[0]);
+          const [x, y] = [Number(a[0]), Number(b[0])];
+          if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y); // undefined last, both ways
+          return down ? y - x : x - y;
+        };
+        rows.sort(order).forEach(([, row]) => body.append(row));
+      });
+    });
+  }
+
+  const table = document.getElementById("networks");
+  sortable(table);
+  document.getElementById("search").addEventListener("input", (event) => {
+    const wanted = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
+    for (const row of table.tBodies[0].rows) {
+      row.hidden = !wanted.every((word) => row.dataset.search.includes(word));
+    }
+  });
+  const layers = document.getElementById("layers");
+  if (layers) layers.addEventListener("change", () => table.classList.toggle("layers", layers.checked));
+
+  dark.addEventListener("change", draw);
+  draw();
+})();

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import vl_convert
+
+from flatlens.report.figures import (
+    gap_forest,
+    gap_panels,
+    layer_profiles,
+    scatter_matrix,
+    study_figures,
+    training_curves,
+)
+from flatlens.report.palette import MODES, ordered_colours, theme
+from flatlens.report.render import plain_spec
+
+FIGURES = [gap_forest, gap_panels, scatter_matrix, layer_profiles, training_curves]
+
+
+def text_of(drawing) -> str:
+    return json.dumps(drawing.to_dict(), ensure_ascii=False)
+
+
+@pytest.mark.parametrize("draw", FIGURES)
+def test_every_chart_is_valid_and_compiles(draw, smoke):
+    figure = draw(smoke)
+    assert figure.caption
+    for drawing in (figure.whole, *figure.panels):
+        drawing.to_dict(validate=True)
+        vl_convert.vegalite_to_vega(json.dumps({**plain_spec(drawing), "config": theme("dark", 2)}))
+
+
+def test_the_page_order_and_names(smoke):
+    names = [figure.name for figure in study_figures(smoke)]
+    assert names == ["correlations_with_gap", "against_gap", "scatter_matrix", "layer_profiles", "training_curves"]
+
+
+def test_a_panel_a_measure_with_its_coefficients(laptop):
+    figure = gap_panels(laptop)
+    assert len(figure.panels) == 8
+    first_layer = text_of(figure.panels[6])
+    assert "relative flatness, first layer" in first_layer
+    assert "r = 1.00 [0.90, 1.00]" in first_layer
+
+
+def test_excluded_networks_are_hollow_and_said(laptop):
+    figure = gap_panels(laptop)
+    assert "hollow" in figure.caption
+    marks = figure.panels[0].to_dict()["layer"][1]["encoding"]
+    assert marks["fillOpacity"]["condition"] == {"test": "datum.included", "value": 0.75}
+    assert marks["fillOpacity"]["value"] == 0.0
+    assert [
+        row["included"] for rows in figure.panels[0].to_dict()["datasets"].values() for row in rows if "key" in row
+    ].count(False) == 1
+
+
+def test_the_line_ignores_the_excluded(make_result):
+    result = make_result(excluded=8)
+    values = result.values.copy()
+    values.loc[~values["included"], "MLS"] = 1e6  # far outside
+    panel = gap_panels(replace(result, values=values)).panels[1].to_dict()
+    ends = next(rows for rows in panel["datasets"].values() if len(rows) == 2)
+    assert max(row["x"] for row in ends) < 100
+
+
+def test_the_matrix_is_square_and_brushed_as_one(laptop):
+    spec = scatter_matrix(laptop).whole.to_dict()
+    assert spec["columns"] == 9
+    assert len(spec["concat"]) == 81
+    (brush,) = spec["params"]
+    assert brush["select"] == {"type": "interval", "resolve": "global"}
+    assert len(brush["views"]) == 36
+    named = {cell["name"] for cell in spec["concat"] if "name" in cell}
+    assert named == set(brush["views"])
+
+
+def test_the_matrix_shows_coefficients_above_the_diagonal(laptop):
+    cells = scatter_matrix(laptop).whole.to_dict()["concat"]
+    assert cells[7]["mark"]["type"] == "text"  # the gap's row, the first layer's column: r = 1
+    assert cells[7]["view"]["fillOpacity"] == 0.6
+    assert cells[9]["mark"]["type"] == "point"
+
+
+def test_layers_run_in_execution_order_and_log_only_where_positive(laptop):
+    mls, _, log_volume = (panel.to_dict() for panel in layer_profiles(laptop).panels)
+    assert mls["layer"][0]["encoding"]["x"]["sort"] == ["fc1", "fc2", "fc3", "fc4"]
+    assert mls["layer"][0]["encoding"]["y"]["scale"]["type"] == "log"
+    assert log_volume["layer"][0]["encoding"]["y"]["scale"].get("type") is None
+
+
+def test_a_panel_a_batch_size_with_the_bound(laptop):
+    figure = training_curves(laptop)
+    assert [panel.to_dict()["title"] for panel in figure.panels] == ["batch size 4", "batch size 16", "batch size 64"]
+    assert "0.002" in figure.caption
+    assert '"loss": 0.002' in text_of(figure.panels[0])
+
+
+STRANGE = ["constant columns", "missing columns", "one network", "all excluded", "no layers or curves", "no network",
+           "no quantities"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_nothing_undefined_stops_a_figure(name, strange_figures):
+    for figure in strange_figures[name]:
+        svg = vl_convert.vegalite_to_svg(
+            json.dumps(plain_spec(figure.whole)), vl_version="6.4", config=theme("light", 2)
+        )
+        assert svg.startswith("<svg"), figure.name
+        assert "NaN" not in svg, figure.name
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_colours_are_told_apart_and_stand_out_from_the_page(mode):
+    def luminance(colour: str) -> float:
+        parts = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    lights = [luminance(colour) for colour in ordered_colours(4, mode)]
+    assert lights == sorted(lights)  # even in grey the order is seen
+    assert min(np.diff(lights)) > 0.02
+    page = luminance("#ffffff" if mode == "light" else "#171b21")
+    contrast = [(max(page, light) + 0.05) / (min(page, light) + 0.05) for light in lights]
+    assert min(contrast) > 2.4

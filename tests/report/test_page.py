@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from flatlens.measures import Card
+from flatlens.report.figures import study_figures
+from flatlens.report.page import study_html, write_study_page
+
+NASTY = "<script>alert(1)</script>\"'&"
+
+
+def card(name: str, *moves: str, text: str = "") -> Card:
+    return Card(
+        name, "M0", "flatness", "x", text or "what it means", text or "a paper", "1", "one pass", frozenset(moves)
+    )
+
+
+CARDS = (
+    card("mls", "layerwise", "neuronwise", "permutation"),
+    card("relative_flatness", "layerwise", "permutation"),
+    card("never_measured"),
+    card("test_loss", "layerwise"),
+)
+
+
+class Elements(HTMLParser):
+    """The tags of a page with their attributes."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def html(laptop, laptop_figures) -> str:
+    return study_html(laptop, laptop_figures, CARDS)
+
+
+@pytest.fixture(scope="module")
+def folder(smoke, tmp_path_factory):
+    out = tmp_path_factory.mktemp("study")
+    (out / "table.csv").write_text("key\n")
+    return out, write_study_page(smoke, out, cards=CARDS)
+
+
+def specs_of(html: str) -> dict[str, dict]:
+    return json.loads(re.search(r'id="specs">(.*?)</script>', html, re.DOTALL).group(1))
+
+
+def test_every_figure_has_its_place_and_its_chart(html):
+    slots = [attrs["data-spec"] for attrs in Elements(html).all("div") if "data-spec" in attrs]
+    assert sorted(slots) == sorted(specs_of(html))
+    for name, panels in (
+        ("correlations_with_gap", 1),
+        ("against_gap", 8),
+        ("scatter_matrix", 1),
+        ("layer_profiles", 3),
+    ):
+        assert len([slot for slot in slots if slot.startswith(f"{name}-")]) == panels
+
+
+def test_nothing_is_fetched(html):
+    elements = Elements(html)
+    for tag, attrs in elements.tags:
+        assert not str(attrs.get("src", "")).startswith(("http", "//")), tag
+        assert "srcset" not in attrs
+    assert [attrs["href"] for attrs in elements.all("link")] == ["data:,"]
+    assert all(not attrs["href"].startswith(("http", "//", "/")) for attrs in elements.all("a"))
+    assert "@import" not in html
+    policy = next(attrs["content"] for attrs in elements.all("meta") if attrs.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+
+
+def test_it_is_laid_out_for_a_phone(html):
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in Elements(html).all("meta")
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_it_says_what_was_run_and_found(html, laptop):
+    assert "48 networks of 4 layers (relu, widths 64, 64 and 64)" in html
+    assert "learning rates 0.02, 0.05, 0.1 and 0.2, batch sizes 4, 16 and 64, 4 seeds for each pair" in html
+    assert laptop.findings[0] in html
+    assert "1 of 48 networks is left out" in html
+    assert f"<code>{laptop.excluded[0][0]}</code>: out of steps" in html
+    assert "2.13.0" in html
+
+
+def test_failed_and_unfinished_networks_are_said(smoke):
+    result = replace(smoke, failed=[("0" * 12, "ValueError: <b>")], unfinished=3)
+    html = study_html(result, study_figures(result), CARDS)
+    assert "1 run ended in an error" in html
+    assert "3 networks of the study not finished yet" in html
+    assert "ValueError: &lt;b&gt;" in html
+
+
+def test_badges_say_what_survives(html):
+    rows = re.findall(r'<tr><th scope="row"><code>(\w+)</code></th>(.*?)</tr>', html, re.DOTALL)
+    badges = {name: re.findall(r"(survives|changes)<", row) for name, row in rows}
+    assert badges == {"mls": ["survives"] * 3, "relative_flatness": ["survives", "changes", "survives"]}
+
+
+def test_the_table_holds_every_network_with_all_digits(html, laptop):
+    body = html[html.index('id="networks"') :]
+    assert body.count("<tr ") == 48
+    assert repr(float(laptop.networks["mls"][0])) in body
+    assert body.count("by-layer") >= 12 * 49
+
+
+def test_text_from_outside_cannot_become_markup(smoke):
+    networks, values = smoke.networks.copy(), smoke.values.copy()
+    networks.loc[0, "key"] = values.loc[0, "key"] = NASTY
+    networks = networks.rename(columns={"nmls": NASTY})
+    layers = smoke.layers.assign(layer=smoke.layers["layer"] + NASTY, measure=NASTY)
+    settings = {
+        "name": NASTY,
+        NASTY: [NASTY],
+        "loss": NASTY,
+        "data": {"name": NASTY, "train": NASTY},
+        "activation": NASTY,
+        "widths": [NASTY],
+    }
+    result = replace(smoke, networks=networks, values=values, layers=layers, settings=settings, findings=[NASTY],
+                     versions={NASTY: NASTY}, excluded=[(NASTY, NASTY)], failed=[(NASTY, NASTY)])  # fmt: skip
+    html = study_html(result, study_figures(result), [card("mls", text=NASTY)], [NASTY])
+    assert "<script>alert" not in html
+    assert len(Elements(html).all("script")) == 4
+    assert NASTY in json.dumps(specs_of(html), ensure_ascii=False).replace('\\"', '"')  # and yet it is all there
+
+
+def test_files_are_whole_and_linked(folder):
+    out, written = folder
+    page = out / "report.html"
+    assert written[0] == page
+    assert len(written) == 1 + 5 * 3
+    assert not list(out.rglob("*.partial"))
+    links = {attrs["href"] for attrs in Elements(page.read_text()).all("a")} - {"figures/"}
+    files = {link for link in links if not link.startswith("#")}
+    assert "table.csv" in files
+    assert "relations.csv" not in files  # not there, so not linked
+    for link in files:
+        assert (out / link).stat().st_size > 0
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("figures/*.png"))
+    assert all(b"<svg" in path.read_bytes()[:200] for path in out.glob("figures/*.svg"))
+
+
+def test_a_page_of_undefined_numbers_is_still_a_page(strange_results, strange_figures):
+    for name, result in strange_results.items():
+        html = study_html(result, strange_figures[name], CARDS)
+        assert len(specs_of(html)) >= 5, name
+        assert "NaN" not in html[html.index('id="specs"') : html.index('"use strict"')], name
+
+
+def test_anchors_lead_somewhere(html):
+    elements = Elements(html)
+    ids = {attrs["id"] for _, attrs in elements.tags if "id" in attrs}
+    assert {attrs["href"][1:] for attrs in elements.all("a") if attrs["href"].startswith("#")} <= ids
+
+
+def test_the_same_result_gives_the_same_page(smoke):
+    first, second = (study_html(smoke, study_figures(smoke), CARDS) for _ in range(2))
+    assert first == second
+
+
+def test_a_page_that_cannot_be_written_leaves_the_old_one(smoke, tmp_path, monkeypatch):
+    (tmp_path / "report.html").write_text("old")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.replace", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        write_study_page(smoke, tmp_path, cards=CARDS)
+    assert (tmp_path / "report.html").read_text() == "old"
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_it_stays_small(html):
+    assert len(html) < 3_000_000
+
+
+def test_progress_is_called_to_the_end(make_result, tmp_path):
+    calls: list[tuple[str, int, int]] = []
+    result = make_result(lrs=(0.1,), batch_sizes=(4,), seeds=1, excluded=0, steps=1, quantities=())
+    write_study_page(result, tmp_path, cards=CARDS, progress=lambda *call: calls.append(call))
+    assert calls[0] == ("drawing figures", 0, 5)
+    assert calls[-1] == ("drawing figures", 5, 5)
