@@ -18,7 +18,8 @@ PAUSE = 15.0
 class Bar:
     """A `Progress` callback: a bar with the time left in a terminal, a line now and then elsewhere.
 
-    `announcement` says what is to come; it is printed when the work begins, never before an error about the input.
+    `announcement` says what is to come. It is printed at the first call, if there is work left to do then: never
+    before an error about the input.
     """
 
     def __init__(self, announcement: str = "", *, delay: float = DELAY, pause: float = PAUSE) -> None:
@@ -66,9 +67,7 @@ class Bar:
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Note that `done` of `total` are finished."""
-        if self._announcement and done < total:
-            self._bars.console.print(f"flatlens: {self._announcement}", markup=False, highlight=False, soft_wrap=True)
-            self._announcement = ""
+        self._announce(done < total)
         if what not in self._tasks:
             self._tasks[what] = _Task(self._bars.add_task(what, total=total, completed=done), done, time.monotonic())
         self._bars.update(self._tasks[what].number, completed=done, total=total)
@@ -76,6 +75,11 @@ class Bar:
         if not self._terminal and now - self._spoke >= self._pause:
             self._spoke = now
             print(f"flatlens: {what} {done}/{total}{self._tasks[what].left(done, total)}", file=sys.stderr, flush=True)
+
+    def _announce(self, work: bool) -> None:
+        if self._announcement and work:
+            self._bars.console.print(f"flatlens: {self._announcement}", markup=False, highlight=False, soft_wrap=True)
+        self._announcement = ""
 
 
 class _Task:

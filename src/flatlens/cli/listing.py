@@ -10,8 +10,10 @@ from cyclopts import Parameter
 from flatlens.cli.output import Flag, note, show, show_json
 from flatlens.cli.study import STUDIES
 
-SURVIVES = """
-survives: the transforms of the weights that leave the number alone; all of them leave the network's function alone"""
+KEY = (
+    "\nlayer, neuron, order: does the number survive a layer-wise rescaling of the weights, a neuron-wise one, a "
+    "permutation of the neurons? All three leave the network's function as it is."
+)
 
 
 def list_names(
@@ -38,7 +40,7 @@ def list_names(
     elif kind == "measures":
         show(
             _measures(rows),
-            SURVIVES,
+            KEY,
         )
     else:
         show(_experiments(rows))
@@ -55,13 +57,17 @@ def _rows(kind: str) -> list[dict[str, Any]]:
 
 
 def _measures(rows: list[dict[str, Any]]) -> Any:
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("name", "meaning", "survives", "source", box=None, pad_edge=False, header_style="bold")
+    from flatlens.report.cards import MOVES
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("measure", *(short for _, short, _ in MOVES), "meaning", "source"):
+        table.add_column(heading, no_wrap=heading == "measure")
     for row in rows:
-        survives = ", ".join(sorted(row["invariant_under"])) or "none"
-        table.add_row(*(escape(str(cell)) for cell in (row["name"], row["meaning"], survives, row["source"])))
+        survives = ["yes" if move in row["invariant_under"] else "no" for move, _, _ in MOVES]
+        table.add_row(*(Text(cell) for cell in (row["name"], *survives, row["meaning"], row["source"])))
     return table
 
 

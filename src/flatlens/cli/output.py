@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,17 @@ def show(*renderables: RenderableType) -> None:
     console = probe if probe.is_terminal else Console(width=100)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
+
+
+def bullets(sentences: Iterable[str]) -> RenderableType:
+    """A list whose lines hang under their first word."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 1, 0, 0))
+    for sentence in sentences:
+        table.add_row("-", Text(sentence))
+    return table
 
 
 def show_json(value: object) -> None:

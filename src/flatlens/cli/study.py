@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         show_json({"page": page, "files": files, **_facts(result)})
         return
     interpolated = int((result.networks["outcome"] == "interpolated").sum())
-    show(f"{len(result.networks)} networks, {interpolated} of them interpolating", *(f"- {f}" for f in result.findings))
+    show(f"{len(result.networks)} networks, {interpolated} of them interpolating\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the relations: {why}")
     for key, why in result.failed:
