@@ -6,10 +6,6 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-import flatlens as fl
 from literal import (
     call_jacobians,
     count_calls,
@@ -21,6 +17,10 @@ from literal import (
     weight_hessian,
 )
 from networks import NETWORKS, Twice, network
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
 
 torch.set_num_threads(1)
 
@@ -47,7 +47,9 @@ LOSSES = {
 
 
 def output_hessians(loss, f: Tensor, y: Tensor) -> Tensor:
-    each = [torch.autograd.functional.hessian(lambda o, i=i: loss(o[None], y[i : i + 1])[0], f[i]) for i in range(len(f))]
+    each = [
+        torch.autograd.functional.hessian(lambda o, i=i: loss(o[None], y[i : i + 1])[0], f[i]) for i in range(len(f))
+    ]
     return torch.stack(each)
 
 
@@ -59,7 +61,16 @@ def case(request):
     ours, literal_loss = LOSSES[loss]
     lens = fl.Lens(fl.Problem(net, ours, (x, y)))
     report = fl.measure(lens, [*fl.measures.MEASURES, "local_volume(top_k=2)", "jacobian_norm(softmax=True)"])
-    return name, net, literal_loss, x, y, report, parameter_jacobian(net, x), output_hessians(literal_loss, net(x).detach(), y)
+    return (
+        name,
+        net,
+        literal_loss,
+        x,
+        y,
+        report,
+        parameter_jacobian(net, x),
+        output_hessians(literal_loss, net(x).detach(), y),
+    )
 
 
 def close(value: float, truth: float, tolerance: float = 1e-10) -> None:
@@ -67,7 +78,9 @@ def close(value: float, truth: float, tolerance: float = 1e-10) -> None:
 
 
 def layer_names(net: nn.Module) -> list[str]:
-    return [n for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) and "self_attn" not in n]
+    return [
+        n for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) and "self_attn" not in n
+    ]
 
 
 def test_traces_over_all_parameters(case) -> None:
@@ -98,7 +111,12 @@ def test_sensitivity_at_the_input(case) -> None:
     J = input_jacobian(net, x)
     close(report["mls"].value, float(singular(J)[:, 0].mean()))
     close(report["jacobian_norm"].value, float(singular(J)[:, 0].max()))
-    S = torch.stack([torch.autograd.functional.jacobian(lambda one: net(one)[0].softmax(0), x[i : i + 1]).flatten(1) for i in range(len(x))])
+    S = torch.stack(
+        [
+            torch.autograd.functional.jacobian(lambda one: net(one)[0].softmax(0), x[i : i + 1]).flatten(1)
+            for i in range(len(x))
+        ]
+    )
     close(report["jacobian_norm(softmax=True)"].value, float(singular(S)[:, 0].max()))
     s2 = singular(J).square()
     alive = s2.sum(1) > 0
@@ -167,7 +185,11 @@ def test_relative_flatness_is_definition_3(case) -> None:
         if name.endswith(("relu", "inplace", "1d", "residual")) and count_calls(net, module, x) == 1:
             close(literal, part)  # piecewise linear, each weight used once
     assert len(checked) >= 2
-    close(report["relative_flatness.sum"].value, sum(checked) if "bare" not in name else report["relative_flatness.sum"].value, 1e-9)
+    close(
+        report["relative_flatness.sum"].value,
+        sum(checked) if "bare" not in name else report["relative_flatness.sum"].value,
+        1e-9,
+    )
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatlens.errors import StaleLens
 from flatlens.estimate import Key, Progress
@@ -48,7 +49,7 @@ class Lens:
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, Tensor] = {}
-        self._versions = dict(self._fingerprints())
+        self._versions = dict(_fingerprints(problem.model))
 
     @cached_property
     def layout(self) -> Layout:
@@ -125,16 +126,21 @@ class Lens:
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""
-        for name, fingerprint in self._fingerprints():
-            if self._versions.get(name) != fingerprint:
-                raise StaleLens(
-                    f"{name!r} changed after the lens was made: make a new Lens(problem) for the model as it is now"
-                )
+        now = dict(_fingerprints(self.problem.model))
+        changed = [name for name in {**now, **self._versions} if now.get(name) != self._versions.get(name)]
+        if changed:
+            raise StaleLens(
+                f"{changed[0]!r} changed after the lens was made: make a new Lens(problem) for the model as it is now"
+            )
 
-    def _fingerprints(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
-        """Identity, storage and version of everything in the user's model."""
-        for name, tensor in [*self.problem.model.named_parameters(), *self.problem.model.named_buffers()]:
-            yield name, (id(tensor), tensor.data_ptr(), tensor._version)
+
+def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """What tells a change: a parameter's identity, storage and version; a buffer's values, since forward() may write to it."""
+    for name, p in model.named_parameters():
+        yield name, (id(p), p.data_ptr(), p._version)
+    for name, b in model.named_buffers():
+        flat = b.detach().cpu().contiguous().reshape(-1)
+        yield name, (id(b), zlib.crc32(flat.view(torch.uint8).numpy().data))
 
 
 def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:

@@ -1,0 +1,75 @@
+"""What every result says of where it was measured, and how two things are timed against each other."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def describe() -> dict[str, Any]:
+    """The machine, the versions, the threads and how busy it was."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load_average_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def _processor() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def interleaved(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds of each contestant, run in turn so that a busy moment hits all alike; one warm-up round is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for turn in range(repeats + 1):
+        for name, run in contestants.items():
+            gc.collect()
+            start = time.perf_counter()
+            run()
+            if turn:
+                seconds[name].append(time.perf_counter() - start)
+    return seconds
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return {"median": round(middle, 4), "quartile_low": round(low, 4), "quartile_high": round(high, 4)}
+
+
+def resident() -> int:
+    """Bytes resident now."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def peak_resident() -> int:
+    """The most bytes ever resident in this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def save(name: str, result: dict[str, Any]) -> Path:
+    """Write a result beside the description of its machine."""
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps({"machine": describe(), **result}, indent=1) + "\n")
+    return path

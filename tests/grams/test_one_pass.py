@@ -1,0 +1,149 @@
+"""The pass: chunks, contractions it hands on, and what goes through per-sample autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from literal import parameter_jacobian
+from networks import NETWORKS, network
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatlens as fl
+from flatlens.grams import lay_out, one_pass
+from flatlens.grams.shared import SharedJacobian, WeightMatrix
+
+
+@pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])
+def test_splitting_the_data_changes_nothing(name: str) -> None:
+    """1 x 110, 100 + 10 and 11 x 10, class weights and ignored labels included: sums are divided once."""
+    net, x, y = network(name, n=110)
+    y[::7] = -100
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0, 0.2]).double())
+    lazily = [
+        fl.measure(fl.Lens(fl.Problem(net, loss, DataLoader(TensorDataset(x, y), batch_size=b))))
+        for b in (110, 100, 10)
+    ]
+    small = fl.measure(fl.Lens(fl.Problem(net, loss, (x, y), memory="20KB")))
+    whole = {
+        key: e.value for key, e in fl.measure(fl.Lens(fl.Problem(net, loss, (x, y)))).items() if e.kind != "undefined"
+    }
+    for report in [*lazily, small]:
+        for key, value in whole.items():
+            assert report[key].value == pytest.approx(value, rel=1e-11, abs=1e-14), key
+
+
+def test_the_samples_keep_the_order_of_the_data() -> None:
+    net, x, y = network("mlp-tanh", n=9)
+    one = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x[7:8], y[7:8]))), ["mls"])["mls"].value
+    samples = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y), memory="5KB")), ["mls"])["mls"].samples
+    assert samples.shape == (9,)
+    assert float(samples[7]) == pytest.approx(one, rel=1e-12)
+
+
+@pytest.mark.parametrize("with_loss", [True, False])
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in ("bare",)])
+def test_gauss_newton_diagonal_and_column_sums(name: str, with_loss: bool) -> None:
+    net, x, y = network(name)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    J = parameter_jacobian(net, x)
+    C = problem.loss.output_hessian(net(x).detach(), y) if with_loss else torch.eye(3).double().expand(len(x), 3, 3)
+    layout = lay_out(problem, net)
+    for chunk in one_pass(problem, net, layout):
+        for layer, grams in chunk.layers.items():
+            if grams.weight is None:
+                continue
+            weight = net.get_submodule(layer).weight.detach()
+            M = J[f"{layer}.weight"].reshape(len(x), 3, weight.shape[0], -1)
+            diagonal = torch.einsum("nkdm,nkl,nldm->dm", M, C, M)
+            assert torch.allclose(grams.ggn_diagonal(with_loss=with_loss), diagonal, rtol=1e-10, atol=1e-13)
+            g = getattr(net.get_submodule(layer), "groups", 1)
+            W = weight.reshape(g, weight.shape[0] // g, -1)
+            column = torch.einsum("nkgdm,gdm->nkgm", M.reshape(*M.shape[:2], *W.shape), W).flatten(2)
+            sums = torch.einsum("nka,nkl,nla->na", column, C, column)
+            assert torch.allclose(grams.column_sums(with_loss=with_loss), sums, rtol=1e-10, atol=1e-13)
+
+
+def shared(P: int, scale: bool) -> tuple[SharedJacobian, Tensor | None]:
+    gen = torch.Generator().manual_seed(P)
+    J = torch.randn(3, 2, 2, 4, P, generator=gen).double()
+    phi = torch.randn(3, 2, 5, P, generator=gen).double()
+    W = torch.randn(2, 4, 5, generator=gen).double()
+    return SharedJacobian(J, phi, WeightMatrix(W)), torch.rand(2, 5, generator=gen).double() + 0.5 if scale else None
+
+
+@pytest.mark.parametrize("P", [1, 2, 40])
+def test_both_roads_through_a_shared_weight_agree(P: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for scaled in (False, True):
+        results = []
+        for forms in (True, False):
+            monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
+            jacobian, scale = shared(P, scaled)
+            results.append((jacobian.gram(), jacobian.relative_gram(scale)))
+        for a, b in zip(*results, strict=True):
+            assert torch.allclose(a, b, rtol=1e-11)
+
+
+def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
+    """The largest tensor alive in the pass over a wide layer is far below n N d m entries."""
+    net = nn.Sequential(nn.Linear(300, 400), nn.ReLU(), nn.Linear(400, 5))
+    x, y = torch.randn(64, 300), torch.zeros(64, dtype=torch.long)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    largest = 0
+
+    class Spy(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                largest = max(largest, out.numel())
+            return out
+
+    with Spy():
+        for chunk in one_pass(problem, net, lay_out(problem, net)):
+            for grams in chunk.layers.values():
+                _ = grams.G, grams.K, grams.R
+    assert largest <= 64 * 5 * 400
+    assert largest < 64 * 5 * 300 * 400 / 100
+
+
+def test_what_no_layer_explains_is_named_and_counted() -> None:
+    net, x, y = network("bare")
+    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    assert set(layout.leftovers) == {"scale", "tied.weight"}
+    net, x, y = network("attention")
+    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    assert "encoder.self_attn.in_proj_weight" in layout.leftovers
+    assert "encoder.self_attn.out_proj.weight" in layout.leftovers
+    assert set(layout.norms) == {"encoder.norm1", "encoder.norm2"}
+
+
+AFFINE = {
+    "mlp-relu": {"0", "2", "4"},
+    "mlp-tanh": {"4"},
+    "cnn-relu-inplace": {"0", "2", "6", "8"},
+    "residual": {"stem", "left", "right", "head"},
+    "twice-relu": {"first", "last"},  # `mid` is used twice: its Hessian is more than its Gauss-Newton part
+    "attention": {"head"},
+}
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_where_the_pass_is_exact_is_found(name: str) -> None:
+    net, x, y = network(name)
+    layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
+    assert {layer for layer in layout.affine if layer not in ("encoder.linear2",)} == AFFINE[name]
+
+
+def test_a_curved_function_outside_any_module_is_noticed() -> None:
+    class Hidden(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(6, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(torch.sin(self.a(x)))
+
+    net = Hidden().double()
+    x, y = torch.randn(4, 6).double(), torch.zeros(4, dtype=torch.long)
+    assert lay_out(fl.Problem(net, "cross_entropy", (x, y)), net).affine == {"b"}

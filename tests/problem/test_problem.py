@@ -1,0 +1,202 @@
+"""What Problem accepts, refuses, and leaves as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, SubsetRandomSampler, TensorDataset
+
+import flatlens as fl
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName
+from flatlens.problem import measuring
+
+X = torch.randn(10, 3, generator=torch.Generator().manual_seed(0))
+Y = torch.tensor([0, 1, 0, 1, 0, 1, 0, 1, 0, 1])
+
+
+def net() -> nn.Module:
+    return nn.Linear(3, 2)
+
+
+class Noisy(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5, training=True)
+
+
+class Wandering(Dataset):
+    """Augments: never the same twice."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        self.reads += 1
+        return X[i] + self.reads, Y[i]
+
+
+def with_nan(x: Tensor) -> Tensor:
+    x = x.clone()
+    x[4, 1] = float("nan")
+    return x
+
+
+def broken_weights() -> nn.Module:
+    model = net()
+    with torch.no_grad():
+        model.weight[0, 0] = float("inf")
+    return model
+
+
+REFUSED = {
+    "NaN in the data": (lambda: fl.Problem(net(), "cross_entropy", (with_nan(X), Y)), BadData, r"1 of 10 samples.*index 4"),
+    "NaN in held-out data": (lambda: fl.Problem(net(), "mse", (X, X[:, :2]), test=(with_nan(X), X[:, :2])), BadData, "test="),
+    "inf in the weights": (lambda: fl.Problem(broken_weights(), "cross_entropy", (X, Y)), BadModel, "'weight' are NaN or inf"),
+    "empty data": (lambda: fl.Problem(net(), "cross_entropy", (X[:0], Y[:0])), BadData, "empty"),
+    "label out of range": (lambda: fl.Problem(net(), "cross_entropy", (X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
+    "loss of the wrong shape": (lambda: fl.Problem(net(), lambda f, y: f.mean(), (X, Y)), BadLoss, r"shape \(10,\)"),
+    "random in eval mode": (lambda: fl.Problem(Noisy(3, 2), "cross_entropy", (X, Y)), BadModel, "twice.*functional dropout"),
+    "outputs of another shape": (
+        lambda: fl.Problem(nn.Sequential(net(), nn.Unflatten(1, (2, 1))), "cross_entropy", (X, Y)), BadModel, r"\(batch, N\)",
+    ),
+    "samples coupled": (
+        lambda: fl.Problem(nn.Sequential(net(), nn.BatchNorm1d(2, track_running_stats=False)), "cross_entropy", (X, Y)),
+        BadModel, "coupled.*BatchNorm",
+    ),
+    "augmentation": (lambda: fl.Problem(net(), "cross_entropy", Wandering()), BadData, "differs when read again"),
+    "x and y disagree": (lambda: fl.Problem(net(), "cross_entropy", (X, Y[:5])), BadData, "10 samples and y 5"),
+    "unknown parameter": (lambda: fl.Problem(net(), "mse", (X, X[:, :2]), parameters=["wieght"]), UnknownName, "weight"),
+    "a size that is none": (lambda: fl.Problem(net(), "cross_entropy", (X, Y), memory="lots"), BadInput, "1GiB"),
+    "no model": (lambda: fl.Problem("net", "cross_entropy", (X, Y)), BadModel, "got str"),
+    "all ignored": (lambda: fl.Problem(net(), "cross_entropy", (X, torch.full((10,), -100))), BadData, "no sample counts"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_bad_input_gets_one_clear_line(what: str) -> None:
+    make, error, words = REFUSED[what]
+    with pytest.raises(error, match=words) as caught:
+        make()
+    assert "\n" not in str(caught.value)
+
+
+class Stateful(nn.Module):
+    """Counts its calls in a buffer; fails when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.drop = nn.Dropout(0.5)
+        self.register_buffer("calls", torch.zeros(()))
+        self.fail = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.fail:
+            raise RuntimeError("as told")
+        return self.drop(self.linear(x))
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_everything_is_put_back_also_after_an_error(fail: bool) -> None:
+    model = Stateful()
+    problem = fl.Problem(model, "cross_entropy", (X, Y))
+    model.train()
+    model.drop.eval()
+    model.linear(X).sum().backward()
+    grad, hooks = model.linear.weight.grad.clone(), len(model.linear._forward_hooks)
+    state = torch.random.get_rng_state()
+    model.fail = fail
+    if fail:
+        with pytest.raises(RuntimeError, match="as told"):
+            fl.measure(fl.Lens(problem))
+    else:
+        fl.measure(fl.Lens(problem))
+    assert model.training
+    assert not model.drop.training
+    assert float(model.calls) == 0
+    assert torch.equal(model.linear.weight.grad, grad)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert len(model.linear._forward_hooks) == hooks
+    assert not X.requires_grad
+
+
+def test_measuring_leaves_a_nested_mode_alone() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(3)).train()
+    model[1].eval()
+    with measuring(model):
+        assert not model[0].training
+    assert model[0].training
+    assert not model[1].training
+
+
+def same(data: object) -> dict[str, float]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)))
+    return {f"{m}/{at}": e.value for (m, at), e in report.items() if e.kind != "undefined"}
+
+
+def test_every_form_of_the_same_data_gives_the_same_numbers() -> None:
+    truth = same((X, Y))
+    dataset = TensorDataset(X, Y)
+    forms = [
+        (X.numpy(), Y.numpy()),
+        dataset,
+        DataLoader(dataset, batch_size=4, shuffle=True),
+        DataLoader(dataset, batch_size=3, drop_last=True),
+        DataLoader(dataset, batch_size=4, sampler=SubsetRandomSampler(range(10))),
+        DataLoader(
+            dataset, batch_size=4, collate_fn=lambda rows: [torch.stack(part) for part in zip(*rows, strict=True)]
+        ),
+    ]
+    for form in forms:
+        assert same(form) == pytest.approx(truth, rel=1e-12)
+
+
+def test_forward_unwraps_what_a_model_is_fed() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, pixels: Tensor) -> object:
+            return type("Output", (), {"logits": self.linear(pixels)})()
+
+    model = Named()
+    plain = fl.measure(fl.Lens(fl.Problem(model.linear, "cross_entropy", (X, Y))))
+    by_dict = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", ({"pixels": X}, Y))))
+    by_forward = fl.Problem(
+        model, "cross_entropy", {"pixels": X, "labels": Y}, forward=lambda m, b: (m(pixels=b["pixels"]), b["labels"])
+    )
+    for report in (by_dict, fl.measure(fl.Lens(by_forward))):
+        for name in ("mls", "interpolation_sharpness", "loss", "relative_flatness"):
+            assert report[name].value == pytest.approx(plain[name].value, rel=1e-6)
+
+
+def test_parameters_chooses_what_counts() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model[0].weight.requires_grad_(False)
+
+    def S(**options: object) -> float:
+        return fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y), **options)))[
+            "interpolation_sharpness"
+        ].value
+
+    parts = [S(parameters=[name]) for name, _ in model.named_parameters()]
+    assert S(parameters="all") == pytest.approx(sum(parts), rel=1e-6)
+    assert S() == pytest.approx(sum(parts[1:]), rel=1e-6)
+
+
+def test_half_types_are_measured_in_a_float32_copy() -> None:
+    model = net().to(torch.bfloat16)
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))))
+    twin = net()
+    twin.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
+    assert report["mls"].value == fl.measure(fl.Lens(fl.Problem(twin, "cross_entropy", (X, Y))))["mls"].value
+    assert report.about["dtype"] == "float32"
+    assert model.weight.dtype == torch.bfloat16
