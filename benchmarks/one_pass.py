@@ -1,9 +1,10 @@
 """The one pass beside its floor: `python -m benchmarks.one_pass [--repeats 7]`.
 
-The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with the N unit vectors as
-cotangents, in the same chunks: what autograd itself takes to touch every Jacobian once, its weight gradients summed over the samples of
-a chunk. The pass gives, per sample and layer, G, K (weight and bias), R, C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal and the
-column sums, each with C and with I. Peak memory is the growth over the resident size just before, in a child process.
+The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with
+the N unit vectors as cotangents, in the same chunks: what autograd itself takes to touch every Jacobian once, its
+weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias), R,
+C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal and the column sums, each with C and with I. Peak
+memory is the growth over the resident size just before, in a child process.
 """
 
 from __future__ import annotations
@@ -99,7 +100,9 @@ def main() -> None:
             }
             for who, times in seconds.items()
         }
-    path = machine.save("one_pass", {"n": N_SAMPLES, "outputs": N_OUTPUTS, "chunk": CHUNK, "repeats": repeats, "networks": rows})
+    path = machine.save(
+        "one_pass", {"n": N_SAMPLES, "outputs": N_OUTPUTS, "chunk": CHUNK, "repeats": repeats, "networks": rows}
+    )
     print(json.dumps(rows, indent=1))
     print(f"written to {path}", file=sys.stderr)
 

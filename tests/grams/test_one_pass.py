@@ -92,7 +92,7 @@ def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
     largest = 0
 
     class Spy(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN
+        def __torch_function__(self, func, types, args=(), kwargs=None):
             nonlocal largest
             out = func(*args, **(kwargs or {}))
             if isinstance(out, Tensor):

@@ -121,7 +121,8 @@ def test_a_measure_is_unchanged_exactly_where_its_card_says(key: str, how: str) 
 
 @pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "twice-tanh"])
 def test_theorem_4_on_the_network_itself(name: str) -> None:
-    """normalize="std" equals the plain measure of the network whose features are divided, and weights multiplied, by the spread."""
+    """normalize="std" is the plain measure of the network with features divided, and weights multiplied, by the
+    spread."""
     net, x, y = network(name)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     report = fl.measure(lens, ["relative_flatness(normalize='std')", "relative_flatness"])
@@ -132,7 +133,7 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
         def __init__(self, inner: nn.Module, s: torch.Tensor) -> None:
             super().__init__()
             self.inner, self.s = inner, s
-            g, m = s.shape
+            g = len(s)
             with torch.no_grad():
                 inner.weight.mul_(s.repeat_interleave(inner.weight.shape[0] // g, 0).reshape(inner.weight.shape))
 

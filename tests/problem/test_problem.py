@@ -51,28 +51,31 @@ def broken_weights() -> nn.Module:
     return model
 
 
+def problem(
+    model: object = None, loss: object = "cross_entropy", data: object = (X, Y), **options: object
+) -> fl.Problem:
+    return fl.Problem(net() if model is None else model, loss, data, **options)
+
+
+STACKED = nn.Sequential(nn.Linear(3, 2), nn.Unflatten(1, (2, 1)))
+COUPLED = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False))
 REFUSED = {
-    "NaN in the data": (lambda: fl.Problem(net(), "cross_entropy", (with_nan(X), Y)), BadData, r"1 of 10 samples.*index 4"),
-    "NaN in held-out data": (lambda: fl.Problem(net(), "mse", (X, X[:, :2]), test=(with_nan(X), X[:, :2])), BadData, "test="),
-    "inf in the weights": (lambda: fl.Problem(broken_weights(), "cross_entropy", (X, Y)), BadModel, "'weight' are NaN or inf"),
-    "empty data": (lambda: fl.Problem(net(), "cross_entropy", (X[:0], Y[:0])), BadData, "empty"),
-    "label out of range": (lambda: fl.Problem(net(), "cross_entropy", (X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
-    "loss of the wrong shape": (lambda: fl.Problem(net(), lambda f, y: f.mean(), (X, Y)), BadLoss, r"shape \(10,\)"),
-    "random in eval mode": (lambda: fl.Problem(Noisy(3, 2), "cross_entropy", (X, Y)), BadModel, "twice.*functional dropout"),
-    "outputs of another shape": (
-        lambda: fl.Problem(nn.Sequential(net(), nn.Unflatten(1, (2, 1))), "cross_entropy", (X, Y)), BadModel, r"\(batch, N\)",
-    ),
-    "samples coupled": (
-        lambda: fl.Problem(nn.Sequential(net(), nn.BatchNorm1d(2, track_running_stats=False)), "cross_entropy", (X, Y)),
-        BadModel, "coupled.*BatchNorm",
-    ),
-    "augmentation": (lambda: fl.Problem(net(), "cross_entropy", Wandering()), BadData, "differs when read again"),
-    "x and y disagree": (lambda: fl.Problem(net(), "cross_entropy", (X, Y[:5])), BadData, "10 samples and y 5"),
-    "unknown parameter": (lambda: fl.Problem(net(), "mse", (X, X[:, :2]), parameters=["wieght"]), UnknownName, "weight"),
-    "a size that is none": (lambda: fl.Problem(net(), "cross_entropy", (X, Y), memory="lots"), BadInput, "1GiB"),
-    "no model": (lambda: fl.Problem("net", "cross_entropy", (X, Y)), BadModel, "got str"),
-    "all ignored": (lambda: fl.Problem(net(), "cross_entropy", (X, torch.full((10,), -100))), BadData, "no sample counts"),
-}  # fmt: skip
+    "NaN in the data": (lambda: problem(data=(with_nan(X), Y)), BadData, r"1 of 10 samples.*index 4"),
+    "NaN in held-out data": (lambda: problem(test=(with_nan(X), Y)), BadData, "test="),
+    "inf in the weights": (lambda: problem(broken_weights()), BadModel, "'weight' are NaN or inf"),
+    "empty data": (lambda: problem(data=(X[:0], Y[:0])), BadData, "empty"),
+    "label out of range": (lambda: problem(data=(X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
+    "loss of the wrong shape": (lambda: problem(loss=lambda f, y: f.mean()), BadLoss, r"shape \(10,\)"),
+    "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, "twice.*functional dropout"),
+    "outputs of another shape": (lambda: problem(STACKED), BadModel, r"\(batch, N\)"),
+    "samples coupled": (lambda: problem(COUPLED), BadModel, "coupled.*BatchNorm"),
+    "augmentation": (lambda: problem(data=Wandering()), BadData, "differs when read again"),
+    "x and y disagree": (lambda: problem(data=(X, Y[:5])), BadData, "10 samples and y 5"),
+    "unknown parameter": (lambda: problem(parameters=["wieght"]), UnknownName, "weight"),
+    "a size that is none": (lambda: problem(memory="lots"), BadInput, "1GiB"),
+    "no model": (lambda: problem("net"), BadModel, "got str"),
+    "all ignored": (lambda: problem(data=(X, torch.full((10,), -100))), BadData, "no sample counts"),
+}
 
 
 @pytest.mark.parametrize("what", REFUSED)

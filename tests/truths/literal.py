@@ -34,7 +34,8 @@ def input_jacobian(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def call_jacobians(net: nn.Module, name: str, x: Tensor) -> list[Tensor]:
-    """df/dx^l through each call of one module, (n, N, M) per call: its input is nudged inside the forward pass, nothing else."""
+    """df/dx^l through each call of one module, (n, N, M) per call: its input alone is nudged, inside the forward
+    pass."""
     module = net.get_submodule(name)
     result = []
     for call in range(count_calls(net, module, x)):
@@ -92,7 +93,7 @@ def full_hessian_trace(net: nn.Module, loss, x: Tensor, y: Tensor) -> float:
 
 
 def definition_3(H: Tensor, weight: Tensor, groups: int) -> float:
-    """sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, rows of different groups orthogonal as in the block-diagonal matrix they form."""
+    """sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}; rows of different groups are orthogonal, as in the matrix they form."""
     d = weight.shape[0]
     W = weight.detach().reshape(d, -1)
     m = W.shape[1]

@@ -19,15 +19,15 @@ def cnn(activation: str) -> nn.Module:
     """Stride, padding, dilation, groups, an in-place activation shared by all layers, pooling."""
     act = nn.ReLU(inplace=True) if activation == "relu" else ACTIVATIONS[activation]()
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, stride=2, padding=1), act, nn.Conv2d(4, 6, 2, groups=2, dilation=2), act, nn.MaxPool2d(2, 1),
-        nn.Flatten(), nn.Linear(6, 5), act, nn.Linear(5, 3),
+        nn.Conv2d(2, 4, 3, stride=2, padding=1), act, nn.Conv2d(4, 6, 2, groups=2, dilation=2), act,
+        nn.MaxPool2d(2, 1), nn.Flatten(), nn.Linear(6, 5), act, nn.Linear(5, 3),
     )  # fmt: skip
 
 
 def cnn_1d() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(2, 3, 3, padding="same", padding_mode="circular"), nn.ReLU(), nn.Conv1d(3, 4, 3, dilation=2, stride=2),
-        nn.ReLU(), nn.Flatten(), nn.Linear(8, 3),
+        nn.Conv1d(2, 3, 3, padding="same", padding_mode="circular"), nn.ReLU(),
+        nn.Conv1d(3, 4, 3, dilation=2, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3),
     )  # fmt: skip
 
 
@@ -115,7 +115,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
 
 
 def network(name: str, n: int = 5, seed: int = 0) -> tuple[nn.Module, Tensor, Tensor]:
-    """(a network in eval mode, inputs, labels), in float64; norm statistics and affine entries away from their defaults."""
+    """(a network in eval mode, inputs, labels), in float64; norm statistics and affine entries not at their
+    defaults."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         make, inputs = NETWORKS[name]
