@@ -135,7 +135,7 @@ class Lens:
 
 
 def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tells a change: a parameter's identity, storage and version; a buffer's values (forward() may write to it)."""
+    """What tells a change: a parameter's identity, storage and version; a buffer's values (forward() may write it)."""
     for name, p in model.named_parameters():
         yield name, (id(p), p.data_ptr(), p._version)
     for name, b in model.named_buffers():

@@ -115,14 +115,16 @@ class Problem:
         if apart > 100 * eps * scale:
             raise BadModel(
                 f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
-                f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside forward()?"
+                f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
+                f"forward()?"
             )
         part, _ = self.run(model, take(batch, 0, max(1, len(once) // 2)))
         apart = float((once[: len(part)] - part).abs().max())
         if apart > 1e4 * eps * scale:
             raise BadModel(
-                f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): they are "
-                f"coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running statistics?"
+                f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
+                f"they are coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running "
+                f"statistics?"
             )
 
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
