@@ -23,6 +23,7 @@ def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
     root = 5 + sharpness_with_lr * np.log(networks["lr"]) + noise * rng.normal(size=48)
     networks["interpolation_sharpness"] = root**2
     networks["generalisation_gap"] = 9 + gap_with_sharpness * root + noise * rng.normal(size=48)
+    networks["ggn_trace"] = networks["interpolation_sharpness"] * (1 + 1e-13)
     networks["mls"] = rng.normal(size=48)
     networks["test_accuracy"] = 0.975
     values = values_table(networks, STUDY.quantities)
@@ -53,13 +54,36 @@ def test_the_learning_rates_effect_is_told_in_its_direction(sign, word):
 def test_what_is_left_at_fixed_settings_is_told():
     sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
     inside = next(s for s in sentences if s.startswith("Within a fixed learning rate (4 groups"))
-    assert "1 of 2 measures go clearly with the gap: sqrt sharpness" in inside
+    assert "2 of 3 measures go clearly with the gap: " in inside
+
+
+def test_measures_that_coincide_are_told_once():
+    sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
+    twins = [s for s in sentences if "same number" in s]
+    assert len(twins) == 1
+    assert "ggn_trace is the same number as interpolation_sharpness" in twins[0]
+
+
+def test_a_sign_that_turns_round_inside_the_groups_is_told():
+    rng = np.random.default_rng(1)
+    seed = np.tile(np.arange(4.0), 12)
+    inside = rng.normal(size=48)
+    columns = {GAP.name: 10 * seed + inside, "MLS": 10 * seed - inside, "NMLS": 10 * seed + inside}
+    table = pd.DataFrame(columns)
+    relations, within = relate_all(table), relate_within(table, GAP.name, {"seed": pd.Series(seed)})
+    networks = pd.DataFrame({"outcome": ["interpolated"] * 48, "steps": 5})
+    sentences = findings(STUDY, networks, relations, within, unfinished=0, failed=0)
+    turned = [s for s in sentences if "turns round" in s]
+    assert len(turned) == 1
+    assert turned[0].startswith("Within a fixed seed")
+    assert "turns round for MLS, 0.9" in turned[0]
+    assert "NMLS" not in turned[0]
 
 
 def test_nothing_is_claimed_of_pure_noise():
     sentences, _ = told(gap_with_sharpness=0, sharpness_with_lr=0)
     assert not any("most closely" in s or "goes with" in s for s in sentences)
-    assert sum(s.startswith("No clear") for s in sentences) == 5
+    assert sum(s.startswith("No clear") for s in sentences) == 5  # with the gap, and each setting with two others
 
 
 def test_the_population_is_told_first():

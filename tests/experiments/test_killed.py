@@ -14,12 +14,13 @@ from flatlens.experiments.settings import DataSettings
 
 STUDY = replace(
     Study.digits("smoke"),
-    data=DataSettings("digits", train=60),
-    widths=(16, 16),
-    lrs=(0.05, 0.1),
+    data=DataSettings("digits", train=40),
+    widths=(16,),
+    lrs=(0.05,),
     batch_sizes=(4,),
-    seeds=(0, 1, 2),
-    loss_below=1e-4,
+    seeds=(0, 1, 2, 3, 4),
+    loss_below=0.0,  # never reached: so that each takes a while
+    max_steps=3000,
 )
 CODE = """
 import json, sys

@@ -112,9 +112,17 @@ def test_within_groups_the_groups_own_levels_do_not_count():
     assert (row["groups"], row["n"]) == (4, 40)
 
 
+def test_groups_that_leave_too_few_points_are_undefined():
+    rng = np.random.default_rng(8)
+    table = pd.DataFrame({"x": rng.normal(size=16), "y": rng.normal(size=16)})
+    by = {size: pd.Series(np.arange(16) // size) for size in (2, 4)}  # 8 and 12 points left
+    rows = relate_within(table, "y", {str(size): groups for size, groups in by.items()}).set_index("group")
+    assert rows["pearson"].isna().to_dict() == {"2": True, "4": False}
+
+
 def test_groups_of_one_leave_nothing_to_relate():
-    table = pd.DataFrame({"x": np.random.default_rng(6).normal(size=8), "y": np.arange(8.0)})
-    assert np.isnan(relate_within(table, "y", {"each": pd.Series(range(8))}).loc[0, "pearson"])
+    x, y, each = np.random.default_rng(6).normal(size=12), np.arange(12.0), np.arange(12)
+    assert np.isnan(pearson(x, y, np.ones((1, 12)), groups=each)).all()
 
 
 def test_fifteen_quantities_of_48_networks_take_seconds():

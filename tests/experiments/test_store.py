@@ -48,6 +48,7 @@ def test_what_is_written_is_read(store):
         "result.json",
         "weights.safetensors",
     ]
+    assert len({p.stat().st_mode for p in store.folder(NETWORK.key).iterdir()}) == 1
     assert store.finished([NETWORK.key, "other"]) == [NETWORK.key]
     assert store.study() == STUDY
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
+import numpy as np
 import pandas as pd
 
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS, Quantity
 from flatlens.experiments.settings import Study
 
+FEW = 20
 HELD_FIXED = {
     "lr": "a fixed learning rate",
     "lr, batch_size": "a fixed learning rate and batch size, where only the seed differs",
@@ -25,13 +28,17 @@ def findings(
     failed: int,
 ) -> list[str]:
     """The sentences, most important first."""
+    included = int((networks["outcome"] == "interpolated").sum())
     return [
         *_population(study, networks, unfinished, failed),
         *_against_gap(study.quantities, relations),
         *_settings(study.quantities, relations),
         *_within(study.quantities, within),
+        *_reversals(study.quantities, relations, within),
+        *_twins(study.measures, networks),
         "The intervals are 95% bootstrap intervals over networks. Networks that share a seed or a setting resemble "
-        "each other, so the true uncertainty is larger; and a correlation in this population is no proof of a cause.",
+        "each other, so the true uncertainty is larger; and a correlation in this population is no proof of a cause."
+        + (f" With {included} networks they are rough at best." if included < FEW else ""),
     ]
 
 
@@ -113,11 +120,38 @@ def _within(quantities: Sequence[Quantity], within: pd.DataFrame) -> list[str]:
         clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
         listed = "; ".join(f"{r['x']}, r = {_interval(r, 'pearson')}" for r in clear[:3])
         more = f": {'the three strongest are ' if len(clear) > 3 else ''}{listed}" if clear else ""
+        go = "goes" if len(clear) == 1 else "go"
         sentences.append(
-            f"Within {words} ({rows[0]['groups']} groups, pooled), {len(clear)} of {len(rows)} measures go "
+            f"Within {words} ({rows[0]['groups']} groups, pooled), {len(clear)} of {len(rows)} measures {go} "
             f"clearly with the gap{more}."
         )
     return sentences
+
+
+def _reversals(quantities: Sequence[Quantity], relations: pd.DataFrame, within: pd.DataFrame) -> list[str]:
+    """Measures whose clear relation with the gap has the other sign, as clearly, once settings are held fixed."""
+    sentences = []
+    for group, words in HELD_FIXED.items():
+        turned = []
+        for name in (q.name for q in quantities if q.role == "measure"):
+            overall = _relation(relations, GAP.name, name)
+            inside = within[(within["x"] == name) & (within["group"] == group)]
+            if overall is None or inside.empty or overall["pearson"] * inside["pearson"].iloc[0] >= 0:
+                continue
+            if _clear(overall, "pearson") and _clear(inside.iloc[0], "pearson"):
+                turned.append(f"{name}, {overall['pearson']:.2f} overall but {_interval(inside.iloc[0], 'pearson')}")
+        if turned:
+            sentences.append(f"Within {words}, the sign of r turns round for {'; '.join(turned)}.")
+    return sentences
+
+
+def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:
+    """Measures that are the same number on every one of these networks."""
+    present = [name for name in measures if name in networks and networks[name].nunique() > 1]
+    pairs = [
+        (a, b) for a, b in combinations(present, 2) if np.allclose(networks[a], networks[b], 1e-9, 0, equal_nan=True)
+    ]
+    return [f"On these networks {b} is the same number as {a}, for this loss and activation." for a, b in pairs]
 
 
 def _relation(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:

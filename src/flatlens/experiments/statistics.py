@@ -25,6 +25,8 @@ Coefficient: TypeAlias = Callable[[Array], Array]
 
 FEWEST = 4
 """Fewer points than this have no correlation worth a number."""
+FEWEST_WITHIN = 10
+"""So many points, less one a group, must be left for a pooled correlation within groups."""
 RESAMPLES = 2000
 NAN = float("nan")
 
@@ -131,7 +133,7 @@ def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 def relate_within(table: pd.DataFrame, target: str, groupings: Mapping[str, pd.Series], seed: int = 0) -> pd.DataFrame:
-    """Pooled Pearson's r within groups, of every other column with `target`.
+    """Pooled Pearson's r within groups, of every other column with `target`; NaN where too few points are left.
 
     `groupings` gives, by name, each row's group number. The answer's columns: x, y, group (the grouping's name), groups
     (how many), n, pearson, pearson_low, pearson_high.
@@ -141,8 +143,10 @@ def relate_within(table: pd.DataFrame, target: str, groupings: Mapping[str, pd.S
         kept = _finite(table, name, target)
         x, y = table[[name, target]][kept].to_numpy(dtype=np.float64).T
         numbers, labels = pd.factorize(groupings[grouping][kept])
-        counts = resamples(len(x), torch.Generator().manual_seed(seed))
-        r = with_interval(partial(pearson, x, y, groups=numbers), counts)
+        r = Correlation(NAN, NAN, NAN, len(x))
+        if len(x) - len(labels) >= FEWEST_WITHIN:
+            counts = resamples(len(x), torch.Generator().manual_seed(seed))
+            r = with_interval(partial(pearson, x, y, groups=numbers), counts)
         rows.append((name, target, grouping, len(labels), r.n, r.value, r.low, r.high))
     return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "n", "pearson", "pearson_low", "pearson_high"])
 

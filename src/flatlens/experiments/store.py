@@ -14,6 +14,7 @@ finish is kept.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ class Store:
                     record.report.save(folder / "report.safetensors")
                 except SafetensorError as error:  # the full disk's other name
                     raise OSError(None, str(error)) from error
+                for file in folder.iterdir():  # safetensors lets nobody else read them
+                    shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
 
     def read(self, key: str) -> Record:
