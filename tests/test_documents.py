@@ -1,0 +1,69 @@
+"""The documents are true: their Python runs, their commands parse, their tree is the tree."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import flatlens as fl
+from flatlens.cli import app
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_the_python_in_a_document_runs(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "document"}
+    for block in blocks(document, "python"):
+        exec(compile(block, str(document), "exec"), names)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_the_commands_in_a_document_are_commands(document):
+    for block in blocks(document, "sh"):
+        for command in re.split(r"&&|\n", block.replace("\\\n", " ")):
+            words = shlex.split(command, comments=True)
+            if words and Path(words[0]).name == "flatlens":
+                app.parse_args(words[1:], exit_on_error=False, print_error=False)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_the_links_in_a_document_lead_somewhere(document):
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        assert target.startswith("http") or (document.parent / target).exists(), target
+
+
+def test_the_tree_in_the_readme_names_every_folder():
+    tree = (ROOT / "README.md").read_text().partition("## What is where")[2].partition("\n## ")[0]
+    package = ROOT / "src" / "flatlens"
+    parts = [f"{p.name}/" for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"]
+    parts += [p.name for p in package.glob("*.py") if not p.name.startswith("__")]
+    named = re.findall(r"^ {6}(\S+)", tree, re.M)
+    assert sorted(named) == sorted(parts)
+
+
+def test_the_readme_has_one_command_each_for_the_job_and_the_tests():
+    text = (ROOT / "README.md").read_text()
+    for name in ("run", "tests"):
+        (block,) = re.findall(rf"<!-- {name} -->\n```sh\n(.*?)```\n<!-- end -->", text, re.S)
+        assert block.count("\n") == 1
+        assert "-c constraints.txt" in block
+
+
+def test_the_table_of_invariances_is_the_catalogue():
+    text = (ROOT / "docs" / "choosing.md").read_text()
+    told = re.findall(r"^\| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \|$", text, re.M)
+    moves = ("layerwise", "neuronwise", "permutation")
+    known = [
+        (card.name, *("yes" if move in card.invariant_under else "no" for move in moves))
+        for card in fl.catalogue()
+        if card.family != "generalisation"
+    ]
+    assert told == known
