@@ -3,9 +3,11 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 
@@ -82,16 +84,18 @@ def test_a_full_disk_is_one_line_and_loses_nothing_finished(store, monkeypatch):
 
 
 def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
-    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead, unmourned = (subprocess.Popen([sys.executable, "-c", ""]) for _ in range(2))
     dead.wait()
+    while psutil.Process(unmourned.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
     host = folders_module._host()
     networks = store.out / "networks"
-    names = {who: f".abc.{host}.{pid}.12345678.partial" for who, pid in (("dead", dead.pid), ("living", os.getpid()))}
+    pids = {"dead": dead.pid, "unmourned": unmourned.pid, "living": os.getpid()}
+    names = {who: f".abc.{host}.{pid}.12345678.partial" for who, pid in pids.items()}
     names["elsewhere"] = ".abc.other-host.1.12345678.partial"
     for name in names.values():
         (networks / name).mkdir()
         (networks / name / "result.json").write_text("{")
-    (networks / names["living"]).joinpath("more").write_text("x")
     Store.create(store.out, STUDY)
     assert {p.name for p in networks.iterdir()} == {names["living"], names["elsewhere"]}
     for name in names.values():
@@ -99,6 +103,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
             os.utime(networks / name, (1, 1))  # years old: no process writes for so long
     Store.create(store.out, STUDY)
     assert list(networks.iterdir()) == []
+    unmourned.wait()
 
 
 def test_the_same_study_may_come_back_another_is_refused(store):

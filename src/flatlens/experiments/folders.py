@@ -102,7 +102,10 @@ def _alive(process: int) -> bool:
         return False
     except OSError:
         return True  # somebody else's
-    return True
+    try:  # a killed process whose parent has not asked for its end: "1234 (name) Z ..."
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return True  # no such files on this system
 
 
 def _rename_folder(partial: Path, target: Path) -> None:
