@@ -16,7 +16,6 @@ from flatlens.report.figures import (
     training_curves,
 )
 from flatlens.report.palette import MODES, ordered_colours, theme
-from flatlens.report.render import plain_spec
 
 FIGURES = [gap_forest, gap_panels, scatter_matrix, layer_profiles, training_curves]
 
@@ -31,7 +30,8 @@ def test_every_chart_is_valid_and_compiles(draw, smoke):
     assert figure.caption
     for drawing in (figure.whole, *figure.panels):
         drawing.to_dict(validate=True)
-        vl_convert.vegalite_to_vega(json.dumps({**plain_spec(drawing), "config": theme("dark", 2)}))
+    for spec in (figure.spec, *figure.panel_specs):
+        vl_convert.vegalite_to_vega(json.dumps({**spec, "config": theme("dark", 2)}))
 
 
 def test_the_page_order_and_names(smoke):
@@ -106,9 +106,7 @@ STRANGE = ["constant columns", "missing columns", "one network", "all excluded",
 @pytest.mark.parametrize("name", STRANGE)
 def test_nothing_undefined_stops_a_figure(name, strange_figures):
     for figure in strange_figures[name]:
-        svg = vl_convert.vegalite_to_svg(
-            json.dumps(plain_spec(figure.whole)), vl_version="6.4", config=theme("light", 2)
-        )
+        svg = vl_convert.vegalite_to_svg(json.dumps(figure.spec), vl_version="6.4", config=theme("light", 2))
         assert svg.startswith("<svg"), figure.name
         assert "NaN" not in svg, figure.name
 

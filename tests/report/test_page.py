@@ -63,7 +63,7 @@ def test_every_figure_has_its_place_and_its_chart(html):
     slots = [attrs["data-spec"] for attrs in Elements(html).all("div") if "data-spec" in attrs]
     assert sorted(slots) == sorted(specs_of(html))
     for name, panels in (
-        ("correlations_with_gap", 1),
+        ("correlations_with_gap", 2),
         ("against_gap", 8),
         ("scatter_matrix", 1),
         ("layer_profiles", 3),

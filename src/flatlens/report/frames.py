@@ -17,6 +17,7 @@ NETWORK = ["key", "lr", "batch_size", "seed"]
 GAP = "generalisation_gap"
 #: Columns that are a network's making or its score, not a measure of flatness or compression.
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
+SETTINGS = frozenset({"lr", "batch_size", "seed"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 
@@ -38,7 +39,7 @@ def axis_title(quantity: Quantity) -> str:
     >>> axis_title(Quantity("network volume", "network_volume", "log"))
     'log network volume'
     """
-    if quantity.transform == "identity" or quantity.name.startswith(quantity.transform):
+    if quantity.transform == "identity" or quantity.transform in quantity.name:
         return quantity.name
     return f"{quantity.transform} {quantity.name}"
 
@@ -61,18 +62,26 @@ def relation_frame(result: StudyResult) -> pd.DataFrame:
 
 
 def gap_relations(result: StudyResult) -> pd.DataFrame:
-    """Each quantity's correlation with the gap, strongest first: quantity, coefficient, value, low, high, n."""
-    columns = ["quantity", "coefficient", "value", "low", "high", "n"]
+    """Each quantity's correlation with the gap, strongest first: quantity, coefficient, value, low, high, n, alike.
+
+    `alike` names the settings that are held equal, empty across all networks. A network's own losses are left out: at
+    interpolation the test loss is the gap.
+    """
+    columns = ["quantity", "coefficient", "value", "low", "high", "n", "alike"]
     gap = gap_of(result)
     if gap is None:
         return pd.DataFrame(columns=columns)
-    pairs = relation_frame(result).query("y == @gap.name").sort_values(["pearson", "x"], ascending=[False, True])
+    shown = [q.name for q in result.quantities if q.column not in NOT_MEASURES - SETTINGS]
+    pairs = relation_frame(result)
+    pairs = pairs[(pairs["y"] == gap.name) & pairs["x"].isin(shown)]
+    pairs = pairs.sort_values(["pearson", "x"], ascending=[False, True])
     parts = [_coefficient(pairs, "Pearson r", "pearson"), _coefficient(pairs, "Kendall τ", "kendall")]
     if len(result.within):
-        within = result.within.query("x == @gap.name or y == @gap.name")
-        other = within["x"].where(within["x"] != gap.name, within["y"])
-        for group, rows in within.assign(x=other).groupby("group", sort=True):
-            parts.append(_coefficient(rows, f"Pearson r at equal {spoken(str(group))}", "pearson"))
+        within = result.within[(result.within["x"] == gap.name) | (result.within["y"] == gap.name)]
+        within = within.assign(x=within["x"].where(within["x"] != gap.name, within["y"]))
+        within = within[within["x"].isin(shown)]
+        for group, rows in within.groupby("group", sort=True):
+            parts.append(_coefficient(rows, "Pearson r", "pearson", alike=spoken(str(group))))
     frame = pd.concat(parts, ignore_index=True)
     order = {name: i for i, name in enumerate(pairs["x"])}
     frame = frame.dropna(subset=["value"]).sort_values("quantity", key=lambda q: q.map(order), kind="stable")
@@ -90,11 +99,11 @@ def spoken(setting: str) -> str:
     return " and ".join(words.get(part, part) for part in setting.split(", "))
 
 
-def _coefficient(pairs: pd.DataFrame, label: str, name: str) -> pd.DataFrame:
+def _coefficient(pairs: pd.DataFrame, label: str, name: str, alike: str = "") -> pd.DataFrame:
     part = pairs[["x", name, f"{name}_low", f"{name}_high", "n"]].set_axis(
         ["quantity", "value", "low", "high", "n"], axis=1
     )
-    return part.assign(coefficient=label)
+    return part.assign(coefficient=label, alike=alike)
 
 
 def regression_line(x: pd.Series[float], y: pd.Series[float]) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from flatlens.report.figures import Figure, Grid, study_figures
 from flatlens.report.files import write_whole
 from flatlens.report.frames import NOT_MEASURES
 from flatlens.report.palette import MODES, ordered_colours, theme
-from flatlens.report.render import plain_spec, script_json, write_figure
+from flatlens.report.render import script_json, write_figure
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
@@ -96,7 +96,7 @@ def study_html(
         excluded=result.excluded,
         failed=result.failed,
         tables=tables,
-        specs=script_json({f"{f.name}-{i}": plain_spec(p) for f in figures for i, p in enumerate(f.panels)}),
+        specs=script_json({f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}),
         themes=script_json({mode: theme(mode, len(grid.lrs)) for mode in MODES}),
         bundle=_bundle(),
     )  # fmt: skip

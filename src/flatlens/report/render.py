@@ -10,7 +10,6 @@ from typing import Any
 import vl_convert
 
 from flatlens.report.figures import Figure
-from flatlens.report.figures.figure import Drawing
 from flatlens.report.files import csv_bytes, write_whole
 from flatlens.report.palette import theme
 
@@ -18,15 +17,9 @@ PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 
 
-def plain_spec(drawing: Drawing) -> dict[str, Any]:
-    """A chart as Vega-Lite JSON without the address of its schema and without a theme: the page brings its own."""
-    spec: dict[str, Any] = drawing.to_dict(validate=False)  # checked in the tests: it takes longer than the drawing
-    return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
-
-
 def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
     """`folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
-    spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **plain_spec(figure.whole)})
+    spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
     svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
     png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
     return [

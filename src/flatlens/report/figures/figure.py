@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import altair as alt
 import pandas as pd
 
-Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart
+Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart | alt.HConcatChart
 Width: TypeAlias = int | Literal["container"]
-Layout: TypeAlias = Literal["grid", "wide", "single"]
+Layout: TypeAlias = Literal["grid", "wide"]
 
 EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlations."
 
@@ -30,6 +31,22 @@ class Figure:
     layout: Layout
     batch_shapes: bool = False  #: marks have a shape by batch size
     colours: bool = True  #: the page has to explain the colours, by learning rate
+
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """The whole picture as Vega-Lite JSON, without a theme."""
+        return _plain(self.whole)
+
+    @cached_property
+    def panel_specs(self) -> list[dict[str, Any]]:
+        """The page's panels as Vega-Lite JSON, without a theme: the page brings its own."""
+        return [self.spec if panel is self.whole else _plain(panel) for panel in self.panels]
+
+
+def _plain(drawing: Drawing) -> dict[str, Any]:
+    """Without the schema's address, so that the page holds none, and without Altair's theme."""
+    spec: dict[str, Any] = drawing.to_dict(validate=False)  # checked in the tests: it takes longer than the drawing
+    return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
 
 
 @dataclass(frozen=True)
@@ -80,22 +97,31 @@ def solid_if_included() -> alt.FillOpacityValue:
     return alt.FillOpacityValue(0.0, condition={"test": "datum.included", "value": 0.75})
 
 
-def decades(low: float, high: float) -> list[float] | None:
-    """The powers of ten in a range, as the ticks of a log axis; None for fewer than two, where Vega chooses better.
+def log_ticks(low: float, high: float) -> list[float] | None:
+    """Ticks of a log axis: powers of ten, or 1, 2, 5 over a narrower range; None for one narrower still.
 
-    >>> decades(0.05, 20.0), decades(0.2, 0.9)
-    ([0.1, 1.0, 10.0], None)
+    >>> log_ticks(0.05, 20.0), log_ticks(0.4, 6.0), log_ticks(0.6, 0.9)
+    ([0.1, 1.0, 10.0], [0.5, 1.0, 2.0, 5.0], None)
     """
-    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
-    ticks = [float(f"1e{power}") for power in range(first, last + 1, step)]
-    return ticks if len(ticks) >= 2 else None
+    for digits in ((1,), (1, 2, 5)):
+        ticks = [float(f"{digit}e{power}") for power in range(first, last + 1, step) for digit in digits]
+        inside = [tick for tick in ticks if low <= tick <= high]
+        if len(inside) >= 3:
+            return inside
+    return None
 
 
 def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
-    """An axis ticked at powers of ten: every ninth of a decade would be a thicket."""
-    ticks = decades(float(values.min()), float(values.max())) if len(values) else None
-    return alt.Axis(title=title, values=ticks) if ticks else alt.Axis(title=title, tickCount=4)
+    """An axis of few ticks: Vega's own, nine a decade, are a thicket."""
+    if values.empty:
+        return alt.Axis(title=title)
+    low, high = float(values.min()), float(values.max())
+    ticks = log_ticks(low, high)
+    if ticks is None:
+        return alt.Axis(title=title, tickCount=4)
+    return alt.Axis(title=title, values=ticks, format="~e" if low < 1e-4 or high > 1e6 else ",~g")
 
 
 def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
@@ -106,7 +132,7 @@ def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
     """
     if row is None or row[name] != row[name]:
         return f"{symbol} undefined"
-    words = f"{symbol} = {row[name]:.2f} [{row[f'{name}_low']:.2f}, {row[f'{name}_high']:.2f}]"
+    words = f"{symbol} = {row[name]:z.2f} [{row[f'{name}_low']:z.2f}, {row[f'{name}_high']:z.2f}]"
     return words.replace("-", "−")
 
 

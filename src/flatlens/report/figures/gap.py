@@ -10,6 +10,7 @@ import pandas as pd
 from flatlens.report import frames
 from flatlens.report.figures.figure import (
     EXCLUDED_HOLLOW,
+    SHAPES,
     Drawing,
     Figure,
     Grid,
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
 PANELS_A_ROW = 3
+HUES = ("#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3", "#8a94a3", "#b5524c")  #: coefficients, told apart by shape too
+_KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
 
 def gap_panels(result: StudyResult) -> Figure:
@@ -64,12 +67,12 @@ def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity
     colour = alt.Fill("lr:O", scale=grid.lr_scale(), legend=lr_legend(legend))
     marks = (
         alt.Chart(drawn)
-        .mark_point(size=55, opacity=0.9, strokeWidth=1.5)
+        .mark_point(size=55, opacity=1, strokeWidth=1.5)
         .encode(
             x=alt.X("x:Q", title=frames.axis_title(x), scale=scale, axis=ticks),
             y=alt.Y("y:Q", title=frames.axis_title(y), scale=scale, axis=ticks),
             fill=colour,
-            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=None),
+            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=lr_legend(legend)),
             shape=alt.Shape("batch_size:N", scale=grid.batch_scale(), legend=batch_legend(legend)),
             fillOpacity=solid_if_included(),
             tooltip=network_tooltip(
@@ -94,55 +97,55 @@ def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity
 
 
 def gap_forest(result: StudyResult) -> Figure:
-    """Every quantity's correlation with the gap, as dots with intervals, strongest first."""
+    """Every measure's and setting's correlation with the gap, as dots with intervals, strongest first."""
     data = frames.gap_relations(result)
-    drawing = _forest(data, "container") if len(data) else empty("no correlation is defined for these networks")
+
+    def draw(width: Width) -> list[Drawing]:
+        alike = data["alike"] != ""
+        parts = (("Across all networks", ~alike), ("Among networks trained alike: Pearson r", alike))
+        order = list(dict.fromkeys(data["quantity"]))
+        return [_forest(data[rows], title, order, width) for title, rows in parts if rows.any()]
+
+    panels = draw("container") or [empty("no correlation is defined for these networks")]
     return Figure(
         name="correlations_with_gap",
         title="How strongly each quantity goes with the gap",
         caption="A dot is a correlation with the generalisation gap, its bar the 95% bootstrap interval: a bar that "
-        "crosses zero says that these networks do not settle the sign. “At equal learning rate” compares only "
-        "networks trained alike (the group means are taken out), so that a setting that moves both is no evidence.",
+        "crosses zero says that these networks do not settle the sign. Among networks trained alike the means of the "
+        "groups of equal settings are taken out, so that a setting that moves both sides is no evidence.",
         data=data,
-        whole=_forest(data, 620) if len(data) else drawing,
-        panels=(drawing,),
-        layout="single",
+        whole=alt.hconcat(*draw(420)).resolve_scale(color="independent", shape="independent")
+        if len(data)
+        else panels[0],
+        panels=tuple(panels),
+        layout="grid",
         colours=False,
     )
 
 
-def _forest(data: pd.DataFrame, width: Width) -> Drawing:
-    kinds = list(dict.fromkeys(data["coefficient"]))
-    hues = ["#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3"]
-    shapes = ["circle", "diamond", "square", "triangle-up"]
-    order = list(dict.fromkeys(data["quantity"]))
+def _forest(data: pd.DataFrame, title: str, order: list[str], width: Width) -> Drawing:
+    alike = data["alike"] != ""
+    data = data.assign(kind=data["coefficient"].where(~alike, "equal " + data["alike"]))
+    kinds = list(dict.fromkeys(data["kind"]))
+    first = 2 if alike.any() else 0  # after those of the other panel: one colour, one meaning
+    hues = [HUES[(first + i) % len(HUES)] for i in range(len(kinds))]
+    shapes = [SHAPES[(first + i) % len(SHAPES)] for i in range(len(kinds))]
     # Two lines for a name with a comma: on a phone one line would take half the width.
     labels = alt.Axis(labelExpr="split(datum.label, ', ')", labelLimit=190, grid=True, tickBand="extent")
     base = alt.Chart(data).encode(
-        y=alt.Y("quantity:N", sort=order, title=None, axis=labels),
-        yOffset=alt.YOffset("coefficient:N", sort=kinds, scale=alt.Scale(domain=kinds, paddingOuter=0.25)),
-        color=alt.Color(
-            "coefficient:N",
-            scale=alt.Scale(domain=kinds, range=hues[: len(kinds)]),
-            legend=alt.Legend(title=None, orient="top", columns=1, labelLimit=330),
-        ),
+        y=alt.Y("quantity:N", sort=order, scale=alt.Scale(domain=order), title=None, axis=labels),
+        yOffset=alt.YOffset("kind:N", sort=kinds, scale=alt.Scale(domain=kinds, paddingOuter=0.3)),
+        color=alt.Color("kind:N", scale=alt.Scale(domain=kinds, range=hues), legend=_KINDS),
     )
     scale = alt.Scale(domain=[-1, 1])
     bars = base.mark_rule(strokeWidth=1.6).encode(
-        x=alt.X("low:Q", scale=scale, title="correlation with the gap"), x2="high:Q"
+        x=alt.X("low:Q", scale=scale, title="correlation with the gap", axis=alt.Axis(tickCount=5)), x2="high:Q"
     )
-    dots = base.mark_point(filled=True, size=50, opacity=1).encode(
+    numbers = [alt.Tooltip(f"{column}:Q", format=".3f") for column in ("value", "low", "high")]
+    dots = base.mark_point(filled=True, size=45, opacity=1).encode(
         x=alt.X("value:Q", scale=scale),
-        shape=alt.Shape("coefficient:N", scale=alt.Scale(domain=kinds, range=shapes[: len(kinds)])),
-        tooltip=[
-            "quantity:N",
-            "coefficient:N",
-            *(alt.Tooltip(f"{c}:Q", format=".3f") for c in ("value", "low", "high")),
-            "n:Q",
-        ],
+        shape=alt.Shape("kind:N", scale=alt.Scale(domain=kinds, range=shapes), legend=_KINDS),
+        tooltip=["quantity:N", "coefficient:N", "kind:N", *numbers, "n:Q"],
     )
     zero = alt.Chart(pd.DataFrame({"zero": [0.0]})).mark_rule(strokeDash=[3, 3]).encode(x=alt.X("zero:Q", scale=scale))
-    forest = alt.layer(zero, bars, dots).properties(width=width, height=alt.Step(12 if len(kinds) > 2 else 16))
-    if width != "container":
-        return forest
-    return forest.properties(autosize=alt.AutoSizeParams(type="fit-x", contains="padding"))
+    return alt.layer(zero, bars, dots).properties(width=width, height=38 * len(order), title=title)

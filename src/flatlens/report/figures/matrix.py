@@ -26,7 +26,7 @@ from flatlens.report.palette import FALLS, RISES
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
-CELL = 88
+CELL = 78
 BRUSH = "brush"
 
 
@@ -39,8 +39,8 @@ def scatter_matrix(result: StudyResult) -> Figure:
     return Figure(
         name="scatter_matrix",
         title="Everything against everything",
-        caption="Below the diagonal one mark a network; drag a rectangle in any panel to follow its networks "
-        "through all of them, double-click to let go. On the diagonal the histogram of each quantity. Above it "
+        caption="Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
+        "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
         "Pearson's r and Kendall's τ with 95% bootstrap intervals, orange where both rise together, blue where one "
         f"falls; the stronger the tint the larger |r|. {EXCLUDED_HOLLOW}",
         data=data,
@@ -80,14 +80,16 @@ def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame)
 
 
 def _wrap(title: str) -> list[str]:
-    return textwrap.wrap(title, 16)
+    return textwrap.wrap(title, 15)
 
 
 def _edge_axis(shown: bool, title: str) -> alt.Axis:
     """Ticks and names on the outer edge only."""
     if not shown:
         return alt.Axis(labels=False, ticks=False, title=None, tickCount=3)
-    return alt.Axis(title=_wrap(title), tickCount=3, labelFontSize=9, titleFontSize=10, labelOverlap=True)
+    return alt.Axis(
+        title=_wrap(title), tickCount=3, labelFontSize=9, titleFontSize=10, labelFlush=False, labelBound=True
+    )
 
 
 def _scatter(
@@ -106,9 +108,9 @@ def _scatter(
             x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq))),
             y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq))),
             fill=colour,
-            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=None),
+            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=lr_legend(True)),
             fillOpacity=solid_if_included(),
-            opacity=alt.OpacityValue(0.1, condition={"param": BRUSH, "value": 0.95}),
+            opacity=alt.OpacityValue(0.1, condition={"param": BRUSH, "value": 1.0}),
             tooltip=network_tooltip(
                 alt.Tooltip(f"{xf}:Q", title=frames.axis_title(xq), format=".4g"),
                 alt.Tooltip(f"{yf}:Q", title=frames.axis_title(yq), format=".4g"),
@@ -174,7 +176,7 @@ def _coefficients(row: Mapping[Hashable, Any] | None) -> alt.Chart:
             fontSize=10,
             lineHeight=14,
             baseline="middle",
-            dy=-7 * (len(lines) - 1),
+            dy=-6.5 * (len(lines) - 1),
         )
         .encode(text="text:N")
         .properties(width=CELL, height=CELL, view=tinted)

@@ -51,7 +51,7 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
     colour = alt.Color("lr:O", scale=grid.lr_scale(), legend=lr_legend(width != "container"))
     thin = (
         alt.Chart(data)
-        .mark_line(strokeWidth=1, opacity=0.28)
+        .mark_line(strokeWidth=1, strokeOpacity=0.28)  # plain opacity takes the PNG twenty times as long
         .encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
     )
     thick = (
@@ -105,7 +105,7 @@ def _curves(
 ) -> Drawing:
     lines = (
         alt.Chart(data)
-        .mark_line(strokeWidth=1.2, opacity=0.8, clip=True)
+        .mark_line(strokeWidth=1.2, strokeOpacity=0.85, clip=True)
         .encode(
             x=alt.X(
                 "step:Q",
@@ -126,4 +126,5 @@ def _curves(
 
 
 def _dashed_if_excluded() -> alt.StrokeDash:
-    return alt.StrokeDash("included:N", scale=alt.Scale(domain=[True, False], range=[[1, 0], [4, 3]]), legend=None)
+    solid = [1, 0]
+    return alt.StrokeDash("included:N", scale=alt.Scale(domain=[True, False], range=[solid, [4, 3]]), legend=None)
