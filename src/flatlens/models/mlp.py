@@ -53,7 +53,7 @@ class MLP:
 
 
 def _linear(fan_in: int, fan_out: int, generator: Generator) -> nn.Linear:
-    layer = nn.utils.skip_init(nn.Linear, fan_in, fan_out)  # the usual constructor draws from the global generator
+    layer = nn.Linear(fan_in, fan_out, device="meta").to_empty(device="cpu")  # so that nothing global is drawn from
     bound = 1 / math.sqrt(fan_in)
     with torch.no_grad():
         layer.weight.uniform_(-bound, bound, generator=generator)
