@@ -174,8 +174,8 @@ def _key(report: Report, cards: Sequence[Card]) -> Text:
     survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
     key = Text("\nlayer, neuron, order: ", style="bold")
     key.append(
-        "does the network's value survive a layer-wise rescaling of the weights, a neuron-wise one, a permutation of the "
-        "neurons? All three leave the network's function as it is.",
+        "does the network's value survive a layer-wise rescaling of the weights, a neuron-wise one, a permutation of "
+        "the neurons? All three leave the network's function as it is.",
         style="not bold",
     )
     if met:
