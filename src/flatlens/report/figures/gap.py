@@ -114,7 +114,7 @@ def gap_forest(result: StudyResult) -> Figure:
         "crosses zero says that these networks do not settle the sign. Among networks trained alike the means of the "
         "groups of equal settings are taken out, so that a setting that moves both sides is no evidence.",
         data=data,
-        whole=alt.hconcat(*draw(420)).resolve_scale(color="independent", shape="independent")
+        whole=alt.hconcat(*draw(420)).resolve_scale(color="independent", shape="independent", yOffset="independent")
         if len(data)
         else panels[0],
         panels=tuple(panels),
