@@ -17,6 +17,9 @@ from flatlens.errors import BadFolder
 if TYPE_CHECKING:
     from flatlens.problem import Problem
 
+TRIAL = 64
+"""Samples that a trial measures, to tell how long all will take."""
+
 
 def measure(
     model: str,
@@ -52,7 +55,7 @@ def measure(
         raise BadFolder(f"--save {save}: there is no folder {save.parent}")
     problem = inputs.problem(model)
     names = [name for part in measures for name in split_names(part)]
-    with stdout_to_stderr(), Bar(_expected(problem)) as bar:
+    with stdout_to_stderr(), Bar(_expected(problem, names)) as bar:
         found = fl.measure(fl.Lens(problem), names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
     if save is not None:
         found.save(save)
@@ -81,21 +84,32 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _expected(problem: Problem) -> str:
-    """What work that lasts consists of, and about how long it takes; empty for short work."""
-    import torch
-
-    from flatlens.problem import measuring
-
-    batch = problem.place(next(problem.data.chunks(256)))
-    model = problem.measured()
+def _expected(problem: Problem, measures: list[str]) -> str:
+    """What work that lasts consists of, and about how long it takes, from a trial; empty for short work."""
+    if problem.n < 4 * TRIAL:
+        return ""
+    _trial(problem, measures, 4)  # the first pass of a process is slow, whatever its size
     start = time.monotonic()
-    with measuring(model), torch.no_grad():
-        outputs, _ = problem.run(model, batch)
-    # A backward pass costs about two forward ones.
-    seconds = (time.monotonic() - start) / len(outputs) * problem.n * (1 + 2 * problem.outputs)
+    n = _trial(problem, measures, TRIAL)
+    seconds = (time.monotonic() - start) * problem.n / n
     if seconds < DELAY:
         return ""
     size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
     passes = f"1 forward and {problem.outputs} backward passes"
     return f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory"
+
+
+def _trial(problem: Problem, measures: list[str], most: int) -> int:
+    """Measure on the first samples; how many they were."""
+    import flatlens as fl
+
+    few = fl.Problem(
+        problem.model,
+        problem.loss,
+        next(problem.data.chunks(most)),
+        forward=problem.forward,
+        parameters=problem.parameters,
+        dtype=problem.dtype,
+    )
+    fl.measure(fl.Lens(few), measures or None)
+    return few.n
