@@ -55,7 +55,8 @@ def measure(
         raise BadFolder(f"--save {save}: there is no folder {save.parent}")
     problem = inputs.problem(model)
     names = [name for part in measures for name in split_names(part)]
-    with stdout_to_stderr(), Bar(_expected(problem, names)) as bar:
+    with stdout_to_stderr(), Bar() as bar:
+        _announce(problem, names)
         found = fl.measure(fl.Lens(problem), names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
     if save is not None:
         found.save(save)
@@ -84,19 +85,19 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _expected(problem: Problem, measures: list[str]) -> str:
-    """What work that lasts consists of, and about how long it takes, from a trial; empty for short work."""
+def _announce(problem: Problem, measures: list[str]) -> None:
+    """Before work that lasts: what it consists of, and about how long it takes, from a trial."""
     if problem.n < 4 * TRIAL:
-        return ""
+        return
     _trial(problem, measures, 4)  # the first pass of a process is slow, whatever its size
     start = time.monotonic()
     n = _trial(problem, measures, TRIAL)
     seconds = (time.monotonic() - start) * problem.n / n
     if seconds < DELAY:
-        return ""
+        return
     size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
     passes = f"1 forward and {problem.outputs} backward passes"
-    return f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory"
+    note(f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory")
 
 
 def _trial(problem: Problem, measures: list[str], most: int) -> int:
