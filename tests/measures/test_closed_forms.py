@@ -65,8 +65,8 @@ def test_gap_conventions() -> None:
         *(f"generalisation_gap(convention='{c}')" for c in ("absolute", "summed_x5", "accuracy")),
     ]
     report = fl.measure(lens, [*keys, "loss", "test_loss", "accuracy", "test_accuracy"])
-    train = nn.functional.cross_entropy(net(X), y, reduction="none")
-    test = nn.functional.cross_entropy(net(2 * X[:5]), y[:5], reduction="none")
+    train = nn.functional.cross_entropy(net(X), y, reduction="none").detach()
+    test = nn.functional.cross_entropy(net(2 * X[:5]), y[:5], reduction="none").detach()
     assert report["loss"].value == pytest.approx(float(train.mean()))
     assert report["test_loss"].stderr == pytest.approx(float(test.std()) / math.sqrt(5))
     signed = float(test.mean() - train.mean())

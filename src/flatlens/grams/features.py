@@ -10,12 +10,15 @@ from flatlens.grams.record import record
 from flatlens.problem import Problem, measuring
 from flatlens.problem.layers import features, per_feature
 
+DEAD = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
 
-def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Tensor]:
-    """Standard deviation of each feature over samples and positions, per layer, (g, m); 1 where it is constant.
 
-    One forward pass over the data, moments merged chunk by chunk (Chan's update, float64: no cancellation for a
-    large mean).
+def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, tuple[Tensor, int]]:
+    """Standard deviation of each feature over samples and positions, per layer: ((g, m), how many are constant).
+
+    A constant feature has none: its unit is its absolute value, and `DEAD` where it is always 0, which leaves its
+    weights out, so that what rests on this scale does not move when features are rescaled. One forward pass; moments
+    are merged chunk by chunk (Chan's update in float64: no cancellation for a large mean).
     """
     moments: dict[str, tuple[int, Tensor, Tensor]] = {}
     with measuring(model), torch.no_grad():
@@ -47,7 +50,8 @@ def _merge(so_far: tuple[int, Tensor, Tensor] | None, x: Tensor) -> tuple[int, T
     return total, mean_before + step * count / total, squares_before + squares + step.square() * before * count / total
 
 
-def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> Tensor:
+def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, int]:
     spread = (squares / count).sqrt()
-    constant = spread <= 1e-12 * mean.abs()  # dead or constant: there is no unit to take
-    return per_feature(weight.module, torch.where(constant | (spread == 0), 1.0, spread))
+    constant = spread <= 1e-12 * mean.abs()
+    units = torch.where(constant, mean.abs(), spread)
+    return per_feature(weight.module, torch.where(units == 0, DEAD, units)), int(constant.sum())

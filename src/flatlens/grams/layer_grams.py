@@ -29,6 +29,8 @@ class LayerGrams:
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
     counts_bias: bool = False
+    explained: bool = True  #: whether the weight acts through this layer's calls alone, so that R is about it
+    precision: float = torch.finfo(torch.float64).eps  #: of the arithmetic the slopes were computed in
     feature_scale: Tensor | None = (
         None  #: spread of each feature over all data, (m,) or (g, m), where a measure asked for it
     )

@@ -1,27 +1,29 @@
-"""Which parameter is explained by which layer: found by one small trial run, and checked against autograd there.
+"""The plan of a pass: which parameter is explained by which layer, and what is where.
 
-A weight belongs to a linear layer only if the gradient rebuilt from the layer's calls equals autograd's. What does
-not (used through a bare function as attention's projections are, tied to an embedding, reparametrised) is left over:
-it still counts in every sum over parameters, through per-sample autograd, under its own name.
+It is read off small trial runs on the problem's probes and checked against autograd there. A weight belongs to a linear
+layer only if the gradient rebuilt from the layer's calls equals autograd's. What does not (used through a bare
+function as attention's projections are, tied to an embedding, reparametrised) is left over: it still counts in every
+sum over parameters, through per-sample autograd, under its own name.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from flatlens.errors import BadModel
-from flatlens.grams.linearity import affine_downstream
-from flatlens.grams.record import Call, Tape, run_recorded
+from flatlens.grams.record import Tape
 from flatlens.grams.shared import WeightMatrix
+from flatlens.grams.trial import Trial, by_sample, stored
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
-from flatlens.problem.data import size, take
-from flatlens.problem.layers import affine_gradient, by_position, matrix, normalised, patches
+from flatlens.problem.layers import matrix
 
-TRIAL = 4  #: samples in the trial run
+__all__ = ["Layout", "Weight", "by_sample", "lay_out"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +35,7 @@ class Weight:
     calls: tuple[str, ...]
     parameter: str | None  #: None where the weight is not a parameter of the model, or not of this layer alone
     bias: str | None
+    explained: bool  #: whether the weight acts through these calls and nothing else
     dense: bool  #: applied once per sample, at one position
 
     @cached_property
@@ -49,6 +52,7 @@ class Layout:
     norms: dict[str, tuple[str, str | None]]  #: norm call -> names of its affine weight and bias
     leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
     batch_axis: dict[str, int]  #: per call: which axis counts samples
+    inputs: tuple[int, ...]  #: which of the floating tensors fed in the outputs depend on
     input_is: str | None  #: the one call whose input is the network's input, if there is one
     affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
     bytes_per_sample: int
@@ -57,149 +61,126 @@ class Layout:
         """The last linear layer."""
         return next(reversed(self.weights), None)
 
-
-def by_sample(call_tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with its sample axis in front."""
-    return call_tensor.movedim(axis, 0)
+    def require_same(self, tape: Tape, n: int) -> None:
+        """Refuse a batch on which the network does something else than on the probes."""
+        calls = {**tape.linear, **tape.norms}
+        for key, axis in self.batch_axis.items():
+            if key not in calls or calls[key].z.shape[axis] % n:
+                raise BadModel(
+                    f"Problem(model=...): layer call {key!r} does not see every sample of every batch: "
+                    f"routing, packing or "
+                    f"loops that depend on the data cannot be measured per sample; pad to one length, or "
+                    f"measure each kind apart"
+                )
+        for weight in self.weights.values():
+            made = sum(call.module is weight.module for call in tape.linear.values())
+            if weight.explained and made > sum(tape.linear[key].module is weight.module for key in weight.calls):
+                raise BadModel(
+                    f"Problem(model=...): {weight.layer!r} is called {made} times on some batches and fewer on "
+                    f"others: pad "
+                    f"the data to one length"
+                )
 
 
 def lay_out(problem: Problem, model: nn.Module) -> Layout:
-    """Run the network on a few samples and see what is where."""
-    raw = next(problem.data.chunks(TRIAL))
-    batch = problem.place(take(raw, 0, TRIAL))
-    n = size(batch)
+    """Run the network on the probes and see what is where."""
     generator = torch.Generator().manual_seed(0)
-    with measuring(model):
-        tape, inputs, f, _ = run_recorded(problem, model, batch)
-        if not f.requires_grad:
-            raise BadModel(
-                "Problem(model=...): the outputs do not depend differentiably on any input or weight: is there a "
-                "torch.no_grad() or detach() inside forward()?"
-            )
-        u = torch.randn(f[0].shape, generator=generator).to(f)
-        trial = _Trial(model, tape, inputs, f, u, n)
-        weights, claimed = trial.weights()
-        norms = trial.norms(claimed)
-        chosen = [name for name in dict(model.named_parameters()) if name in problem.parameters]
-        affine = affine_downstream(tape, f, generator)
+    with measuring(model), _all_differentiable(model):
+        trials = [Trial(problem, model, problem.place(probe), generator) for probe in problem.probes]
+        axes = _axes(trials)
+        weights = _weights(model, trials, axes)
+        norms = _norms(trials, axes)
+        affine = frozenset.intersection(*(trial.affine(generator) for trial in trials))
+    claimed = {name for w in weights.values() for name in (w.parameter, w.bias) if name}
+    claimed |= {name for names in norms.values() for name in names if name}
+    sizes = {name: p.numel() for name, p in model.named_parameters() if name in problem.parameters}
+    leftovers = tuple(name for name in sizes if name not in claimed)
+    alone = (key for key in axes if all(trial.is_input(key, axes[key]) for trial in trials))
     return Layout(
         weights=weights,
         norms=norms,
-        leftovers=tuple(name for name in chosen if name not in claimed),
-        batch_axis=trial.axes,
-        input_is=trial.input_is(),
-        affine=frozenset(layer for layer, w in weights.items() if w.calls == (layer,) and layer in affine),
-        bytes_per_sample=_bytes_per_sample(tape, f, n),
+        leftovers=leftovers,
+        batch_axis=axes,
+        inputs=tuple(sorted(set().union(*(trial.connected for trial in trials)))),
+        input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
+        affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
+        bytes_per_sample=_bytes_per_sample(trials[0], sum(sizes[name] for name in leftovers)),
     )
 
 
-def _bytes_per_sample(tape: Tape, f: Tensor, n: int) -> int:
-    """Buffers of all N slopes at every call (float64 at worst), and the graph's activations."""
-    held = sum(call.x.numel() + call.z.numel() for call in tape.calls()) // n
-    return held * (8 * f.shape[1] + 6 * f.element_size())
+@contextmanager
+def _all_differentiable(model: nn.Module) -> Iterator[None]:
+    """Frozen parameters can be asked for their gradient too, so that none has to be believed."""
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        for p in frozen:
+            p.requires_grad_()
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
 
 
-class _Trial:
-    """One backward pass of <u, f(x_0)>: slopes at every call and parameter."""
-
-    def __init__(self, model: nn.Module, tape: Tape, inputs: list[Tensor], f: Tensor, u: Tensor, n: int) -> None:
-        self.tape, self.inputs, self.n = tape, inputs, n
-        self.named = {id(p): name for name, p in model.named_parameters()}
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.calls = tape.calls()
-        wanted = [*[c.z for c in self.calls], *[c.x for c in self.calls], *inputs, *self.parameters.values()]
-        grads = torch.autograd.grad((f[0] * u).sum(), wanted, retain_graph=True, allow_unused=True)
-        slopes = [torch.zeros_like(at) if g is None else g for at, g in zip(wanted, grads, strict=True)]
-        k = len(self.calls)
-        self.at_z = {c.key: s for c, s in zip(self.calls, slopes, strict=False)}
-        self.at_x = {c.key: s for c, s in zip(self.calls, slopes[k:], strict=False)}
-        self.at_inputs = slopes[2 * k : 2 * k + len(inputs)]
-        self.at_parameters = dict(zip(self.parameters, slopes[2 * k + len(inputs) :], strict=True))
-        self.axes = {c.key: axis for c in self.calls if (axis := self._batch_axis(c)) is not None}
-
-    def _batch_axis(self, call: Call) -> int | None:
-        """The axis on which only sample 0 has a slope: 0 (perhaps folded with others), or 1 (tokens first)."""
-        slope = self.at_z[call.key]
-        if slope.shape[0] % self.n == 0 and not bool(slope.reshape(self.n, -1)[1:].any()):
-            return 0
-        if slope.ndim > 2 and slope.shape[1] == self.n and not bool(slope[:, 1:].any()):
-            return 1
-        return None
-
-    def weights(self) -> tuple[dict[str, Weight], set[str]]:
-        """Linear layers by weight tensor, and the names of the parameters they explain."""
-        together: dict[int, list[Call]] = {}
-        for call in self.tape.linear.values():
-            if call.key in self.axes:
-                together.setdefault(id(_stored(call.module)), []).append(call)
-        weights, claimed = {}, set()
-        for calls in together.values():
-            module = calls[0].module
-            assert is_linear(module)
-            rebuilt, rebuilt_bias = self._rebuild(module, calls)
-            parameter = self._explained(_stored(module), rebuilt)
-            shared_bias = all(c.module.bias is module.bias for c in calls)  # a tied weight may have several biases
-            bias = self._explained(module.bias, rebuilt_bias) if shared_bias and module.bias is not None else None
-            claimed |= {name for name in (parameter, bias) if name}
-            dense = (
-                len(calls) == 1 and isinstance(module, nn.Linear) and calls[0].z.numel() == self.n * module.out_features
-            )
-            weights[calls[0].key] = Weight(calls[0].key, module, tuple(c.key for c in calls), parameter, bias, dense)
-        return weights, claimed
-
-    def _rebuild(self, module: LinearLayer, calls: list[Call]) -> tuple[Tensor, Tensor]:
-        """The gradients of weight and bias that the calls' slopes and inputs imply."""
-        weight, bias = torch.zeros_like(module.weight), module.weight.new_zeros(len(module.weight))
-        for call in calls:
-            axis = self.axes[call.key]
-            J = by_position(module, by_sample(self.at_z[call.key], axis), self.n)
-            phi = patches(module, by_sample(call.x.detach(), axis), self.n)
-            weight += torch.einsum("ngdp,ngmp->gdm", J, phi).reshape(weight.shape)
-            bias += J.sum((0, 3)).flatten()
-        return weight, bias
-
-    def _explained(self, parameter: Tensor | None, rebuilt: Tensor) -> str | None:
-        """The parameter's name if autograd finds the same gradient; a frozen one cannot be asked and is believed."""
-        name = self.named.get(id(parameter))
-        if name is None or name not in self.at_parameters:
-            return name
-        true = self.at_parameters[name]
-        tolerance = 1e-3 if true.dtype == torch.float32 else 1e-9
-        return name if float((true - rebuilt).norm()) <= tolerance * float(true.norm()) else None
-
-    def norms(self, claimed: set[str]) -> dict[str, tuple[str, str | None]]:
-        """Norm calls whose affine map is explained; their parameters join `claimed`."""
-        found: dict[str, tuple[str, str | None]] = {}
-        for call in self.tape.norms.values():
-            if self.axes.get(call.key) != 0 or len(call.z) != self.n:
-                continue
-            slope, module = self.at_z[call.key], call.module
-            weight = affine_gradient(module, slope * normalised(module, call.x.detach()), self.n).sum(0)
-            bias = affine_gradient(module, slope, self.n).sum(0)
-            affine = ((module._parameters["weight"], weight), (module._parameters["bias"], bias))
-            names = [None if p is None else self._explained(p, g.reshape(p.shape)) for p, g in affine]
-            if names[0] is not None:
-                found[call.key] = (names[0], names[1])
-                claimed |= {name for name in names if name}
-        return found
-
-    def input_is(self) -> str | None:
-        """The call that alone reads the network's input, its slope there being the network's own."""
-        if len(self.inputs) != 1:
-            return None
-        slope = self.at_inputs[0].flatten()
-        for key in self.tape.linear:
-            mine = self.at_x[key]
-            if (
-                self.axes.get(key) == 0
-                and mine.numel() == slope.numel()
-                and bool(slope.any())
-                and torch.equal(mine.flatten(), slope)
-            ):
-                return key
-        return None
+def _axes(trials: list[Trial]) -> dict[str, int]:
+    """Per call: the sample axis on which all trials agree; 0 where no trial responds there."""
+    found: dict[str, int] = {}
+    for key in trials[0].calls:
+        if all(key in trial.calls for trial in trials):
+            seen = {trial.axis(key) for trial in trials} - {"silent"}
+            axis = seen.pop() if seen else 0
+            if not seen and isinstance(axis, int) and all(t.calls[key].z.shape[axis] % t.n == 0 for t in trials):
+                found[key] = axis
+    return found
 
 
-def _stored(module: nn.Module) -> Tensor | None:
-    """The weight as a parameter; a reparametrised weight is made anew at each look and is none."""
-    return module._parameters.get("weight") if "weight" in module._parameters else None
+def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dict[str, Weight]:
+    """Linear layers by weight tensor, in execution order."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    together: dict[int, list[str]] = {}
+    for key, call in trials[0].tape.linear.items():
+        if key in axes:
+            together.setdefault(id(stored(call.module, "weight", call.module)), []).append(key)
+    weights = {}
+    for keys in together.values():
+        first = trials[0].calls[keys[0]]
+        module = first.module
+        assert is_linear(module)
+        modules = [trials[0].calls[key].module for key in keys]
+        rebuilt = [trial.rebuild(module, {key: axes[key] for key in keys}) for trial in trials]
+        parameter, bias = names.get(id(stored(module, "weight"))), names.get(id(stored(module, "bias")))
+        if not all(trial.explains(parameter, r[0]) for trial, r in zip(trials, rebuilt, strict=True)):
+            parameter = None
+        tied_alone = any(m.bias is not module.bias for m in modules)  # a tied weight may have several biases
+        if tied_alone or not all(trial.explains(bias, r[1]) for trial, r in zip(trials, rebuilt, strict=True)):
+            bias = None
+        dense = (
+            len(keys) == 1 and isinstance(module, nn.Linear) and first.z.numel() == trials[0].n * module.out_features
+        )
+        explained = parameter is not None or _is_reparametrised(module)
+        weights[keys[0]] = Weight(keys[0], module, tuple(keys), parameter, bias, explained, dense)
+    return weights
+
+
+def _is_reparametrised(module: nn.Module) -> bool:
+    """Whether the weight is made from other parameters by torch's own weight or spectral norm."""
+    return nn.utils.parametrize.is_parametrized(module, "weight") or any(
+        hasattr(module, f"weight_{part}") for part in ("g", "orig")
+    )
+
+
+def _norms(trials: list[Trial], axes: dict[str, int]) -> dict[str, tuple[str, str | None]]:
+    """Norm calls whose affine map is explained on every trial."""
+    found = {}
+    for key in trials[0].tape.norms:
+        if axes.get(key) == 0 and all(len(trial.calls[key].z) == trial.n for trial in trials):
+            names = [trial.explained_norm(key) for trial in trials]
+            if names[0] is not None and all(name == names[0] for name in names):
+                found[key] = names[0]
+    return found
+
+
+def _bytes_per_sample(trial: Trial, leftover: int) -> int:
+    """Buffers of all N slopes at every call (float64 at worst), the graph's activations, gradients of the leftovers."""
+    N, itemsize = trial.f.shape[1], trial.f.element_size()
+    held = sum(call.x.numel() + call.z.numel() for call in trial.calls.values()) // trial.n
+    return held * (8 * N + 6 * itemsize) + leftover * N * (8 + 2 * itemsize)

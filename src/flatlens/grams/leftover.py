@@ -45,7 +45,9 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     try:
         rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
-    except RuntimeError:  # data-dependent control flow, or an operation without a batching rule: one sample at a time
+    except RuntimeError as error:  # data-dependent control flow, no batching rule: one sample at a time
+        if "memory" in str(error):
+            raise
         each = [_one_by_one(problem, model, take(batch, i, i + 1), names) for i in range(n)]
         return {name: torch.stack([row[name] for row in each]) for name in names}
     return {name: rows[f"model.{name}"].detach().flatten(2).to(torch.float64) for name in names}
@@ -66,9 +68,10 @@ def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[
     finally:
         for p in frozen:
             p.requires_grad_(False)
-    return {
-        name: torch.stack([torch.zeros_like(p).flatten() if row[i] is None else row[i].flatten() for row in rows]).to(
-            torch.float64
-        )
-        for i, (name, p) in enumerate(chosen.items())
-    }
+    return {name: torch.stack([_flat(row[i], p) for row in rows]) for i, (name, p) in enumerate(chosen.items())}
+
+
+def _flat(gradient: Tensor | None, p: Tensor) -> Tensor:
+    """One row of a Jacobian in float64; zeros where nothing depends on the parameter."""
+    dense = torch.zeros_like(p) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
+    return dense.flatten().to(torch.float64)

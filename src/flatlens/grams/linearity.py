@@ -16,7 +16,7 @@ PIECEWISE_LINEAR = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
     nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d,
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Threshold,
-    nn.Softshrink, nn.Hardshrink, nn.Hardsigmoid,
+    nn.Softshrink, nn.Hardshrink,
     nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
     nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d,
     nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d,  # in eval mode, as everything is here
@@ -27,8 +27,8 @@ PIECEWISE_LINEAR = (
 )  # fmt: skip
 
 
-def affine_downstream(tape: Tape, f: Tensor, generator: torch.Generator) -> frozenset[str]:
-    """The linear calls at whose pre-activation the second derivative of f vanishes."""
+def affine_downstream(tape: Tape, total: Tensor, generator: torch.Generator) -> frozenset[str]:
+    """The linear calls at whose pre-activation the second derivative of `total`, a combination of outputs, vanishes."""
     candidates = [
         call
         for call in tape.linear.values()
@@ -36,13 +36,12 @@ def affine_downstream(tape: Tape, f: Tensor, generator: torch.Generator) -> froz
     ]
     if not candidates:
         return frozenset()
-    u = torch.randn(f.shape, generator=generator).to(f)
-    slopes = torch.autograd.grad((u * f).sum(), [c.z for c in candidates], create_graph=True, allow_unused=True)
-    return frozenset(
-        call.key
-        for call, slope in zip(candidates, slopes, strict=True)
-        if slope is None or _flat(slope, call.z, generator)
-    )
+    try:
+        slopes = torch.autograd.grad(total, [c.z for c in candidates], create_graph=True, allow_unused=True)
+        flat = [slope is None or _flat(slope, c.z, generator) for slope, c in zip(slopes, candidates, strict=True)]
+    except RuntimeError:  # an operation without a second derivative: nothing can be said
+        return frozenset()
+    return frozenset(call.key for call, is_flat in zip(candidates, flat, strict=True) if is_flat)
 
 
 def _flat(slope: Tensor, z: Tensor, generator: torch.Generator) -> bool:

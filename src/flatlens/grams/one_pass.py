@@ -79,6 +79,8 @@ def _chunk(
     problem: Problem, model: nn.Module, layout: Layout, batch: Batch, scale: Mapping[str, Tensor], pool: _Pool
 ) -> ChunkGrams:
     tape, inputs, f, y = run_recorded(problem, model, batch)
+    inputs = [inputs[number] for number in layout.inputs]
+    layout.require_same(tape, len(f))
     per_mass = problem.n / problem.mass
     C = problem.loss.output_hessian(f, y) * per_mass
     slots = _slots(tape, layout, inputs, f, pool)
@@ -89,15 +91,19 @@ def _chunk(
     }
     outputs = f.detach().to(torch.float64)
     layers = _layers(problem, tape, layout, slots, C, outputs, scale)
+    for grams in layers.values():
+        grams.precision = torch.finfo(problem.dtype).eps
     if layout.input_is is not None:
         network: LayerGrams | None = layers[layout.input_is]
     else:
         network = _network_input(slots, inputs, C, outputs)
+        if network is not None:
+            network.precision = torch.finfo(problem.dtype).eps
     others = {
         name: LayerGrams(C, outputs, weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()
     }
     losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-    return ChunkGrams(losses, correct(outputs, y), network, layers, others)
+    return ChunkGrams(losses, correct(outputs, y, problem.loss.ignore_index), network, layers, others)
 
 
 def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _Pool) -> dict[str, _Slot]:
@@ -166,6 +172,7 @@ def _layers(
         if key in layout.weights:
             weight = layout.weights[key]
             grams.weight = _jacobian(weight, tape, layout, slots, x)
+            grams.explained = weight.explained
             grams.counts_weight = weight.parameter in problem.parameters
             grams.counts_bias = weight.bias in problem.parameters
             grams.feature_scale = scale[key].flatten() if weight.dense and key in scale else scale.get(key)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
@@ -50,15 +51,21 @@ def record(model: nn.Module) -> Iterator[Tape]:
     tape = Tape()
     inputs: dict[nn.Module, Tensor] = {}
     names = {module: name for name, module in model.named_modules()}
+    differentiating = torch.is_grad_enabled()
+
+    # Inside a torch.no_grad() of the model's own nothing is differentiated: such calls are left alone.
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        name = "input" if not args else 0
+        if differentiating and not torch.is_grad_enabled():
+            return args, kwargs
         x: Tensor = kwargs["input"] if not args else args[0]
         x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
         inputs[module] = x
-        return (args, {**kwargs, name: x}) if not args else ((x, *args[1:]), kwargs)
+        return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
+        if module not in inputs:
+            return z
         book = tape.linear if is_linear(module) else tape.norms
         times = sum(call.module is module for call in book.values())
         key = names[module] if times == 0 else f"{names[module]}:{times}"
@@ -66,8 +73,9 @@ def record(model: nn.Module) -> Iterator[Tape]:
         tape.before[key] = len(tape.leaves)
         return z.clone()
 
-    def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> None:
-        tape.embedded.append(z)
+    def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
+        tape.embedded.append(z if z.requires_grad else z.detach().requires_grad_())
+        return tape.embedded[-1].clone()
 
     def passed(module: nn.Module, args: tuple[Any, ...], z: Any) -> None:
         tape.leaves.append(module)
@@ -80,7 +88,8 @@ def record(model: nn.Module) -> Iterator[Tape]:
                 handles.append(module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
                 handles.append(module.register_forward_hook(embed))
-            if not any(True for _ in module.children()):
+            remakes_weight = "parametrizations" in names[module].split(".")  # acts on parameters, not on features
+            if not remakes_weight and not any(True for _ in module.children()):
                 handles.append(module.register_forward_hook(passed))
         yield tape
     finally:
@@ -106,7 +115,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         if not isinstance(part, Tensor) or not part.is_floating_point():
             return part
         leaves.append(part.detach().requires_grad_())
-        return leaves[-1]
+        return leaves[-1].clone()  # the network may begin with an in-place operation
 
     if problem.forward is None and isinstance(batch, tuple):
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are no class labels"
+CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
 def _stderr(samples: Tensor) -> float:
@@ -89,10 +90,13 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     """Risk less empirical risk, the risk estimated on held-out data.
 
     `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times
-    the summed test loss less the summed training loss (reparam2019 section 4, where the training set is 5 times the
+    the summed test loss less the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the
     test set); "accuracy", training less test accuracy. The standard error is that of the held-out mean; the
     empirical risk has none.
     """
+    if convention not in CONVENTIONS:
+        known = ", ".join(repr(one) for one in CONVENTIONS)
+        raise BadInput(f"generalisation_gap(convention={convention!r}): one of {known} is needed")
     if lens.problem.test is None:
         return undefined(NO_TEST)
     train, test = lens.outcomes("data"), lens.outcomes("test")
@@ -106,9 +110,5 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
         return Estimate(b.value - a.value, stderr=b.stderr, kind="estimate")
     if convention == "absolute":
         return Estimate(abs(b.value - a.value), stderr=b.stderr, kind="estimate")
-    if convention == "summed_x5":
-        held = len(test.losses)
-        return Estimate(5 * held * b.value - len(train.losses) * a.value, stderr=5 * held * b.stderr, kind="estimate")
-    raise BadInput(
-        f"generalisation_gap(convention={convention!r}): 'signed', 'absolute', 'summed_x5' or 'accuracy' is needed"
-    )
+    held = 5 * len(test.losses)
+    return Estimate(held * b.value - len(train.losses) * a.value, stderr=held * b.stderr, kind="estimate")

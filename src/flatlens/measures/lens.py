@@ -12,7 +12,7 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import StaleLens
+from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, curvature_along_weight, feature_spread, lay_out, one_pass
 from flatlens.measures.card import Measure
@@ -41,6 +41,10 @@ class Lens:
     """
 
     def __init__(self, problem: Problem) -> None:
+        if not isinstance(problem, Problem):
+            raise BadInput(
+                f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
+            )
         require_finite_weights(problem.model)
         self.problem = problem
         self.model = problem.measured()
@@ -48,7 +52,7 @@ class Lens:
         self.seconds: dict[str, float] = {}
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
-        self._scale: dict[str, Tensor] = {}
+        self._scale: dict[str, tuple[Tensor, int]] = {}
         self._versions = dict(_fingerprints(problem.model))
 
     @cached_property
@@ -107,17 +111,20 @@ class Lens:
                 f, y = self.problem.run(self.model, self.problem.place(raw))
                 f = f.to(torch.float64)
                 losses.append(self.problem.loss.values(f, y))
-                hits.append(correct(f, y))
+                hits.append(correct(f, y, self.problem.loss.ignore_index))
                 mass += float(self.problem.loss.mass(f, y).sum())
         outcomes = _joined(losses, hits)
         return Outcomes(outcomes.losses * len(outcomes.losses) / mass, outcomes.correct)
 
     def feature_scale(self) -> Mapping[str, Tensor]:
-        """Standard deviation over the data of the features each linear layer reads, (g, m); 1 where a feature is
-        constant."""
+        """The spread over the data of the features each linear layer reads, (g, m)."""
         if not self._scale:
             self._scale = feature_spread(self.problem, self.model, self.layout)
-        return self._scale
+        return {layer: scale for layer, (scale, _) in self._scale.items()}
+
+    def constant_features(self, layer: str) -> int:
+        """How many of the features a layer reads never change over the data; 0 where nobody asked for their spread."""
+        return self._scale[layer][1] if layer in self._scale else 0
 
     def curvature(self, layer: str, scale: Tensor | None = None, progress: Progress | None = None) -> Tensor:
         """What the literal relative flatness has beyond its Gauss-Newton part, (n,)."""
@@ -135,9 +142,10 @@ class Lens:
 
 
 def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tells a change: a parameter's identity, storage and version; a buffer's values (forward() may write it)."""
+    """What tells a change: a parameter's identity, storage, version and norm (writing to `.data` bumps no version); a
+    buffer's values (forward() may write to it)."""
     for name, p in model.named_parameters():
-        yield name, (id(p), p.data_ptr(), p._version)
+        yield name, (id(p), p.data_ptr(), p._version, hash(float(p.detach().norm())))
     for name, b in model.named_buffers():
         flat = b.detach().cpu().contiguous().reshape(-1)
         yield name, (id(b), zlib.crc32(flat.view(torch.uint8).numpy().data))
@@ -150,7 +158,7 @@ def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, L
             yield None, chunk.input
         yield from ((name, g) for name, g in chunk.layers.items() if g.Jx is not None)
     elif measure.place == "weight":
-        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None)
+        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.explained)
     else:
         yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
         yield from chunk.others.items()

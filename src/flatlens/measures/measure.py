@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, Progress, Report, undefined
 from flatlens.measures.card import Measure
 from flatlens.measures.lens import Lens
@@ -19,7 +20,7 @@ from flatlens.measures.registry import MEASURES, named
 
 def measure(
     lens: Lens,
-    measures: Iterable[str | Measure] | None = None,
+    measures: str | Measure | Iterable[str | Measure] | None = None,
     *,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
@@ -36,7 +37,8 @@ def measure(
     >>> measure(Lens(problem), ["mls", "relative_flatness"])["relative_flatness"]  # ||w||^2 ||x||^2
     50 (exact)
     """
-    lens.require_fresh()
+    if not isinstance(lens, Lens):
+        raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
     lens.per_sample([m for m in chosen if m.place != "network"], progress)
@@ -49,13 +51,8 @@ def measure(
             found = dict(_assemble(lens, one, asked))
         seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
         for key, estimate in found.items():
-            estimates[key] = replace(
-                estimate,
-                source=one.card.source,
-                unit=estimate.unit or one.card.unit,
-                seconds=seconds,
-                note=estimate.note,
-            )
+            unit = estimate.unit or one.card.unit
+            estimates[key] = replace(estimate, source=one.card.source, unit=unit, seconds=seconds)
     return Report(estimates, about(lens))
 
 
@@ -86,11 +83,17 @@ def about(lens: Lens) -> dict[str, Any]:
 
 def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Estimate]]:
     """The network's answer, its parts and every layer's value."""
-    layers = {name: _at_layer(lens, one, name, asked) for name in _layers(lens, one)}
     values = lens.per_sample([one])
+    layers = {at: _at_layer(lens, one, at, asked) for key, at in list(values) if key == one.key and at is not None}
+    if one.place == "weight":
+        shared = [name for name, weight in lens.layout.weights.items() if not weight.explained]
+        layers |= {
+            name: undefined("the weight also acts outside this layer's calls, or is changed in them") for name in shared
+        }
+        layers = {name: layers[name] for name in lens.layout.weights if name in layers}
     if one.answer == "input":
         at_input = values.get((one.key, None))
-        nothing = undefined("the network has no floating input, nor an embedding, to differentiate to")
+        nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
         yield (one.key, None), nothing if at_input is None else _estimate(one, at_input)
     elif not layers:
         yield (
@@ -108,11 +111,6 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
     yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
 
-def _layers(lens: Lens, one: Measure) -> list[str]:
-    """Places of the measure, in execution order."""
-    return [place for key, place in lens.per_sample([one]) if key == one.key and place is not None]
-
-
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
     last = lens.layout.last()
     return last if last in layers else next(reversed(layers))
@@ -120,10 +118,24 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
 
 def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool) -> Estimate:
     if one.elsewhere is None or layer in lens.layout.affine:
-        return _estimate(one, lens.per_sample([one])[one.key, layer])
+        return _noted(lens, one, layer, _estimate(one, lens.per_sample([one])[one.key, layer]))
     if not asked:
         return undefined("the outputs curve in this layer's pre-activation: ask by name, it takes curvature products")
-    return _estimate(one, one.elsewhere(lens, layer, one))
+    try:
+        return _noted(lens, one, layer, _estimate(one, one.elsewhere(lens, layer, one)))
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise
+        return undefined(f"the network cannot be differentiated twice here ({' '.join(str(error).split())[:120]})")
+
+
+def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate:
+    """Say it where features without any spread had to be given a unit."""
+    constant = lens.constant_features(layer) if one.needs_feature_scale and one.option(one.needs_feature_scale) else 0
+    if not constant:
+        return estimate
+    note = f"{constant} features constant over the data, in units of their value (left out where it is 0)"
+    return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
 
 
 def _estimate(one: Measure, values: Tensor) -> Estimate:

@@ -33,7 +33,7 @@ def largest(values: Tensor) -> Reduced:
 
 def mean_of_exp(logs: Tensor) -> Reduced:
     """Mean of exp(values), worked in logs so that nothing overflows on the way."""
-    value = math.exp(float(torch.logsumexp(logs, 0)) - math.log(len(logs)))
+    value = float((torch.logsumexp(logs, 0) - math.log(len(logs))).exp())  # inf where it is beyond float64
     return Reduced(value, logs.exp(), _missing(logs, "rank-deficient, their volume counted as 0"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flatlens.errors import BadInput
 from flatlens.measures.card import Card, Measure, parse
 from flatlens.measures.flatness import relative_flatness, relative_flatness_ggn
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
@@ -45,6 +46,10 @@ def catalogue() -> list[Card]:
     return [measure.card for measure in MEASURES.values()]
 
 
-def named(measures: Iterable[str | Measure]) -> list[Measure]:
-    """Measures from names, spellings with options, or measures."""
+def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
+    """Measures from names, spellings with options, or measures; one alone will do."""
+    measures = [measures] if isinstance(measures, str | Measure) else list(measures)
+    for one in measures:
+        if not isinstance(one, str | Measure):
+            raise BadInput(f"measure(...): names or measures are needed, got {one!r}")
     return [measure if isinstance(measure, Measure) else parse(measure, MEASURES) for measure in measures]

@@ -13,16 +13,20 @@ from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
 from flatlens.measures.reduce import mean_of_exp, mean_of_finite
 
-RANK = 100 * torch.finfo(torch.float64).eps  #: lmin(G) below this share of lmax(G) is zero in float64
+
+def rank_tolerance(precision: float) -> float:
+    """lmin(G) below this share of lmax(G) is zero: 100 eps of float64, in which G is accumulated, or (100 eps)^2 of the
+    slopes' own arithmetic where that is coarser (G squares them: 1.4e-10 for a float32 network)."""
+    return max(100 * torch.finfo(torch.float64).eps, (100 * precision) ** 2)
 
 
 def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     """log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,)."""
     N = g.eigenvalues.shape[1]
-    if top_k is not None and not 1 <= top_k <= N:
-        raise BadInput(f"local_volume(top_k={top_k}): between 1 and the number of outputs, {N}, is needed")
+    if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
+        raise BadInput(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
     kept = g.eigenvalues[:, -(top_k or N) :]
-    full = kept[:, 0] > RANK * kept[:, -1]
+    full = kept[:, 0] > rank_tolerance(g.precision) * kept[:, -1]
     return torch.where(full, 0.5 * kept.clamp(min=1e-300).log().sum(1), -math.inf)
 
 
@@ -42,8 +46,8 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
     The paper prints det(df^T df), which is 0 whenever there are fewer outputs than inputs. `top_k` keeps the largest
-    eigenvalues, as the authors' figures do with 3. Worked in logs; where lmin(G) <= 100 eps lmax(G) the volume is
-    exactly 0.
+    eigenvalues, as the authors' figures do with 3. Worked in logs; where lmin(G) is rounding beside lmax(G) the volume
+    is exactly 0.
     """
     return log_volumes(g, top_k)
 

@@ -29,24 +29,33 @@ def size(batch: Batch) -> int:
 
 def take(batch: Batch, start: int, stop: int) -> Batch:
     """Samples [start, stop) of a batch; leaves that do not count samples are kept whole."""
+    return batch if start == 0 and stop >= size(batch) else _index(batch, slice(start, stop))
+
+
+def spaced(batch: Batch, most: int) -> Batch:
+    """At most `most` samples, evenly spaced over a batch."""
     n = size(batch)
-    if start == 0 and stop >= n:
-        return batch
+    return batch if n <= most else _index(batch, torch.linspace(0, n - 1, most).round().long())
+
+
+def _index(batch: Batch, samples: slice | Tensor) -> Batch:
+    n = size(batch)
 
     def cut(leaf: Any) -> Any:
         counts = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
-        return leaf[start:stop] if counts else leaf
+        return leaf[samples if isinstance(samples, slice) else samples.to(leaf.device)] if counts else leaf
 
     return tree_map(cut, batch)
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """The batch on a device, its floating tensors in the model's dtype."""
+    """A copy of the batch on a device, its floating tensors in the model's dtype; a model may write to what it is
+    fed."""
 
     def to(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        return leaf.to(device, dtype) if leaf.is_floating_point() else leaf.to(device)
+        return leaf.detach().to(device, dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
 
     return tree_map(to, batch)
 
@@ -74,6 +83,7 @@ class Data:
         self.where = where
         self._source, self._tensors = _open(source, where)
         self._prints: list[int] = []
+        self._readings = 0
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Batches of at most `most` samples, in the data's order."""
@@ -87,11 +97,17 @@ class Data:
             yield self._tensors
             return
         assert self._source is not None
+        generator = getattr(self._source, "generator", None)
+        state = generator.get_state() if generator is not None else None
+        self._readings += 1
         with torch.random.fork_rng():  # a loader draws a base seed from the global generator
+            torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
             for number, batch in enumerate(self._source):
                 batch = tuple(batch) if isinstance(batch, list) else batch
                 self._require_same(number, batch)
                 yield batch
+        if generator is not None and state is not None:
+            generator.set_state(state)
 
     def _require_same(self, number: int, batch: Batch) -> None:
         fingerprint = 0
@@ -118,7 +134,7 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
     if isinstance(source, Dataset):
         return DataLoader(source, batch_size=256), None
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
-        x, y = (torch.as_tensor(part) if not isinstance(part, dict | tuple) else part for part in source)
+        x, y = (_as_tensors(part, where) for part in source)
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
             raise BadData(
@@ -131,16 +147,34 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
     raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
 
 
+def _as_tensors(part: Any, where: str) -> Any:
+    """A tensor or array as a tensor; a dict or tuple of inputs as it is."""
+    if isinstance(part, dict | tuple):
+        return part
+    try:
+        return torch.as_tensor(part)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadData(
+            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({error}): give tensors or "
+            f"arrays of numbers, "
+            f"samples first"
+        ) from error
+
+
 def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     """The same samples and collate, in index order; what a sampler picks is drawn once."""
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
         return loader
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
+    generator = getattr(loader, "generator", None)
+    state = generator.get_state() if generator is not None else None
     with torch.random.fork_rng():
-        if loader.batch_size is None and loader.batch_sampler is not None:
+        if loader.batch_size is None:
             picked = sorted(index for batch in loader.batch_sampler for index in batch)
         else:
             picked = sorted(loader.sampler)
+    if generator is not None and state is not None:
+        generator.set_state(state)
     collate: Callable[[list[Any]], Any] = loader.collate_fn
     return DataLoader(
         Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers

@@ -25,6 +25,7 @@ class Loss(ABC):
     """l(f, y) per sample, for outputs f of shape (n, N) and targets y."""
 
     name: str
+    ignore_index: int = -100  #: a label that counts as no sample
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:
@@ -152,7 +153,7 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             return super().mass(f, y)
         seen = target != self.ignore_index
-        return torch.where(seen, self._weight(f)[target.clamp(min=0)], 0.0).to(torch.float64)
+        return torch.where(seen, self._weight(f)[target.where(seen, 0)], 0.0).to(torch.float64)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """C = (sum_k a_k)(diag p - p p^T), its diagonal as p_k * sum of the others: exact where p is confident."""
@@ -168,7 +169,7 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             return ((1 - eps) * target.to(w) + eps / p.shape[1]) @ w
         seen = target != self.ignore_index
-        return torch.where(seen, (1 - eps) * w[target.clamp(min=0)] + eps * w.mean(), 0.0)
+        return torch.where(seen, (1 - eps) * w[target.where(seen, 0)] + eps * w.mean(), 0.0)
 
 
 @final
@@ -222,14 +223,30 @@ def _from_module(module: nn.Module) -> Loss:
         )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name)
+    if getattr(module, "ignore_index", -100) != -100:
+        raise BadLoss(
+            f"Problem(loss={name}): ignore_index is known for CrossEntropyLoss; hand in a callable for others"
+        )
     elementwise = copy.deepcopy(module)
     elementwise.reduction = "none"  # type: ignore[assignment]
 
     def values(f: Tensor, y: Any) -> Tensor:
-        losses: Tensor = elementwise.to(f)(f, y)
+        losses: Tensor = elementwise.to(f)(f, _shaped(f, y, name))
         return losses if losses.ndim == 1 else losses.reshape(len(f), -1).mean(1)
 
     return CustomLoss(values, name)
+
+
+def _shaped(f: Tensor, y: Any, name: str) -> Any:
+    """Targets that broadcast against the outputs would average over other samples' targets: give them the outputs'
+    shape."""
+    if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape == f.shape:
+        return y
+    if y.numel() != f.numel():
+        raise BadLoss(
+            f"Problem(loss={name}): targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(f.shape)}"
+        )
+    return y.reshape(f.shape)
 
 
 def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName
-from flatlens.problem.data import Batch, Data, move, require_finite, size, take
+from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
 from flatlens.problem.losses import Loss, LossFunction, as_loss
 from flatlens.problem.state import measuring
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, Any]]
 HALF = (torch.float16, torch.bfloat16)
+PROBE = 8  #: samples in a probe
 
 
 @final
@@ -44,8 +45,7 @@ class Problem:
         dtype: torch.dtype | None = None,
         memory: str | int = "1GiB",
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
+        _require_usable(model, dtype)
         self.model = model
         self.loss = as_loss(loss)
         self.data = data if isinstance(data, Data) else Data(data, "data=...")
@@ -53,6 +53,7 @@ class Problem:
         self.forward = forward
         self.parameters = _chosen(model, parameters)
         self.dtype = dtype or _measuring_dtype(model)
+        self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
         require_finite_weights(model)
         copied = self.measured()
@@ -104,8 +105,7 @@ class Problem:
             break
         require_finite(first, self.data.where)
         batch = self.place(first)
-        once, targets = self.run(model, batch)
-        self.loss.check(once, targets)
+        once, _ = self._first_run(model, batch)
         again, _ = self.run(model, batch)
         if not bool(torch.isfinite(once).all()):
             return  # the census names the sample
@@ -118,8 +118,11 @@ class Problem:
                 f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
                 f"forward()?"
             )
-        part, _ = self.run(model, take(batch, 0, max(1, len(once) // 2)))
-        apart = float((once[: len(part)] - part).abs().max())
+        middle = len(once) // 2  # either half alone: coupling may run forwards only, as in a recurrence over samples
+        parts = [
+            self.run(model, take(batch, *ends))[0] for ends in ((0, middle), (middle, len(once))) if ends[0] < ends[1]
+        ]
+        apart = float((once - torch.cat(parts)).abs().max())
         if apart > 1e4 * eps * scale:
             raise BadModel(
                 f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
@@ -127,11 +130,36 @@ class Problem:
                 f"statistics?"
             )
 
+    def _first_run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """Whatever the model or the loss raises on the first batch, as one line."""
+        try:
+            f, y = self.run(model, batch)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadModel(
+                f"Problem(model=...): forward failed on the first batch ({_one_line(error)}): do the data's shapes and "
+                f"types fit the model?"
+            ) from error
+        try:
+            self.loss.check(f, y)
+        except BadInput:
+            raise
+        except Exception as error:
+            raise BadLoss(
+                f"Problem(loss={self.loss}): the loss failed on the first batch ({_one_line(error)}): do the "
+                f"targets, of "
+                f"{_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
+            ) from error
+        return f, y
+
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
         """(n, N, sum of masses); refuses what is not finite."""
         n, outputs, mass = 0, 0, 0.0
-        for raw in data.chunks(1024):
+        for number, raw in enumerate(data.chunks(1024)):
             require_finite(raw, data.where)
+            if data is self.data and number & (number - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
+                self.probes.append(spaced(raw, PROBE))
             batch = self.place(raw)
             f, y = self.run(model, batch)
             if not bool(torch.isfinite(f).all()):
@@ -156,6 +184,31 @@ class Problem:
         return n, outputs, mass
 
 
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _kind(y: Any) -> str:
+    return f"shape {tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
+
+
+def _require_usable(model: object, dtype: object) -> None:
+    """Refuse what is no network that can be watched and differentiated."""
+    if not isinstance(model, nn.Module):
+        raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadModel("Problem(model=...): a ScriptModule takes no hooks: hand in the nn.Module it was compiled from")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
+        if p.is_inference():
+            raise BadModel(
+                f"Problem(model=...): {name!r} was made under torch.inference_mode(): build the model outside it"
+            )
+    if dtype is not None and dtype not in (torch.float32, torch.float64):
+        raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
+
+
 def require_finite_weights(model: nn.Module) -> None:
     """Refuse a network with NaN or inf in its parameters or buffers."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
@@ -175,6 +228,8 @@ def _chosen(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
         if which not in ("trainable", "all"):
             raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
         return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
+    if not isinstance(which, Iterable):
+        raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
     names = list(which)
     for name in names:
         if name not in known:

@@ -23,7 +23,7 @@ def measuring(model: nn.Module) -> Iterator[None]:
     >>> net.training
     True
     """
-    modes = [(module, module.training) for module in model.modules()]
+    modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone(), buffer._version) for buffer in model.buffers()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
@@ -39,8 +39,10 @@ def measuring(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
-        for module, mode in modes:
+        for module, mode, held in modes:
             module.training = mode
+            module._buffers.clear()
+            module._buffers.update(held)  # forward() may put another tensor in a buffer's place
         with torch.no_grad():
             for buffer, before, version in buffers:
                 if buffer._version != version:

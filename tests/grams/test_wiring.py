@@ -1,0 +1,266 @@
+"""Networks wired so that a careless plan would be silently wrong: each against brute force, or refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from literal import definition_3, input_jacobian, parameter_jacobian, weight_hessian
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+from flatlens.errors import BadModel
+
+G = torch.Generator().manual_seed(4)
+X = torch.randn(12, 6, generator=G).double()
+Y = torch.tensor([0, 1, 2] * 4)
+CUT = float(X[0, 0])  #: a gate at it is shut for sample 0
+
+
+def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(f, y, reduction="none")
+
+
+class Wired(nn.Module):
+    """Two layers a, b and an output o, put together by a function."""
+
+    def __init__(self, wiring, width: int = 6) -> None:
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(6, width), nn.Linear(width, 6), nn.Linear(6, 3)
+        self.wiring = wiring
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wiring(self, x)
+
+
+WIRINGS = {
+    "two readers of the input, one shut for sample 0": lambda s, x: s.o(F.relu(s.a(x)) * (x[:, :1] > CUT) + s.b(x)),
+    "a branch by sample": lambda s, x: s.o(torch.where(x[:, :1] > 0, s.a(x), s.b(x))),
+    "a weight used again behind a gate": lambda s, x: s.o(s.a(x) + F.relu(x[:, :1] - CUT) * F.linear(x, s.a.weight)),
+    "a weight's norm": lambda s, x: s.o(F.relu(s.b(s.a(x) * s.a.weight.norm()))),
+    "tied to its own transpose": lambda s, x: s.o(F.linear(F.relu(s.a(x)), s.a.weight.t())),
+    "arguments by keyword": lambda s, x: s.o(input=F.relu(s.a(input=x))),
+    "an in-place start": lambda s, x: s.o(F.relu(s.a(F.relu_(x)))),
+    "a loop": lambda s, x: s.o(s.b(F.relu(s.b(F.relu(s.b(x)))))),
+}
+
+
+def not_in_place(s: Wired, x: Tensor) -> Tensor:
+    """What "an in-place start" computes, in a form that functional transforms accept."""
+    return s.o(F.relu(s.a(F.relu(x))))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_sums_and_sensitivities_are_right_however_layers_are_wired(wiring: str, frozen: bool) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = Wired(WIRINGS[wiring]).double()
+    before = X.clone()
+    net.wiring = not_in_place if wiring == "an in-place start" else net.wiring
+    J = parameter_jacobian(net, X)
+    s = torch.linalg.svdvals(input_jacobian(net, X))[:, 0]
+    net.wiring = WIRINGS[wiring]
+    if frozen:
+        for p in (net.a.weight, net.b.bias):
+            p.requires_grad_(False)
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters="all")))
+    assert torch.equal(X, before)
+    assert net.a.weight.requires_grad != frozen
+    truth = sum(float(j.square().sum()) for j in J.values()) / len(X)
+    assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
+    assert report["mls"].value == pytest.approx(float(s.mean()), rel=1e-10)
+
+
+@pytest.mark.parametrize("wiring", [w for w in WIRINGS if w not in ("a loop",)])
+def test_relative_flatness_is_definition_3_or_undefined(wiring: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = Wired(WIRINGS[wiring]).double()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), "relative_flatness")
+    seen = 0
+    for name in ("a", "b", "o"):
+        if ("relative_flatness", name) in report and report["relative_flatness", name].kind == "exact":
+            module = net.get_submodule(name)
+            net.wiring = not_in_place if wiring == "an in-place start" else net.wiring
+            H = weight_hessian(net, cross_entropy, X, Y, f"{name}.weight")
+            truth = definition_3(H, module.weight, 1)
+            assert report["relative_flatness", name].value == pytest.approx(truth, rel=1e-9, abs=1e-12)
+            seen += 1
+    assert seen >= 1
+
+
+@pytest.mark.parametrize(
+    "activation", [torch.tanh, lambda z: F.relu(z) ** 2, lambda z: torch.where(z.abs() > 1, z * z, z)]
+)
+def test_curvature_hidden_from_the_first_samples_is_found(activation) -> None:
+    """The first rows sit where the second derivative happens to vanish."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = Wired(lambda s, x: s.o(activation(s.a(x)))).double()
+    with torch.no_grad():
+        net.a.bias.zero_()
+    x = torch.cat([torch.zeros(9, 6).double(), X])
+    y = torch.cat([torch.zeros(9, dtype=torch.long), Y])
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), "relative_flatness")
+    truth = definition_3(weight_hessian(net, cross_entropy, x, y, "a.weight"), net.a.weight, 1)
+    assert report["relative_flatness", "a"].value == pytest.approx(truth, rel=1e-9)
+
+
+class Normed(nn.Module):
+    """Two weight-normed layers of one shape, and a spectral-normed one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.b = nn.utils.parametrizations.weight_norm(nn.Linear(6, 6))
+        self.o = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(F.relu(self.b(F.relu(self.a(x)))))
+
+
+def test_reparametrised_layers() -> None:
+    """S counts what is trained; relative flatness reads the weight that acts."""
+    net = Normed().double().eval()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))))
+    truth = sum(float(j.square().sum()) for j in parameter_jacobian(net, X).values()) / len(X)
+    assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
+    plain = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3)).double()
+    with torch.no_grad():
+        for mine, theirs in ((plain[0], net.a), (plain[2], net.b), (plain[4], net.o)):
+            mine.weight.copy_(theirs.weight)
+            mine.bias.copy_(theirs.bias)
+    same = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (X, Y))))
+    for mine, theirs in (("0", "a"), ("2", "b"), ("4", "o")):
+        assert report["relative_flatness", theirs].value == pytest.approx(
+            same["relative_flatness", mine].value, rel=1e-10
+        )
+
+
+class Tokens(nn.Module):
+    """Token ids, their embedding tied to the head."""
+
+    def __init__(self, sparse: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4, padding_idx=0, sparse=sparse)
+        self.mid = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        if not sparse:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.mid(self.embed(ids))).mean(1))
+
+
+@pytest.mark.parametrize("kind", ["tied", "sparse", "frozen"])
+def test_token_ids(kind: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = Tokens(kind == "sparse").double()
+    ids = torch.randint(0, 7, (9, 3), generator=G)
+    dense = Tokens().double()
+    if kind == "sparse":
+        dense.head.weight = nn.Parameter(net.head.weight.detach().clone())
+    dense.load_state_dict(net.state_dict())
+    J = parameter_jacobian(dense, ids)
+    if kind == "frozen":
+        net.embed.weight.requires_grad_(False)
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, ids[:, 0]), parameters="all")))
+    truth = sum(float(j.square().sum()) for j in J.values()) / len(ids)
+    assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
+    assert report["mls"].value > 0  # to the embedding's output
+    if kind == "tied":
+        assert report["relative_flatness"].kind == "undefined"
+
+
+def test_a_frozen_backbone_under_no_grad() -> None:
+    class Backbone(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.o = nn.Linear(6, 5), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                h = torch.relu(self.a(x))
+            return self.o(h)
+
+    net = Backbone().double()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y), parameters=["o.weight", "o.bias"])))
+    h2 = torch.relu(net.a(X)).detach().square().sum(1)
+    assert report["interpolation_sharpness"].value == pytest.approx(float(3 * (h2 + 1).mean()), rel=1e-12)
+    assert report["mls"].kind == "undefined"
+    assert "detach" in report["mls"].note
+
+
+def test_a_recurrence_over_samples_is_refused() -> None:
+    net = Wired(lambda s, x: s.o(s.a(x).cumsum(0))).double()
+    with pytest.raises(BadModel, match="coupled"):
+        fl.Problem(net, "cross_entropy", (X, Y))
+
+
+class Packed(nn.Module):
+    """A layer that sees only some tokens of each sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x[..., 0] > -0.5
+        h = torch.zeros(*x.shape[:2], 4, dtype=x.dtype)
+        h[seen] = torch.tanh(self.a(x[seen]))
+        return self.o(h.mean(1))
+
+
+def test_packed_tokens_go_through_per_sample_autograd() -> None:
+    x = torch.randn(11, 5, 2, generator=G).double()
+    net = Packed().double()
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.zeros(11, dtype=torch.long)))))
+    truth = 0.0
+    for i in range(11):
+        rows = [torch.autograd.grad(net(x[i : i + 1])[0, k], list(net.parameters())) for k in range(3)]
+        truth += sum(float(g.square().sum()) for row in rows for g in row) / 11
+    assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
+    assert report.about["by_autograd"] == ["a.weight", "a.bias"]
+
+
+def test_a_network_that_changes_its_calls_half_way_is_refused() -> None:
+    """Longer sequences come only after the probed batches."""
+
+    class Cells(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.c, self.o = nn.Linear(3, 2), nn.Linear(2, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = x.new_zeros(len(x), 2)
+            for t in range(x.shape[1]):
+                h = torch.tanh(self.c(torch.cat([x[:, t, None], h], 1)))
+            return self.o(h)
+
+    lengths = [2, 2, 2, 4]
+    batches = [(torch.randn(4, T, generator=G).double(), torch.zeros(4, dtype=torch.long)) for T in lengths]
+    loader = torch.utils.data.DataLoader(batches, batch_size=None)
+    with pytest.raises(BadModel, match="'c' is called 4 times"):
+        fl.measure(fl.Lens(fl.Problem(Cells().double(), "cross_entropy", loader)))
+
+
+def test_a_dead_feature_does_not_spoil_theorem_4() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        net[0].bias[1] = -100  # dead
+        net[0].weight[2] = 0  # constant
+        net[0].bias[2] = 2
+    key = "relative_flatness(normalize='std')"
+    before = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), key)[key]
+    factors = torch.tensor([3.0, 5.0, 7.0, 0.1, 2.0]).double()
+    with torch.no_grad():
+        net[0].weight.mul_(factors[:, None])
+        net[0].bias.mul_(factors)
+        net[2].weight.div_(factors)
+    after = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), key)[key]
+    assert after.value == pytest.approx(before.value, rel=1e-10)
+    assert "2 features constant" in before.note
