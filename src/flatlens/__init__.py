@@ -29,7 +29,7 @@ _HOME = {
     "catalogue": "flatlens.measures",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "measures"]  # noqa: PLE0604
+__all__ = [*_HOME, "measures"]
 
 
 def __getattr__(name: str) -> Any:

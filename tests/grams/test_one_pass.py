@@ -69,7 +69,9 @@ def shared(P: int, scale: bool) -> tuple[SharedJacobian, Tensor | None]:
     J = torch.randn(3, 2, 2, 4, P, generator=gen).double()
     phi = torch.randn(3, 2, 5, P, generator=gen).double()
     W = torch.randn(2, 4, 5, generator=gen).double()
-    return SharedJacobian(J, phi, WeightMatrix(W)), torch.rand(2, 5, generator=gen).double() + 0.5 if scale else None
+    return SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W)), torch.rand(
+        2, 5, generator=gen
+    ).double() + 0.5 if scale else None
 
 
 @pytest.mark.parametrize("P", [1, 2, 40])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-PIECE = 2**26  #: bytes of scratch that a contraction may use at a time
+PIECE = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
 
 
 def gram(A: Tensor) -> Tensor:
@@ -29,6 +29,16 @@ def gram(A: Tensor) -> Tensor:
 def joined(parts: list[Tensor], dim: int) -> Tensor:
     """torch.cat, without its copy where there is one part only."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def norm2(x: Tensor) -> Tensor:
+    """||x_i||^2 of each sample, (n,), accumulated in float64.
+
+    >>> norm2(torch.tensor([[3.0, 4.0]]))
+    tensor([25.], dtype=torch.float64)
+    """
+    norms: Tensor = torch.linalg.vector_norm(x.flatten(1), dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def trace(A: Tensor, B: Tensor) -> Tensor:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, quadratic
+from flatlens.grams.contract import gram, norm2, quadratic
 
 
 @dataclass(frozen=True, eq=False)
@@ -15,31 +17,34 @@ class DenseJacobian:
 
     J: Tensor  #: df/dz, (n, N, d) float64
     Jx: Tensor  #: df/dx through the layer, J W, (n, N, m) float64
-    phi: Tensor  #: the layer's input, (n, m) float64
+    phi: Tensor  #: the layer's input, (n, m), in the network's dtype
+    phi_norm2: Tensor  #: (n,) float64
 
-    def _size(self, phi: Tensor) -> Tensor:
-        return phi.square().sum(1)[:, None, None]
+    @cached_property
+    def _JJ(self) -> Tensor:
+        return gram(self.J)
 
     def gram(self) -> Tensor:
         """K of the weight, (n, N, N)."""
-        return self._size(self.phi) * gram(self.J)
+        return self.phi_norm2[:, None, None] * self._JJ
 
     def bias_gram(self) -> Tensor:
         """K of the bias, (n, N, N)."""
-        return gram(self.J)
+        return self._JJ
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R = ||phi||^2 J W (J W)^T, (n, N, N); with `scale` (m,), of the layer reading phi / scale with weight W *
-        scale."""
+        """R = ||phi||^2 J W (J W)^T, (n, N, N); with `scale` (m,), of the layer reading phi / scale with W * scale."""
         if scale is None:
-            return self._size(self.phi) * gram(self.Jx)
-        return self._size(self.phi / scale) * gram(self.Jx * scale)
+            return self.phi_norm2[:, None, None] * gram(self.Jx)
+        return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
     def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I
-        if None."""
-        return quadratic(C, self.J).T @ self.phi.square()
+        """sum_i diag(M_i^T C_i M_i), (d, m): the Gauss-Newton diagonal of the weight, summed over the chunk.
+
+        C = I if None.
+        """
+        return quadratic(C, self.J).T @ self.phi.to(torch.float64).square()
 
     def column_sums(self, C: Tensor | None) -> Tensor:
         """phi_ij^2 ||C^(1/2) df/dx_j||^2, (n, m)."""
-        return self.phi.square() * quadratic(C, self.Jx)
+        return self.phi.to(torch.float64).square() * quadratic(C, self.Jx)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
-from flatlens.grams.contract import joined
+from flatlens.grams.contract import joined, norm2
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, by_sample
@@ -21,7 +21,7 @@ from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, normalised, patches
 from flatlens.problem.losses import correct
 
-CHUNK = 256  #: samples at most: beyond it the buffers leave the cache and nothing is gained
+CHUNK = 512  #: samples at most: more gain nothing (benchmarks/one_pass.py)
 
 
 def one_pass(
@@ -167,11 +167,12 @@ def _layers(
     for key, call in tape.linear.items():
         if key not in layout.batch_axis:
             continue
-        x = by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1).to(torch.float64)
-        grams = LayerGrams(C, f, slots[f"x:{key}"].buffer, x.square().sum(1))
+        x = by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1)
+        x_norm2 = norm2(x)
+        grams = LayerGrams(C, f, slots[f"x:{key}"].buffer, x_norm2)
         if key in layout.weights:
             weight = layout.weights[key]
-            grams.weight = _jacobian(weight, tape, layout, slots, x)
+            grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2)
             grams.explained = weight.explained
             grams.counts_weight = weight.parameter in problem.parameters
             grams.counts_bias = weight.bias in problem.parameters
@@ -181,14 +182,19 @@ def _layers(
 
 
 def _jacobian(
-    weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor
+    weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor, x_norm2: Tensor
 ) -> DenseJacobian | SharedJacobian:
     if weight.dense:
-        return DenseJacobian(slots[f"z:{weight.layer}"].buffer, slots[f"x:{weight.layer}"].buffer, x)
+        return DenseJacobian(slots[f"z:{weight.layer}"].buffer, slots[f"x:{weight.layer}"].buffer, x, x_norm2)
     J = [slots[f"z:{key}"].buffer for key in weight.calls]
     inputs = [by_sample(tape.linear[key].x.detach(), layout.batch_axis[key]) for key in weight.calls]
-    phi = [patches(weight.module, x, len(J[0])) for x in inputs]
-    return SharedJacobian(joined(J, 4), joined(phi, 3), weight.matrix)
+    n = len(J[0])
+
+    def phi(piece: slice) -> Tensor:
+        folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
+        return joined([patches(weight.module, x.flatten(0, 1), len(x)) for x in folded], 3)
+
+    return SharedJacobian(joined(J, 4), phi, weight.matrix)
 
 
 def _norm_jacobians(problem: Problem, tape: Tape, layout: Layout, slots: dict[str, _Slot]) -> dict[str, Tensor]:
@@ -210,5 +216,5 @@ def _network_input(slots: dict[str, _Slot], inputs: list[Tensor], C: Tensor, f: 
     if not inputs:
         return None
     Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
-    x = joined([x.detach().reshape(len(f), -1) for x in inputs], 1).to(torch.float64)
-    return LayerGrams(C, f, Jx, x.square().sum(1))
+    x = joined([x.detach().reshape(len(f), -1) for x in inputs], 1)
+    return LayerGrams(C, f, Jx, norm2(x))

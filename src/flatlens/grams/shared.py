@@ -11,14 +11,14 @@ A grouped convolution is a block-diagonal matrix: its groups' Grams add.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, joined, pieces, quadratic
+from flatlens.grams.contract import gram, pieces, quadratic
 
 
 def row_factor(W: Tensor) -> Tensor:
@@ -44,65 +44,59 @@ class SharedJacobian:
     """A weight applied at positions p (or called more than once: its calls' positions one after another)."""
 
     J: Tensor  #: df/dz, (n, N, g, d, P)
-    phi: Tensor  #: what the weight multiplies, (n, g, m, P)
+    phi: Callable[[slice], Tensor]  #: what the weight multiplies, of some samples, (n', g, m, P): made piece by piece
     weight: WeightMatrix
+
+    @cached_property
+    def _m(self) -> int:
+        return self.weight.W.shape[2]
 
     @cached_property
     def _forms_M(self) -> bool:
         _, N, _, d, P = self.J.shape
-        m = self.phi.shape[2]
+        m = self._m
         # the position road runs in float64, at half the speed of float32
         return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
 
-    @cached_property
-    def _cuts(self) -> list[slice]:
-        n, N, g, d, P = self.J.shape
-        return list(pieces(n, N * g * d * (self.phi.shape[2] + P) * self.J.element_size()))
+    def _pieces(self) -> Iterator[slice]:
+        _, N, g, d, P = self.J.shape
+        held = N * d * (self._m + P) + self._m * P if self._forms_M else P * P + 2 * N * d * P + self._m * P
+        return pieces(len(self.J), held * g * 8)
 
-    @cached_property
-    def _whole_M(self) -> Tensor:
-        return self._form_M(slice(None))
-
-    def _form_M(self, piece: slice) -> Tensor:
-        """Per-sample gradients (n', N, g, d, m)."""
+    def _M(self, piece: slice, phi: Tensor) -> Tensor:
+        """Per-sample gradients of some samples, (n', N, g, d, m)."""
         _, N, g, d, P = self.J.shape
         J = self.J[piece].transpose(1, 2).reshape(-1, N * d, P)
-        M = J @ self.phi[piece].flatten(0, 1).mT
-        return M.reshape(-1, g, N, d, M.shape[-1]).transpose(1, 2)
+        M = J @ phi.flatten(0, 1).mT
+        return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
 
-    def _M(self) -> Iterator[tuple[slice, Tensor]]:
-        """The gradients a piece of the chunk at a time; kept for the next contraction where one piece is all."""
-        if len(self._cuts) == 1:
-            yield self._cuts[0], self._whole_M
-            return
-        for piece in self._cuts:
-            yield piece, self._form_M(piece)
+    @cached_property
+    def _both(self) -> tuple[Tensor, Tensor]:
+        """K and R, which share all the work on the way to them."""
+        K, R = self._grams((None, self.weight.row_factor), None)
+        return K, R
 
-    def _gram(self, T: Tensor | None, scale: Tensor | None = None) -> Tensor:
-        """Gram of T M (T of shape (g, r, d), I if None), phi divided by `scale` (g, m)."""
-        if not self._forms_M:
-            J = self.J if T is None else torch.einsum("grd,nkgdp->nkgrp", T, self.J)
-            return self._position_gram(J, self.phi if scale is None else self.phi / scale[..., None])
-        grams = []
-        for _, M in self._M():
-            M = M if scale is None else M / scale[:, None]
-            grams.append(gram(M if T is None else T @ M))
-        return joined(grams, 0)
-
-    def _position_gram(self, J: Tensor, phi: Tensor) -> Tensor:
-        n, N, g, r, P = J.shape
-        K = J.new_zeros(n, N, N, dtype=torch.float64)
-        for piece in pieces(n, 8 * g * (P * P + 2 * N * r * P + phi.shape[2] * P)):
-            wide = phi[piece].to(torch.float64)
-            A = wide.mT @ wide  # (n', g, P, P)
-            rows = J[piece].to(torch.float64).transpose(1, 2).reshape(-1, g, N * r, P)
-            AJ = (rows @ A).reshape(-1, g, N, r * P)
-            K[piece] = (AJ @ rows.reshape(-1, g, N, r * P).mT).sum(1)
-        return K
+    def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
+        """Grams of T M for each T of shape (g, r, d) (I where None), phi divided by `scale` (g, m)."""
+        n, N = self.J.shape[:2]
+        grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
+        for piece in self._pieces():
+            phi = self.phi(piece)
+            phi = phi if scale is None else phi / scale[..., None].to(phi.dtype)
+            if self._forms_M:
+                M = self._M(piece, phi)
+                for K, T in zip(grams, factors, strict=True):
+                    K[piece] = gram(M if T is None else T.to(M.dtype) @ M)
+            else:
+                wide = phi.to(torch.float64)
+                A = wide.mT @ wide  # (n', g, P, P)
+                for K, T in zip(grams, factors, strict=True):
+                    K[piece] = _position_gram(A, self.J[piece].to(torch.float64), T)
+        return grams
 
     def gram(self) -> Tensor:
         """K of the weight, (n, N, N)."""
-        return self._gram(None)
+        return self._both[0]
 
     def bias_gram(self) -> Tensor:
         """K of the bias: (sum_p J_p)(sum_p J_p)^T."""
@@ -115,24 +109,35 @@ class SharedJacobian:
         reading phi / scale.
         """
         if scale is None:
-            return self._gram(self.weight.row_factor.to(self.J.dtype))
-        T = row_factor(self.weight.W * scale[:, None])
-        return self._gram(T.to(self.J.dtype), scale.to(self.J.dtype))
+            return self._both[1]
+        return self._grams((row_factor(self.weight.W * scale[:, None]),), scale)[0]
 
     def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (g d, m): the Gauss-Newton diagonal of the weight, summed over the chunk; C = I
-        if None."""
-        total = sum(quadratic(None if C is None else C[p], M.to(torch.float64)).sum(0) for p, M in self._M())
-        assert isinstance(total, Tensor)
+        """sum_i diag(M_i^T C_i M_i), (g d, m): the Gauss-Newton diagonal of the weight, summed over the chunk.
+
+        C = I if None.
+        """
+        total = torch.zeros_like(self.weight.W)
+        for piece in self._pieces():
+            M = self._M(piece, self.phi(piece)).to(torch.float64)
+            total += quadratic(None if C is None else C[piece], M).sum(0)
         return total.flatten(0, 1)
 
     def column_sums(self, C: Tensor | None) -> Tensor:
         """||C^(1/2) sum_p phi_pj J_p w_j||^2, (n, g m)."""
-        W = self.weight.W.to(self.J.dtype)
-        columns = [
-            quadratic(None if C is None else C[p], (M * W).sum(3).to(torch.float64)).flatten(1) for p, M in self._M()
-        ]
-        return joined(columns, 0)
+        columns = []
+        for piece in self._pieces():
+            column = (self._M(piece, self.phi(piece)) * self.weight.W.to(self.J.dtype)).sum(3)
+            columns.append(quadratic(None if C is None else C[piece], column.to(torch.float64)).flatten(1))
+        return torch.cat(columns)
+
+
+def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
+    """sum_{p,q} <phi_p, phi_q> <T J_kp, T J_k'q> of some samples, from A (n', g, P, P) and J (n', N, g, d, P)."""
+    J = J.transpose(1, 2)
+    rows = (J if T is None else T[:, None] @ J).flatten(2, 3)  # (n', g, N r, P)
+    shape = (*rows.shape[:2], J.shape[2], -1)
+    return ((rows @ A).reshape(shape) @ rows.reshape(shape).mT).sum(1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,14 +25,14 @@ def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
     return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
 
 
-def spatial_axes(module: LinearLayer) -> int:
-    """0 for Linear, k for a k-dimensional convolution."""
-    return 0 if isinstance(module, nn.Linear) else len(module.kernel_size)
-
-
 def groups(module: LinearLayer) -> int:
     """g, the number of diagonal blocks of the weight."""
     return 1 if isinstance(module, nn.Linear) else module.groups
+
+
+def kernel_size(module: LinearLayer) -> int:
+    """Entries of the kernel per input channel; 1 for Linear."""
+    return 1 if isinstance(module, nn.Linear) else torch.Size(module.kernel_size).numel()
 
 
 def matrix(module: LinearLayer, weight: Tensor | None = None) -> Tensor:
@@ -45,16 +45,26 @@ def patches(module: LinearLayer, x: Tensor, n: int) -> Tensor:
     """phi of one call, (n, g, m, P), from the layer's input with its samples on axis 0 (folded with others or not)."""
     if isinstance(module, nn.Linear):
         return x.reshape(n, 1, -1, x.shape[-1]).transpose(2, 3)
-    k = spatial_axes(module)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
-    for axis in range(k):  # windows of the dilated kernel along each axis, then every dilation-th entry of them
-        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
-        x = x.unfold(2 + axis, reach, module.stride[axis])[..., :: module.dilation[axis]]
-    # (n*w, C, out..., kernel...) -> (n, w, g, C/g, P', K)
-    positions, kernel = x.shape[2 : 2 + k].numel(), x.shape[2 + k :].numel()
-    x = x.reshape(n, -1, module.groups, x.shape[1] // module.groups, positions, kernel)
-    return x.permute(0, 2, 3, 5, 1, 4).reshape(n, module.groups, -1, x.shape[1] * positions)
+    columns = _unfolded(x, module.kernel_size, module.dilation, module.stride)  # (n*w, C K, P')
+    columns = columns.reshape(n, -1, module.groups, columns.shape[1] // module.groups, columns.shape[2])
+    return columns.permute(0, 2, 3, 1, 4).reshape(n, module.groups, columns.shape[3], -1)
+
+
+def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+    """All windows of a padded input (n, C, size...) as columns, (n, C K, P)."""
+    if len(kernel) == 1:
+        return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
+    if len(kernel) == 2:
+        return F.unfold(x, kernel, dilation, 0, stride)
+    for axis, (reach, step) in enumerate(
+        zip(kernel, stride, strict=True)
+    ):  # torch unfolds no volumes: windows by views
+        gap = dilation[axis]
+        x = x.unfold(2 + axis, gap * (reach - 1) + 1, step)[..., ::gap]
+    x = x.permute(0, 1, 5, 6, 7, 2, 3, 4)
+    return x.reshape(len(x), -1, x.shape[5:].numel())
 
 
 def by_position(module: LinearLayer, z: Tensor, n: int) -> Tensor:
@@ -72,8 +82,7 @@ def features(module: LinearLayer) -> int:
 
 def per_feature(module: LinearLayer, values: Tensor) -> Tensor:
     """One value per feature, repeated over the kernel: (g, m)."""
-    kernel = 1 if isinstance(module, nn.Linear) else torch.Size(module.kernel_size).numel()
-    return values.repeat_interleave(kernel).reshape(groups(module), -1)
+    return values.repeat_interleave(kernel_size(module)).reshape(groups(module), -1)
 
 
 def normalised(module: nn.Module, x: Tensor) -> Tensor:
