@@ -6,8 +6,8 @@ import gc
 import json
 import os
 import platform
-import resource
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -65,9 +65,22 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def peak_resident() -> int:
-    """The most bytes ever resident in this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def growth(run: Callable[[], Any], every: float = 0.002) -> int:
+    """The most bytes resident while `run` runs, over the size just before; sampled: the process's own peak is older."""
+    before = most = resident()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not done.wait(every):
+            most = max(most, resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    run()
+    done.set()
+    watcher.join()
+    return most - before
 
 
 def save(name: str, result: dict[str, Any]) -> Path:

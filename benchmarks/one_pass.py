@@ -84,7 +84,7 @@ def memory(name: str, who: str) -> int:
     code = (
         "from benchmarks import machine, one_pass\n"
         f"run = one_pass.contestants({name!r})[{who!r}]\n"
-        "before = machine.resident()\nrun()\nprint(machine.peak_resident() - before)"
+        "print(machine.growth(run))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return int(done.stdout.split()[-1])

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.shared import SharedJacobian, WeightMatrix
+from flatlens.grams.shared import SharedJacobian
+from flatlens.grams.weight import WeightMatrix
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])

@@ -133,7 +133,7 @@ def test_a_confident_network_keeps_its_digits() -> None:
     h = net[:4](x).detach()
     pairs = sum(p[:, a] * p[:, b] for a in range(3) for b in range(3) if a != b)
     kappa = sum(
-        p[:, a] * p[:, b] * 0.5 * (net[4].weight[a] - net[4].weight[b]).square().sum()
+        p[:, a] * p[:, b] * 0.5 * (net[4].weight[a] - net[4].weight[b]).detach().square().sum()
         for a in range(3)
         for b in range(3)
     )

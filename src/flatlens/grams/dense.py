@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contract import gram, norm2, quadratic
+from flatlens.grams.weight import WeightMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -16,9 +17,18 @@ class DenseJacobian:
     """A layer applied once per sample: K = ||phi||^2 J J^T."""
 
     J: Tensor  #: df/dz, (n, N, d) float64
-    Jx: Tensor  #: df/dx through the layer, J W, (n, N, m) float64
+    weight: WeightMatrix
+    below: Tensor | None  #: df/dx through the layer where autograd was asked for it, (n, N, m) float64
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
+
+    @cached_property
+    def Jx(self) -> Tensor:
+        """df/dx through the layer, J W, (n, N, m)."""
+        if self.below is not None:
+            return self.below
+        dtype = self.phi.dtype  # the network's own arithmetic, as autograd would use
+        return (self.J.to(dtype) @ self.weight.W[0].to(dtype)).to(torch.float64)
 
     @cached_property
     def _JJ(self) -> Tensor:

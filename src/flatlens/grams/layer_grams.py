@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 
@@ -24,7 +24,7 @@ class LayerGrams:
 
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
     f: Tensor  #: the outputs, (n, N)
-    Jx: Tensor | None = None  #: df/dx through this place, (n, N, M)
+    input_gram: Callable[[], Tensor] | None = None  #: makes G, where the place has an input side
     x_norm2: Tensor | None = None  #: ||x_i||^2 of this place's input, (n,)
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
@@ -38,8 +38,8 @@ class LayerGrams:
     @cached_property
     def G(self) -> Tensor:
         """The input side: (df/dx)(df/dx)^T, (n, N, N)."""
-        assert self.Jx is not None
-        return gram(self.Jx)
+        assert self.input_gram is not None
+        return self.input_gram()
 
     @cached_property
     def eigenvalues(self) -> Tensor:

@@ -18,8 +18,8 @@ from torch import nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape
-from flatlens.grams.shared import WeightMatrix
 from flatlens.grams.trial import Trial, by_sample, stored
+from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.layers import matrix
 

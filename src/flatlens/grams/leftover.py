@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev, vmap
@@ -44,7 +46,9 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     try:
-        rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")  # a slow batching rule is still right
+            rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
     except RuntimeError as error:  # data-dependent control flow, no batching rule: one sample at a time
         if "memory" in str(error):
             raise

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
-from flatlens.grams.contract import joined, norm2
+from flatlens.grams.contract import gram, joined, norm2
 from flatlens.grams.dense import DenseJacobian
+from flatlens.grams.first_layer import input_gram, knows_its_input
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, by_sample
 from flatlens.grams.leftover import per_sample_gradients
-from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, normalised, patches
 from flatlens.problem.losses import correct
 
-CHUNK = 512  #: samples at most: more gain nothing (benchmarks/one_pass.py)
+CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
 
 
 def one_pass(
@@ -132,7 +134,8 @@ def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _P
             add(f"z:{key}", call.z, flat, torch.float64)
         else:
             add(f"z:{key}", call.z, positions, call.z.dtype)
-        add(f"x:{key}", call.x, flat, torch.float64)
+        if not _is_first(layout, key):
+            add(f"x:{key}", call.x, flat, torch.float64)
     for key in layout.norms:
         add(f"n:{key}", tape.norms[key].z, lambda slope: slope, f.dtype)
     if layout.input_is is None:
@@ -169,7 +172,7 @@ def _layers(
             continue
         x = by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1)
         x_norm2 = norm2(x)
-        grams = LayerGrams(C, f, slots[f"x:{key}"].buffer, x_norm2)
+        grams = LayerGrams(C, f, _input_gram(layout, key, call, slots), x_norm2)
         if key in layout.weights:
             weight = layout.weights[key]
             grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2)
@@ -181,11 +184,25 @@ def _layers(
     return layers
 
 
+def _is_first(layout: Layout, key: str) -> bool:
+    """Whether the call alone reads the network's input and its slope there follows from the one at its output."""
+    return key == layout.input_is and key in layout.weights and knows_its_input(layout.weights[key])
+
+
+def _input_gram(layout: Layout, key: str, call: Call, slots: dict[str, _Slot]) -> Callable[[], Tensor]:
+    if _is_first(layout, key):
+        return partial(input_gram, layout.weights[key], slots[f"z:{key}"].buffer, call.z.shape[2:])
+    return partial(gram, slots[f"x:{key}"].buffer)
+
+
 def _jacobian(
     weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor, x_norm2: Tensor
 ) -> DenseJacobian | SharedJacobian:
     if weight.dense:
-        return DenseJacobian(slots[f"z:{weight.layer}"].buffer, slots[f"x:{weight.layer}"].buffer, x, x_norm2)
+        below = slots.get(f"x:{weight.layer}")
+        return DenseJacobian(
+            slots[f"z:{weight.layer}"].buffer, weight.matrix, None if below is None else below.buffer, x, x_norm2
+        )
     J = [slots[f"z:{key}"].buffer for key in weight.calls]
     inputs = [by_sample(tape.linear[key].x.detach(), layout.batch_axis[key]) for key in weight.calls]
     n = len(J[0])
@@ -217,4 +234,4 @@ def _network_input(slots: dict[str, _Slot], inputs: list[Tensor], C: Tensor, f: 
         return None
     Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
     x = joined([x.detach().reshape(len(f), -1) for x in inputs], 1)
-    return LayerGrams(C, f, Jx, norm2(x))
+    return LayerGrams(C, f, partial(gram, Jx), norm2(x))

@@ -21,7 +21,7 @@ from flatlens.estimate import Progress
 from flatlens.grams.layout import Layout, Weight, by_sample
 from flatlens.grams.leftover import Runner
 from flatlens.grams.record import run_recorded
-from flatlens.grams.shared import row_factor
+from flatlens.grams.weight import row_factor
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, patches

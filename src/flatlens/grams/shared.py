@@ -19,24 +19,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contract import gram, pieces, quadratic
-
-
-def row_factor(W: Tensor) -> Tensor:
-    """T with T^T T = W W^T, (..., min(d, m), d)."""
-    T: Tensor = torch.linalg.qr(W.mT, mode="r").R
-    return T
-
-
-@dataclass(frozen=True, eq=False)
-class WeightMatrix:
-    """A layer's weight as g diagonal blocks, and their row factor, computed once for all chunks."""
-
-    W: Tensor  #: (g, d, m) float64
-
-    @cached_property
-    def row_factor(self) -> Tensor:
-        """T with T^T T = W W^T, (g, min(d, m), d)."""
-        return row_factor(self.W)
+from flatlens.grams.weight import WeightMatrix, row_factor
 
 
 @dataclass(frozen=True, eq=False)

@@ -156,7 +156,7 @@ def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, L
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
             yield None, chunk.input
-        yield from ((name, g) for name, g in chunk.layers.items() if g.Jx is not None)
+        yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
     elif measure.place == "weight":
         yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.explained)
     else:

@@ -1,0 +1,63 @@
+"""The input side of the layer that reads the network's input: nobody below needs the slope, so autograd is not asked.
+
+dense layer         G = J W W^T J^T = (J T^T)(J T^T)^T,  T^T T = W W^T: a product with min(d, m) columns, not m
+convolution         a transposed convolution of stride 1 is a convolution with the flipped kernel, and that is
+                    several times faster on processors for a few input channels
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatlens.grams.contract import gram, pieces
+from flatlens.grams.layout import Weight
+from flatlens.problem import LinearLayer
+
+
+def knows_its_input(weight: Weight) -> bool:
+    """Whether `input_gram` covers the layer."""
+    return len(weight.calls) == 1 and (weight.dense or _flips(weight.module))
+
+
+def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
+    """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
+    n, N = J.shape[:2]
+    G = J.new_empty(n, N, N, dtype=torch.float64)
+    dtype = weight.module.weight.dtype
+    T = weight.matrix.row_factor[0].to(dtype) if weight.dense else None
+    for piece in pieces(n, 16 * J[0].numel()):
+        if T is not None:
+            rows = J[piece].to(dtype) @ T.T
+        else:
+            rows = _transposed(weight.module, J[piece].reshape(-1, J.shape[3], *out))
+        G[piece] = gram(rows.reshape(len(G[piece]), N, -1))
+    return G
+
+
+def _flips(module: LinearLayer) -> bool:
+    """Stride 1, one group, zero padding of a stated size that the kernel reaches over."""
+    return (
+        isinstance(module, nn.Conv2d)
+        and module.groups == 1
+        and module.stride == (1, 1)
+        and module.padding_mode == "zeros"
+        and isinstance(module.padding, tuple)
+        and all(p >= 0 for p in _padding(module))
+    )
+
+
+def _padding(module: nn.Conv2d) -> list[int]:
+    assert isinstance(module.padding, tuple)
+    sides: Iterable[tuple[int, int, int]] = zip(module.dilation, module.kernel_size, module.padding, strict=True)
+    return [d * (k - 1) - p for d, k, p in sides]
+
+
+def _transposed(module: LinearLayer, z: Tensor) -> Tensor:
+    """W^T z for z of shape (n, d, out...), the convolution taken as a matrix."""
+    assert isinstance(module, nn.Conv2d)
+    kernel = module.weight.detach().flip(2, 3).transpose(0, 1).contiguous()
+    return F.conv2d(z, kernel, padding=_padding(module), dilation=module.dilation)
