@@ -27,7 +27,7 @@ def test_one_pass_serves_all_cheap_measures() -> None:
     assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one)["mls"].value)
 
 
-@pytest.mark.parametrize("change", ["in place", "replaced", "data", "buffer"])
+@pytest.mark.parametrize("change", ["in place", "replaced", "data", "in data", "buffer"])
 def test_a_changed_model_is_stale(change: str) -> None:
     net, x, y = network("residual")
     one = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
@@ -37,6 +37,8 @@ def test_a_changed_model_is_stale(change: str) -> None:
             net.head.weight.mul_(2)
         elif change == "replaced":
             net.head.weight = nn.Parameter(net.head.weight * 2)
+        elif change == "in data":
+            net.head.weight.data.mul_(2)  # bumps no version
         elif change == "data":
             net.head.weight.data = net.head.weight.data * 2
         else:

@@ -86,3 +86,23 @@ def test_correct_knows_labels_and_one_hot_and_nothing_else() -> None:
     assert correct(f, torch.tensor([[1.0, 0.0], [0.0, 1.0]])).tolist() == [1, 1]
     assert correct(f, torch.tensor([[0.3, 0.0], [0.0, 1.0]])) is None
     assert torch.isnan(correct(f, torch.tensor([0, -100]))[1])
+
+
+def test_targets_that_would_broadcast_are_given_the_outputs_shape() -> None:
+    """(n,) against (n, 1) would compare every output with every target."""
+    f, y = F6[:, :1], F6[:, 1]
+    loss = as_loss(nn.HuberLoss())
+    truth = nn.HuberLoss()(f[:, 0], y)
+    assert float(loss.values(f, y).mean()) == pytest.approx(float(truth))
+    with pytest.raises(BadLoss, match="do not fit"):
+        loss.values(F6, y)
+
+
+def test_any_label_may_be_the_ignored_one() -> None:
+    y = torch.tensor([0, 1, 255, 3, 1, 255])
+    module = nn.CrossEntropyLoss(weight=WEIGHTS, ignore_index=255, label_smoothing=0.1)
+    loss = as_loss(module)
+    assert float(loss.values(F6, y).sum() / loss.mass(F6, y).sum()) == pytest.approx(float(module(F6, y)))
+    assert loss.output_hessian(F6, y)[2].abs().max() == 0
+    with pytest.raises(BadLoss, match="ignore_index"):
+        as_loss(nn.NLLLoss(ignore_index=0))

@@ -74,6 +74,18 @@ REFUSED = {
     "unknown parameter": (lambda: problem(parameters=["wieght"]), UnknownName, "weight"),
     "a size that is none": (lambda: problem(memory="lots"), BadInput, "1GiB"),
     "no model": (lambda: problem("net"), BadModel, "got str"),
+    "a shape the model cannot take": (lambda: problem(data=(X[:, :2], Y)), BadModel, "forward failed.*shapes"),
+    "a loss that cannot take the targets": (
+        lambda: problem(loss=nn.BCEWithLogitsLoss()),
+        BadLoss,
+        "failed on the first",
+    ),
+    "a 0-1 loss": (lambda: problem(loss=lambda f, y: (f.argmax(1) != y).float()), BadLoss, "differentiable"),
+    "text for labels": (lambda: problem(data=(X, ["cat"] * 10)), BadData, "cannot read a list"),
+    "a dtype by its name": (lambda: problem(dtype="float64"), BadInput, "torch.float64"),
+    "no parameters": (lambda: problem(parameters=None), BadInput, "'trainable', 'all'"),
+    "a lazy layer": (lambda: problem(nn.LazyLinear(2)), BadModel, "not initialised"),
+    "a lens on a model": (lambda: fl.Lens(net()), BadInput, "a Problem is needed"),
     "all ignored": (lambda: problem(data=(X, torch.full((10,), -100))), BadData, "no sample counts"),
 }
 

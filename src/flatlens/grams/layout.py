@@ -67,18 +67,16 @@ class Layout:
         for key, axis in self.batch_axis.items():
             if key not in calls or calls[key].z.shape[axis] % n:
                 raise BadModel(
-                    f"Problem(model=...): layer call {key!r} does not see every sample of every batch: "
-                    f"routing, packing or "
-                    f"loops that depend on the data cannot be measured per sample; pad to one length, or "
+                    f"Problem(model=...): layer call {key!r} does not see every sample of every batch: routing, "
+                    f"packing or loops that depend on the data cannot be measured per sample; pad to one length, or "
                     f"measure each kind apart"
                 )
         for weight in self.weights.values():
             made = sum(call.module is weight.module for call in tape.linear.values())
             if weight.explained and made > sum(tape.linear[key].module is weight.module for key in weight.calls):
                 raise BadModel(
-                    f"Problem(model=...): {weight.layer!r} is called {made} times on some batches and fewer on "
-                    f"others: pad "
-                    f"the data to one length"
+                    f"Problem(model=...): {weight.layer!r} is called {made} times on some batches and fewer on others: "
+                    f"pad the data to one length"
                 )
 
 

@@ -150,7 +150,9 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
         return undefined(
             f"undefined at {len(missing)} of {len(layers)} layers, the first {missing[0]}: {layers[missing[0]].note}"
         )
-    notes = sorted({e.note for e in layers.values() if e.note})
+    said = {name: e.note for name, e in layers.items() if e.note}
+    alike = len(said) == len(layers) and len(set(said.values())) == 1
+    notes = list(said.values())[:1] if alike else [f"{name}: {note}" for name, note in said.items()]
     samples = (
         torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
     )

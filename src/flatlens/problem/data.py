@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias, final
 
 import torch
@@ -97,17 +98,13 @@ class Data:
             yield self._tensors
             return
         assert self._source is not None
-        generator = getattr(self._source, "generator", None)
-        state = generator.get_state() if generator is not None else None
         self._readings += 1
-        with torch.random.fork_rng():  # a loader draws a base seed from the global generator
+        with torch.random.fork_rng(), _kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
             for number, batch in enumerate(self._source):
                 batch = tuple(batch) if isinstance(batch, list) else batch
                 self._require_same(number, batch)
                 yield batch
-        if generator is not None and state is not None:
-            generator.set_state(state)
 
     def _require_same(self, number: int, batch: Batch) -> None:
         fingerprint = 0
@@ -119,9 +116,8 @@ class Data:
             self._prints.append(fingerprint)
         elif self._prints[number] != fingerprint:
             raise BadData(
-                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or "
-                f"add noise? "
-                f"Measure on a fixed copy of the data"
+                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or add "
+                f"noise? Measure on a fixed copy of the data"
             )
 
 
@@ -155,10 +151,21 @@ def _as_tensors(part: Any, where: str) -> Any:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadData(
-            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({error}): give tensors or "
-            f"arrays of numbers, "
-            f"samples first"
+            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({error}): give tensors or arrays of "
+            f"numbers, samples first"
         ) from error
+
+
+@contextmanager
+def _kept(loader: DataLoader[Any]) -> Iterator[None]:
+    """The loader's own generator is left where it was."""
+    generator = loader.generator
+    state = None if generator is None else generator.get_state()
+    try:
+        yield
+    finally:
+        if generator is not None and state is not None:
+            generator.set_state(state)
 
 
 def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
@@ -166,15 +173,11 @@ def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
         return loader
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
-    generator = getattr(loader, "generator", None)
-    state = generator.get_state() if generator is not None else None
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), _kept(loader):
         if loader.batch_size is None:
             picked = sorted(index for batch in loader.batch_sampler for index in batch)
         else:
             picked = sorted(loader.sampler)
-    if generator is not None and state is not None:
-        generator.set_state(state)
     collate: Callable[[list[Any]], Any] = loader.collate_fn
     return DataLoader(
         Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers

@@ -126,8 +126,7 @@ class CrossEntropy(Loss):
             if target.shape != f.shape:
                 raise BadData(
                     f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class "
-                    f"probabilities of "
-                    f"shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
+                    f"probabilities of shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
                 )
             return target.to(f.dtype)
         if target.shape != (len(f),):
@@ -210,8 +209,7 @@ def _from_module(module: nn.Module) -> Loss:
     if getattr(module, "reduction", "mean") != "mean":
         raise BadLoss(
             f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
-            f"reduction='mean', or "
-            f"hand in a callable (outputs, targets) -> losses of shape (n,)"
+            f"reduction='mean', or hand in a callable (outputs, targets) -> losses of shape (n,)"
         )
     if isinstance(module, nn.CrossEntropyLoss):
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)

@@ -90,9 +90,8 @@ class Problem:
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != size(batch):
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadModel(
-                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: "
-                f"flatten or pool "
-                f"them, in the model or through forward=(model, batch) -> (outputs, targets)"
+                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: flatten or "
+                f"pool them, in the model or through forward=(model, batch) -> (outputs, targets)"
             )
         return outputs, targets
 
@@ -147,9 +146,8 @@ class Problem:
             raise
         except Exception as error:
             raise BadLoss(
-                f"Problem(loss={self.loss}): the loss failed on the first batch ({_one_line(error)}): do the "
-                f"targets, of "
-                f"{_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
+                f"Problem(loss={self.loss}): the loss failed on the first batch ({_one_line(error)}): do the targets, "
+                f"of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
             ) from error
         return f, y
 
@@ -165,9 +163,8 @@ class Problem:
             if not bool(torch.isfinite(f).all()):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
-                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights "
-                    f"and data are finite: "
-                    f"do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
+                    f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
+                    f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
             values = self.loss.values(f.to(torch.float64), y)
             if not bool(torch.isfinite(values).all()):
@@ -215,9 +212,8 @@ def require_finite_weights(model: nn.Module) -> None:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             bad = int((~torch.isfinite(tensor)).sum())
             raise BadModel(
-                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did "
-                f"training diverge? "
-                f"Load an earlier checkpoint"
+                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
+                f"diverge? Load an earlier checkpoint"
             )
 
 
