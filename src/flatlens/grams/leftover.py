@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +13,14 @@ from torch.utils._pytree import tree_map
 
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
+
+
+@contextmanager
+def slow_batching_is_fine() -> Iterator[None]:
+    """Without torch's warning for each operation it batches by a loop: that is slower, and as right."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        yield
 
 
 class Runner(nn.Module):
@@ -46,8 +56,7 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")  # a slow batching rule is still right
+        with slow_batching_is_fine():
             rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
     except RuntimeError as error:  # data-dependent control flow, no batching rule: one sample at a time
         if "memory" in str(error):

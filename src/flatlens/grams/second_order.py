@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.estimate import Progress
 from flatlens.grams.layout import Layout, Weight, by_sample
-from flatlens.grams.leftover import Runner
+from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import run_recorded
 from flatlens.grams.weight import row_factor
 from flatlens.problem import Batch, Problem, measuring
@@ -47,7 +47,8 @@ def curvature_along_weight(
         for raw in problem.data.chunks(most):
             batch = problem.place(raw)
             along = _along_preactivation if len(weight.calls) == 1 else _along_weight
-            parts.append(along(problem, model, layout, weight, batch, T, scale).to(torch.float64).detach())
+            with slow_batching_is_fine():
+                parts.append(along(problem, model, layout, weight, batch, T, scale).to(torch.float64).detach())
             done += size(raw)
             if progress is not None:
                 progress(f"curvature of {layer}", done, problem.n)

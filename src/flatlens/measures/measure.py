@@ -108,7 +108,8 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
         yield (one.key, None), _over_layers(layers, sum)
         if one.place == "parameters":
             yield (f"{one.key}.max", None), _over_layers(layers, max)
-    yield from (((one.key, name), estimate) for name, estimate in layers.items())
+    if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
+        yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
 
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:

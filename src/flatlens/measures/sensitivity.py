@@ -45,7 +45,7 @@ def mls(g: LayerGrams) -> Tensor:
     invariant_under={PERMUTATION},
 )
 def nmls(g: LayerGrams) -> Tensor:
-    """Network MLS: the sum over linear layers of mean_i ||df/dx^l_i||_2, each through its layer."""
+    """Network MLS: the sum over linear layers of mean_i ||df/dx^l_i||_2, each through its layer (rows of `mls`)."""
     return spectral_norm(g)
 
 

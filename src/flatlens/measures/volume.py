@@ -82,7 +82,7 @@ def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     invariant_under={PERMUTATION},
 )
 def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
-    """Network volumetric ratio: the sum over linear layers of their mean local volume, each through its layer."""
+    """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""
     return log_volumes(g, top_k)
 
 
