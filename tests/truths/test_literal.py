@@ -111,6 +111,7 @@ def test_sensitivity_at_the_input(case) -> None:
     J = input_jacobian(net, x)
     close(report["mls"].value, float(singular(J)[:, 0].mean()))
     close(report["jacobian_norm"].value, float(singular(J)[:, 0].max()))
+    close(report["normalized_mls"].value, float((x.flatten(1).square().sum(1) * singular(J)[:, 0].square()).mean()))
     S = torch.stack(
         [
             torch.autograd.functional.jacobian(lambda one: net(one)[0].softmax(0), x[i : i + 1]).flatten(1)
@@ -177,6 +178,7 @@ def test_relative_flatness_is_definition_3(case) -> None:
             assert report["relative_flatness", layer].kind == "undefined"
             assert report["relative_flatness_ggn", layer].kind == "undefined"
             assert report["relative_flatness.sum"].kind == "undefined"
+            assert report["kappa_trace"].kind == "undefined"
             continue
         groups = getattr(module, "groups", 1)
         H = weight_hessian(net, loss, x, y, f"{layer}.weight")
@@ -184,6 +186,8 @@ def test_relative_flatness_is_definition_3(case) -> None:
         part = definition_3(gauss_newton(J[f"{layer}.weight"], C), module.weight, groups)
         close(report["relative_flatness", layer].value, literal)
         close(report["relative_flatness_ggn", layer].value, part)
+        trace = float(H.trace()) * float(module.weight.detach().square().sum())
+        close(report["kappa_trace", layer].value, trace)
         checked.append(literal)
         if name.endswith(("relu", "inplace", "1d", "residual")) and count_calls(net, module, x) == 1:
             close(literal, part)  # piecewise linear, each weight used once

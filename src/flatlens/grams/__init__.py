@@ -6,6 +6,7 @@ from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, lay_out
 from flatlens.grams.one_pass import one_pass
 from flatlens.grams.second_order import curvature_along_weight
+from flatlens.grams.weight import row_factor
 
 __all__ = [
     "ChunkGrams",
@@ -17,5 +18,6 @@ __all__ = [
     "lay_out",
     "one_pass",
     "quadratic",
+    "row_factor",
     "trace",
 ]

@@ -1,7 +1,8 @@
-"""What relative flatness has beyond its Gauss-Newton part: the curvature of the network itself, weighted by the
-loss's slope.
+"""What a layer's Hessian has beyond its Gauss-Newton part: the curvature of the network itself, weighted by the loss's
+slope, summed over directions V = T_r (x) e_t.
 
-    kappa = mean_i tr(C_i R_i) + mean_i sum_V  <dl_i/df, d2 f_i(W + eps V) / deps2>,   V = T_r (x) e_t,  T^T T = W W^T
+    relative flatness = mean_i tr(C_i R_i) + mean_i sum_V <dl_i/df, d2 f_i(W + eps V) / deps2>,   T^T T = W W^T
+    Tr H_l            = mean_i tr(C_i K_i) + the same sum with T = I
 
 A weight used in one call is perturbed through its pre-activation, where sum_t needs only min(m, P) directions:
 min(d, m) double backwards for a dense layer. A weight used in several calls is perturbed itself, since a later call
@@ -21,7 +22,6 @@ from flatlens.estimate import Progress
 from flatlens.grams.layout import Layout, Weight, by_sample
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import run_recorded
-from flatlens.grams.weight import row_factor
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, patches
@@ -34,13 +34,12 @@ def curvature_along_weight(
     model: nn.Module,
     layout: Layout,
     layer: str,
+    T: Tensor,
     scale: Tensor | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
-    """sum_V <dl_i/df, d2 f_i/dV2>, (n,) float64; with `scale` (g, m), of the layer reading phi / scale with weight W
-    * scale."""
+    """sum_V <dl_i/df, d2 f_i/dV2> over V = T_r (x) e_t / scale_t, (n,) float64; T is (g, rows, d), scale (g, m)."""
     weight = layout.weights[layer]
-    T = weight.matrix.row_factor if scale is None else row_factor(weight.matrix.W * scale[:, None])
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
     parts, done = [], 0
     with measuring(model):

@@ -54,7 +54,7 @@ class Measure:
     answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
-    elsewhere: Callable[[Lens, str, Measure], Tensor] | None = None  #: per-sample values where the pass is not exact
+    curvature: Callable[[Lens, str, Measure], Tensor] | None = None  #: to be added where the outputs curve in z
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
     held_out: bool = False  #: whether it needs held-out data
 
@@ -114,7 +114,7 @@ def per_sample(
     cost: str = "one pass",
     invariant_under: Iterable[str] = (),
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
-    elsewhere: Callable[[Lens, str, Measure], Tensor] | None = None,
+    curvature: Callable[[Lens, str, Measure], Tensor] | None = None,
     needs_feature_scale: str | None = None,
 ) -> Callable[[Callable[..., Any]], Measure]:
     """Make a function of one place and one chunk, giving a number per sample, a measure."""
@@ -130,7 +130,7 @@ def per_sample(
             place,
             answer,
             invariances=invariances,
-            elsewhere=elsewhere,
+            curvature=curvature,
             needs_feature_scale=needs_feature_scale,
         )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from flatlens.errors import BadInput
-from flatlens.grams import LayerGrams, trace
+from flatlens.grams import LayerGrams, row_factor, trace
 from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, per_sample
 from flatlens.measures.reduce import mean
 
@@ -51,16 +52,14 @@ def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Ten
     return trace(g.C, in_units_of_features(g, normalize))
 
 
-def with_curvature(lens: Lens, layer: str, measure: Measure) -> Tensor:
-    """The literal definition where the outputs curve in the layer's pre-activation: the Gauss-Newton part and the
-    rest."""
-    normalize = measure.option("normalize")
-    scale = None
-    if normalize is not None:
-        spread = lens.feature_scale()[layer]
-        scale = spread if normalize == "std" else spread.square()
-    part = relative_flatness_ggn(normalize=normalize)
-    return lens.per_sample([part])[part.key, layer] + lens.curvature(layer, scale)
+def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure) -> Tensor:
+    """What the literal definition adds where the outputs curve in the layer's pre-activation."""
+    weight, normalize = lens.layout.weights[layer].matrix, measure.option("normalize")
+    if normalize is None:
+        return lens.curvature(layer, weight.row_factor)
+    spread = lens.feature_scale()[layer]
+    scale = spread if normalize == "std" else spread.square()
+    return lens.curvature(layer, row_factor(weight.W * scale[:, None]), scale)
 
 
 @per_sample(
@@ -75,7 +74,7 @@ def with_curvature(lens: Lens, layer: str, measure: Measure) -> Tensor:
     cost="one pass; d Hessian products for a layer below a smooth activation",
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
-    elsewhere=with_curvature,
+    curvature=curvature_of_relative_flatness,
     needs_feature_scale="normalize",
 )
 def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
@@ -90,3 +89,31 @@ def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     Constant features are left alone.
     """
     return trace(g.C, in_units_of_features(g, normalize))
+
+
+def curvature_of_trace(lens: Lens, layer: str, measure: Measure) -> Tensor:
+    """The same for ||W||^2 Tr H."""
+    W = lens.layout.weights[layer].matrix.W
+    every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
+    return W.square().sum() * lens.curvature(layer, every_row)
+
+
+@per_sample(
+    id="M10",
+    family="flatness",
+    symbol=r"\kappa_\tau",
+    source="reparam2019 section 2, Table 1",
+    unit="loss",
+    reduce=mean,
+    place="weight",
+    answer="sum",
+    cost="one pass; d Hessian products for a layer below a smooth activation",
+    invariant_under={LAYERWISE, PERMUTATION},
+    curvature=curvature_of_trace,
+)
+def kappa_trace(g: LayerGrams) -> Tensor:
+    """Trace of a layer's Hessian in units of its weight: ||W_l||_F^2 Tr H_l, summed over layers; `.max` beside it.
+
+    H_l is the Hessian of the risk in the layer's weight alone.
+    """
+    return g.linear.weight.W.square().sum() * trace(g.C, g.K_weight)

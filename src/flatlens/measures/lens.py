@@ -126,10 +126,10 @@ class Lens:
         """How many of the features a layer reads never change over the data; 0 where nobody asked for their spread."""
         return self._scale[layer][1] if layer in self._scale else 0
 
-    def curvature(self, layer: str, scale: Tensor | None = None, progress: Progress | None = None) -> Tensor:
-        """What the literal relative flatness has beyond its Gauss-Newton part, (n,)."""
+    def curvature(self, layer: str, T: Tensor, scale: Tensor | None = None) -> Tensor:
+        """The network's curvature along T_r (x) e_t / scale_t of a weight, weighted by the loss's slope, (n,)."""
         self.require_fresh()
-        return curvature_along_weight(self.problem, self.model, self.layout, layer, scale, progress).cpu()
+        return curvature_along_weight(self.problem, self.model, self.layout, layer, T, scale).cpu()
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""

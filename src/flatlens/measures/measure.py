@@ -106,7 +106,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
         yield (f"{one.key}.max", None), _over_layers(layers, max)
     else:
         yield (one.key, None), _over_layers(layers, sum)
-        if one.place == "parameters":
+        if one.place != "input":
             yield (f"{one.key}.max", None), _over_layers(layers, max)
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
@@ -118,12 +118,13 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
 
 
 def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool) -> Estimate:
-    if one.elsewhere is None or layer in lens.layout.affine:
+    if one.curvature is None or layer in lens.layout.affine:
         return _noted(lens, one, layer, _estimate(one, lens.per_sample([one])[one.key, layer]))
     if not asked:
         return undefined("the outputs curve in this layer's pre-activation: ask by name, it takes curvature products")
     try:
-        return _noted(lens, one, layer, _estimate(one, one.elsewhere(lens, layer, one)))
+        values = lens.per_sample([one])[one.key, layer] + one.curvature(lens, layer, one)
+        return _noted(lens, one, layer, _estimate(one, values))
     except RuntimeError as error:
         if "memory" in str(error):
             raise

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from flatlens.errors import BadInput
 from flatlens.measures.card import Card, Measure, parse
-from flatlens.measures.flatness import relative_flatness, relative_flatness_ggn
+from flatlens.measures.flatness import kappa_trace, relative_flatness, relative_flatness_ggn
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
-from flatlens.measures.sensitivity import jacobian_norm, mls, nmls
+from flatlens.measures.sensitivity import jacobian_norm, mls, nmls, normalized_mls
 from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 
@@ -20,12 +20,14 @@ MEASURES: dict[str, Measure] = {
         mls,
         nmls,
         jacobian_norm,
+        normalized_mls,
         local_volume,
         log_volume,
         network_volume,
         local_dimension,
         relative_flatness,
         relative_flatness_ggn,
+        kappa_trace,
         loss,
         accuracy,
         test_loss,

@@ -72,3 +72,24 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
     values: Tensor = torch.linalg.eigvalsh(P @ g.G @ P)
     return values[:, -1].clamp(min=0).sqrt()
+
+
+@per_sample(
+    id="M7",
+    family="sensitivity",
+    symbol=r"\overline{\|x\|^2 \|Jf\|_2^2}",
+    source="compression Def. F.1",
+    unit="output^2",
+    reduce=mean,
+    place="input",
+    answer="input",
+    cost="one pass, eigenvalues",
+    invariant_under=FUNCTION,
+)
+def normalized_mls(g: LayerGrams) -> Tensor:
+    """Sensitivity in units of the input's size: mean_i ||x_i||^2 ||df/dx_i||_2^2.
+
+    For C = I and layers with unshared weights it is at most the first layer's `relative_flatness`.
+    """
+    assert g.x_norm2 is not None
+    return g.x_norm2 * g.eigenvalues[:, -1]
