@@ -141,3 +141,12 @@ def test_a_confident_network_keeps_its_digits() -> None:
     )
     assert report["ggn_trace", "4"].value == pytest.approx(float(((h.square().sum(1) + 1) * pairs).mean()), rel=1e-10)
     assert report["relative_flatness"].value == pytest.approx(float((h.square().sum(1) * kappa).mean()), rel=1e-10)
+
+
+def test_curvature_products_are_counted() -> None:
+    """min(d, m) of them for a dense layer below a tanh, none where the pass is exact."""
+    report = fl.measure(lens("mlp-tanh"), "relative_flatness")
+    assert [report["relative_flatness", at].products for at in ("0", "2", "4")] == [6, 5, 0]
+    assert report["relative_flatness.sum"].products == 11
+    assert report["relative_flatness"].products == 0
+    assert fl.measure(lens("mlp-relu"), "relative_flatness")["relative_flatness.sum"].products == 0

@@ -37,21 +37,25 @@ def curvature_along_weight(
     T: Tensor,
     scale: Tensor | None = None,
     progress: Progress | None = None,
-) -> Tensor:
-    """sum_V <dl_i/df, d2 f_i/dV2> over V = T_r (x) e_t / scale_t, (n,) float64; T is (g, rows, d), scale (g, m)."""
+) -> tuple[Tensor, int]:
+    """sum_V <dl_i/df, d2 f_i/dV2> over V = T_r (x) e_t / scale_t, (n,) float64, and how many products it took.
+
+    T is (g, rows, d), scale (g, m).
+    """
     weight = layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
-    parts, done = [], 0
+    parts, done, products = [], 0, 0
     with measuring(model):
         for raw in problem.data.chunks(most):
             batch = problem.place(raw)
             along = _along_preactivation if len(weight.calls) == 1 else _along_weight
             with slow_batching_is_fine():
-                parts.append(along(problem, model, layout, weight, batch, T, scale).to(torch.float64).detach())
+                part, products = along(problem, model, layout, weight, batch, T, scale)
+            parts.append(part.to(torch.float64).detach())
             done += size(raw)
             if progress is not None:
                 progress(f"curvature of {layer}", done, problem.n)
-    return torch.cat(parts)
+    return torch.cat(parts), products
 
 
 def _slope(problem: Problem, f: Tensor, y: object) -> Tensor:
@@ -63,22 +67,22 @@ def _slope(problem: Problem, f: Tensor, y: object) -> Tensor:
 
 def _along_preactivation(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, T: Tensor, scale: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, int]:
     tape, _, f, y = run_recorded(problem, model, batch)
     n, call, axis = len(f), tape.linear[weight.layer], layout.batch_axis[weight.layer]
     (slope,) = torch.autograd.grad((_slope(problem, f, y) * f).sum(), call.z, create_graph=True)
     if not slope.requires_grad:
-        return f.new_zeros(n)
+        return f.new_zeros(n), 0
     slope = by_position(weight.module, by_sample(slope, axis), n)
     phi = patches(weight.module, by_sample(call.x.detach(), axis), n)
     phi = phi if scale is None else phi / scale[..., None].to(phi.dtype)
     E = torch.linalg.qr(phi, mode="r").R  # E^T E = phi^T phi, (n, g, min(m, P), P)
-    total = f.new_zeros(n)
+    total, products = f.new_zeros(n), 0
     for U in _blocks(T.to(f.dtype), E):
         (HU,) = torch.autograd.grad(slope, call.z, U, retain_graph=True, is_grads_batched=True)
         rows = torch.stack([by_position(weight.module, by_sample(h, axis), n) for h in HU])
-        total = total + (U * rows).sum((0, 2, 3, 4))
-    return total
+        total, products = total + (U * rows).sum((0, 2, 3, 4)), products + len(U)
+    return total, products
 
 
 def _blocks(T: Tensor, E: Tensor) -> Iterator[Tensor]:
@@ -101,7 +105,7 @@ def _blocks(T: Tensor, E: Tensor) -> Iterator[Tensor]:
 
 def _along_weight(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, T: Tensor, scale: Tensor | None
-) -> Tensor:
+) -> tuple[Tensor, int]:
     f, y = problem.run(model, batch)
     slopes = _slope(problem, f, y)
     runner, name = Runner(problem, model), f"model.{weight.layer.partition(':')[0]}.weight"
@@ -120,10 +124,10 @@ def _along_weight(
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     over_samples = vmap(vmap(bend, in_dims=(None, None, 0)), in_dims=(counted, 0, None))
-    total = f.new_zeros(n).detach()
+    total, products = f.new_zeros(n).detach(), 0
     for V in _weight_directions(T.to(W.dtype), W, scale):
-        total = total + over_samples(batch, slopes, V).sum(1)
-    return total
+        total, products = total + over_samples(batch, slopes, V).sum(1), products + len(V)
+    return total, products
 
 
 def _weight_directions(T: Tensor, W: Tensor, scale: Tensor | None) -> Iterator[Tensor]:

@@ -49,6 +49,7 @@ class Lens:
         self.problem = problem
         self.model = problem.measured()
         self.passes = 0
+        self.products = 0  #: curvature-vector products over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
@@ -129,7 +130,9 @@ class Lens:
     def curvature(self, layer: str, T: Tensor, scale: Tensor | None = None) -> Tensor:
         """The network's curvature along T_r (x) e_t / scale_t of a weight, weighted by the loss's slope, (n,)."""
         self.require_fresh()
-        return curvature_along_weight(self.problem, self.model, self.layout, layer, T, scale).cpu()
+        values, products = curvature_along_weight(self.problem, self.model, self.layout, layer, T, scale)
+        self.products += products
+        return values.cpu()
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""

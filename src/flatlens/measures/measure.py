@@ -123,8 +123,10 @@ def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool) -> Estimate:
     if not asked:
         return undefined("the outputs curve in this layer's pre-activation: ask by name, it takes curvature products")
     try:
+        before = lens.products
         values = lens.per_sample([one])[one.key, layer] + one.curvature(lens, layer, one)
-        return _noted(lens, one, layer, _estimate(one, values))
+        estimate = replace(_estimate(one, values), products=lens.products - before)
+        return _noted(lens, one, layer, estimate)
     except RuntimeError as error:
         if "memory" in str(error):
             raise
@@ -158,4 +160,7 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     samples = (
         torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
     )
-    return Estimate(combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes))
+    products = sum(e.products for e in layers.values())
+    return Estimate(
+        combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes), products=products
+    )
