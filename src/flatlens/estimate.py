@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadFolder, BadInput, UnknownName
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
 
@@ -73,9 +74,8 @@ class Report(Mapping[Key, Estimate]):
             return self._estimates[measure, layer]
         if measure not in self.measures():
             raise UnknownName.among("measure in this report", measure, self.measures())
-        layers = [at for name, at in self._estimates if name == measure]
-        what = f"value of {measure} for a layer" if layer else f"network-level value of {measure}"
-        raise UnknownName.among(what, str(layer), [str(at) for at in layers])
+        layers = [at for name, at in self._estimates if name == measure and at is not None]
+        raise UnknownName.among(f"layer with a value of {measure}", str(layer), layers)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._estimates)
@@ -124,8 +124,11 @@ class Report(Mapping[Key, Estimate]):
         try:
             save_file(tensors, partial, metadata={"flatlens.report": json.dumps({"rows": rows, "about": self.about})})
             partial.replace(target)
+        except (SafetensorError, OSError) as error:
+            raise BadFolder(f"Report.save({str(path)!r}): the file cannot be written ({error})") from error
         finally:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -146,6 +149,6 @@ class Report(Mapping[Key, Estimate]):
         return cls(estimates, header["about"])
 
 
-def undefined(note: str, **fields: Any) -> Estimate:
+def undefined(note: str) -> Estimate:
     """A number that does not exist here, with the reason: its value is NaN, never a guess."""
-    return Estimate(float("nan"), kind="undefined", note=note, **fields)
+    return Estimate(float("nan"), kind="undefined", note=note)

@@ -169,7 +169,8 @@ def test_token_ids(kind: str) -> None:
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, ids[:, 0]), parameters="all")))
     truth = sum(float(j.square().sum()) for j in J.values()) / len(ids)
     assert report["interpolation_sharpness"].value == pytest.approx(truth, rel=1e-10)
-    assert report["mls"].value > 0  # to the embedding's output
+    assert report["mls"].value > 0
+    assert "embedding's output" in report["mls"].note
     if kind == "tied":
         assert report["relative_flatness"].kind == "undefined"
 

@@ -8,7 +8,7 @@ from networks import network
 from torch import nn
 
 import flatlens as fl
-from flatlens.errors import BadInput, StaleLens, UnknownName
+from flatlens.errors import BadFolder, BadInput, StaleLens, UnknownName
 
 
 def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
@@ -38,7 +38,7 @@ def test_a_changed_model_is_stale(change: str) -> None:
         elif change == "replaced":
             net.head.weight = nn.Parameter(net.head.weight * 2)
         elif change == "in data":
-            net.head.weight.data.mul_(2)  # bumps no version
+            net.head.weight.data.copy_(net.head.weight.data.flip(0))  # bumps no version, keeps the norm
         elif change == "data":
             net.head.weight.data = net.head.weight.data * 2
         else:
@@ -59,6 +59,8 @@ def test_a_report_survives_its_file(tmp_path) -> None:
         if report[key].samples is not None:
             assert torch.equal(back[key].samples, report[key].samples)
     assert [p.name for p in tmp_path.iterdir()] == ["r.safetensors"]
+    with pytest.raises(BadFolder, match="cannot be written"):
+        report.save(tmp_path / "no such folder" / "r.safetensors")
     (tmp_path / "r.safetensors").write_bytes(b"nonsense")
     with pytest.raises(BadInput, match="not a saved report"):
         fl.Report.load(tmp_path / "r.safetensors")

@@ -65,6 +65,7 @@ REFUSED = {
     "inf in the weights": (lambda: problem(broken_weights()), BadModel, "'weight' are NaN or inf"),
     "empty data": (lambda: problem(data=(X[:0], Y[:0])), BadData, "empty"),
     "label out of range": (lambda: problem(data=(X, Y + 1)), BadData, "label 2 at sample 1.*0 to 1"),
+    "a held-out label": (lambda: problem(test=(X, Y + 1)), BadData, r"test=.*label 2.*samples 0 to 9"),
     "loss of the wrong shape": (lambda: problem(loss=lambda f, y: f.mean()), BadLoss, r"shape \(10,\)"),
     "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, "twice.*functional dropout"),
     "outputs of another shape": (lambda: problem(STACKED), BadModel, r"\(batch, N\)"),

@@ -31,6 +31,14 @@ def cnn_1d() -> nn.Module:
     )  # fmt: skip
 
 
+def cnn_3d() -> nn.Module:
+    """Volumes, which torch does not unfold by itself."""
+    return nn.Sequential(
+        nn.Conv3d(2, 4, (1, 2, 3), stride=(1, 2, 1), padding=(0, 1, 0), groups=2), nn.Tanh(),
+        nn.Conv3d(4, 3, 2, dilation=(1, 1, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3),
+    )  # fmt: skip
+
+
 class Residual(nn.Module):
     """A skip around a convolution and a norm, with in-place sums; branches that meet."""
 
@@ -105,6 +113,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Callable[[int], Tensor]]] = {
     "cnn-relu-inplace": (lambda: cnn("relu"), lambda n: torch.randn(n, 2, 8, 8)),
     "cnn-tanh": (lambda: cnn("tanh"), lambda n: torch.randn(n, 2, 8, 8)),
     "cnn-1d": (cnn_1d, lambda n: torch.randn(n, 2, 7)),
+    "cnn-3d": (cnn_3d, lambda n: torch.randn(n, 2, 3, 4, 5)),
     "residual": (Residual, lambda n: torch.randn(n, 1, 2, 2)),
     "twice-relu": (lambda: Twice("relu"), flat),
     "twice-tanh": (lambda: Twice("tanh"), flat),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from literal import (
+    LINEAR,
     call_jacobians,
     count_calls,
     definition_3,
@@ -78,9 +79,7 @@ def close(value: float, truth: float, tolerance: float = 1e-10) -> None:
 
 
 def layer_names(net: nn.Module) -> list[str]:
-    return [
-        n for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d) and "self_attn" not in n
-    ]
+    return [n for n, m in net.named_modules() if isinstance(m, LINEAR) and "self_attn" not in n]
 
 
 def test_traces_over_all_parameters(case) -> None:

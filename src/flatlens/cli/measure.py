@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,8 +52,11 @@ def measure(
 
     import flatlens as fl
 
-    if save is not None and not save.absolute().parent.is_dir():  # told now, not after the work
-        raise BadFolder(f"--save {save}: there is no folder {save.parent}")
+    if save is not None:  # told now, not after the work
+        if not save.absolute().parent.is_dir():
+            raise BadFolder(f"--save {save}: there is no folder {save.parent}")
+        if save.is_dir() or not os.access(save.absolute().parent, os.W_OK):
+            raise BadFolder(f"--save {save}: a file in a folder that can be written is needed")
     problem = inputs.problem(model)
     names = [name for part in measures for name in split_names(part)]
     with stdout_to_stderr(), Bar() as bar:

@@ -82,11 +82,12 @@ def report(
         folder: The study's folder, given to `flatlens study` as --out.
         as_json: Print JSON.
     """
-    from flatlens.experiments.study import load_study
+    from flatlens.experiments.study import load_study, write_tables
     from flatlens.report import write_study_page
 
     with stdout_to_stderr(), Bar() as bar:
         result = load_study(folder)
+        write_tables(result, folder)
         files = write_study_page(result, folder, progress=bar)
     _conclude(result, files, as_json)
 

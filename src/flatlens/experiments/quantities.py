@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
 
+from flatlens.measures import MEASURES
+
 Transform: TypeAlias = Literal["identity", "sqrt", "log"]
 Role: TypeAlias = Literal["result", "measure", "setting"]
-
-MEASURES = (
-    "loss",
-    "accuracy",
-    "test_loss",
-    "test_accuracy",
-    "generalisation_gap",
-    "interpolation_sharpness",
-    "ggn_trace",
-    "mls",
-    "nmls",
-    "jacobian_norm",
-    "local_volume",
-    "log_volume",
-    "network_volume",
-    "local_dimension",
-    "relative_flatness",
-    "relative_flatness_ggn",
-)
 
 
 @dataclass(frozen=True)
@@ -63,21 +47,38 @@ GAP = Quantity("generalisation gap", "generalisation_gap", role="result")
 SHARPNESS = Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt")
 LEARNING_RATE = Quantity("learning rate (log)", "lr", "log", role="setting")
 BATCH_SIZE = Quantity("batch size (log)", "batch_size", "log", role="setting")
-QUANTITIES = (
-    GAP,
-    Quantity("test loss", "test_loss", role="result"),
-    SHARPNESS,
-    Quantity("GGN trace", "ggn_trace"),
-    Quantity("MLS", "mls"),
-    Quantity("NMLS", "nmls"),
-    Quantity("Jacobian norm", "jacobian_norm"),
-    Quantity("log volume", "log_volume"),
-    Quantity("local volume (log)", "local_volume", "log"),
-    Quantity("network volume (log)", "network_volume", "log"),
-    Quantity("local dimension", "local_dimension"),
-    Quantity("relative flatness, last layer", "relative_flatness"),
-    Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
-    Quantity("relative flatness, all layers", "relative_flatness.sum"),
-    LEARNING_RATE,
-    BATCH_SIZE,
-)
+SHOWN = {
+    "test_loss": (Quantity("test loss", "test_loss", role="result"),),
+    "interpolation_sharpness": (SHARPNESS,),
+    "ggn_trace": (Quantity("GGN trace", "ggn_trace"),),
+    "mls": (Quantity("MLS", "mls"),),
+    "nmls": (Quantity("NMLS", "nmls"),),
+    "jacobian_norm": (Quantity("Jacobian norm", "jacobian_norm"),),
+    "normalized_mls": (Quantity("normalized MLS", "normalized_mls"),),
+    "local_volume": (Quantity("local volume (log)", "local_volume", "log"),),
+    "network_volume": (Quantity("network volume (log)", "network_volume", "log"),),
+    "relative_flatness": (
+        Quantity("relative flatness, last layer", "relative_flatness"),
+        Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
+        Quantity("relative flatness, all layers", "relative_flatness.sum"),
+    ),
+    "relative_flatness_ggn": (),  # the same number on the networks of a study
+    "kappa_trace": (Quantity("kappa trace", "kappa_trace"),),
+}
+"""How a measure is shown where its own name will not do."""
+
+
+def quantities(measures: Sequence[str]) -> tuple[Quantity, ...]:
+    """The axes of the comparison: the gap, what was measured to predict it, what was set.
+
+    >>> [q.name for q in quantities(["local_dimension", "loss"])]
+    ['generalisation gap', 'local dimension', 'learning rate (log)', 'batch size (log)']
+    """
+    risk = {name for name, one in MEASURES.items() if one.card.family == "generalisation"}
+    axes = [
+        axis
+        for name in measures
+        if name in SHOWN or name not in risk
+        for axis in SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
+    ]
+    return GAP, *axes, LEARNING_RATE, BATCH_SIZE

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeAlias
 
 from flatlens.data import Split, digits
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.quantities import MEASURES, QUANTITIES, Quantity
+from flatlens.experiments.quantities import Quantity, quantities
+from flatlens.measures import MEASURES
 from flatlens.models import MLP
 from flatlens.training import SGD
 
@@ -93,8 +94,8 @@ class Study:
     check_every: int = 10
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     loss: str = "half_squared_error"
-    measures: tuple[str, ...] = MEASURES
-    quantities: tuple[Quantity, ...] = QUANTITIES
+    measures: tuple[str, ...] = tuple(MEASURES)
+    quantities: tuple[Quantity, ...] = quantities(tuple(MEASURES))
 
     @classmethod
     def digits(cls, scale: Scale = "laptop") -> Study:

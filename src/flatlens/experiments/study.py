@@ -64,9 +64,15 @@ def run_study(
         done=len(finished),
     )
     result = load_study(out)
+    write_tables(result, out)
+    return result
+
+
+def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
+    """The networks and their relations as table.csv and relations.csv in the study's folder."""
+    store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
-    return result
 
 
 def load_study(out: str | os.PathLike[str]) -> StudyResult:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, norm2, quadratic
+from flatlens.grams.contract import Diagonals, gram, norm2, quadratic
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -48,13 +48,12 @@ class DenseJacobian:
             return self.phi_norm2[:, None, None] * gram(self.Jx)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
-    def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (d, m): the Gauss-Newton diagonal of the weight, summed over the chunk.
-
-        C = I if None.
-        """
-        return quadratic(C, self.J).T @ self.phi.to(torch.float64).square()
-
-    def column_sums(self, C: Tensor | None) -> Tensor:
-        """phi_ij^2 ||C^(1/2) df/dx_j||^2, (n, m)."""
-        return self.phi.to(torch.float64).square() * quadratic(C, self.Jx)
+    def diagonals(self, C: Tensor) -> Diagonals:
+        """The Gauss-Newton diagonal and the column sums, with C and with I."""
+        phi2 = self.phi.to(torch.float64).square()
+        return Diagonals(
+            quadratic(C, self.J).T @ phi2,
+            quadratic(None, self.J).T @ phi2,
+            quadratic(C, self.Jx) * phi2,
+            quadratic(None, self.Jx) * phi2,
+        )

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from flatlens.grams.contract import Diagonals
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 
@@ -88,14 +89,11 @@ class LayerGrams:
         assert isinstance(self.weight, DenseJacobian | SharedJacobian)
         return self.weight
 
-    def ggn_diagonal(self, *, with_loss: bool = True) -> Tensor:
-        """The Gauss-Newton diagonal of the weight, summed over the chunk, (d, m); with C, or with I."""
+    @cached_property
+    def diagonals(self) -> Diagonals:
+        """The Gauss-Newton diagonal of the weight and the column sums, with C and with I."""
         assert self.weight is not None
-        return self.weight.diagonal(self.C if with_loss else None)
-
-    def column_sums(self, *, with_loss: bool = True) -> Tensor:
-        """||C^(1/2) sum_p phi_pj J_p w_j||^2 per sample and column j of W, (n, m); with C, or with I."""
-        return self.linear.column_sums(self.C if with_loss else None)
+        return self.weight.diagonals(self.C)
 
 
 @dataclass(eq=False)

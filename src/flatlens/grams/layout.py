@@ -53,6 +53,7 @@ class Layout:
     leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
     batch_axis: dict[str, int]  #: per call: which axis counts samples
     inputs: tuple[int, ...]  #: which of the floating tensors fed in the outputs depend on
+    input_is_embedded: bool  #: token ids go in, so the input is what the first embedding makes of them
     input_is: str | None  #: the one call whose input is the network's input, if there is one
     affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
     bytes_per_sample: int
@@ -100,6 +101,7 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         leftovers=leftovers,
         batch_axis=axes,
         inputs=tuple(sorted(set().union(*(trial.connected for trial in trials)))),
+        input_is_embedded=any(trial.embeds for trial in trials),
         input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
         bytes_per_sample=_bytes_per_sample(trials[0], sum(sizes[name] for name in leftovers)),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
+from torch.utils.hooks import RemovableHandle
 
 from flatlens.problem import NORMS, Batch, Problem, is_linear
 
@@ -80,21 +81,25 @@ def record(model: nn.Module) -> Iterator[Tape]:
     def passed(module: nn.Module, args: tuple[Any, ...], z: Any) -> None:
         tape.leaves.append(module)
 
-    handles = []
-    try:
-        for module in names:
+    with ExitStack() as hooks:
+
+        def put(handle: RemovableHandle) -> None:
+            hooks.callback(handle.remove)
+
+        for module, name in names.items():
             if is_linear(module) or (isinstance(module, NORMS) and _norm_is_fixed(module)):
-                handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-                handles.append(module.register_forward_hook(leave, with_kwargs=True))
+                put(module.register_forward_pre_hook(enter, with_kwargs=True))
+                put(module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
-                handles.append(module.register_forward_hook(embed))
-            remakes_weight = "parametrizations" in names[module].split(".")  # acts on parameters, not on features
-            if not remakes_weight and not any(True for _ in module.children()):
-                handles.append(module.register_forward_hook(passed))
+                put(module.register_forward_hook(embed))
+            if _acts_on_features(module, name):
+                put(module.register_forward_hook(passed))
         yield tape
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _acts_on_features(module: nn.Module, name: str) -> bool:
+    """Whether it is a leaf of the network, and not what remakes a weight from other parameters."""
+    return "parametrizations" not in name.split(".") and not any(True for _ in module.children())
 
 
 def _norm_is_fixed(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, pieces, quadratic
+from flatlens.grams.contract import Diagonals, gram, pieces, quadratic
 from flatlens.grams.weight import WeightMatrix, row_factor
 
 
@@ -95,24 +95,20 @@ class SharedJacobian:
             return self._both[1]
         return self._grams((row_factor(self.weight.W * scale[:, None]),), scale)[0]
 
-    def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (g d, m): the Gauss-Newton diagonal of the weight, summed over the chunk.
-
-        C = I if None.
-        """
-        total = torch.zeros_like(self.weight.W)
+    def diagonals(self, C: Tensor) -> Diagonals:
+        """The Gauss-Newton diagonal and the column sums, with C and with I: all from gradients formed once."""
+        n, W = len(self.J), self.weight.W
+        ggn, ggn_plain = torch.zeros_like(W), torch.zeros_like(W)
+        columns, columns_plain = (W.new_empty(n, W.shape[0] * W.shape[2]) for _ in range(2))
         for piece in self._pieces():
-            M = self._M(piece, self.phi(piece)).to(torch.float64)
-            total += quadratic(None if C is None else C[piece], M).sum(0)
-        return total.flatten(0, 1)
-
-    def column_sums(self, C: Tensor | None) -> Tensor:
-        """||C^(1/2) sum_p phi_pj J_p w_j||^2, (n, g m)."""
-        columns = []
-        for piece in self._pieces():
-            column = (self._M(piece, self.phi(piece)) * self.weight.W.to(self.J.dtype)).sum(3)
-            columns.append(quadratic(None if C is None else C[piece], column.to(torch.float64)).flatten(1))
-        return torch.cat(columns)
+            M = self._M(piece, self.phi(piece))
+            column = (M * W.to(M.dtype)).sum(3).to(torch.float64)
+            M = M.to(torch.float64)
+            ggn += quadratic(C[piece], M).sum(0)
+            ggn_plain += quadratic(None, M).sum(0)
+            columns[piece] = quadratic(C[piece], column).flatten(1)
+            columns_plain[piece] = quadratic(None, column).flatten(1)
+        return Diagonals(ggn.flatten(0, 1), ggn_plain.flatten(0, 1), columns, columns_plain)
 
 
 def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
@@ -134,6 +130,8 @@ class ExplicitJacobian:
         """K, (n, N, N)."""
         return gram(self.M)
 
-    def diagonal(self, C: Tensor | None) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), (size,)."""
-        return quadratic(C, self.M.to(torch.float64)).sum(0)
+    def diagonals(self, C: Tensor) -> Diagonals:
+        """The Gauss-Newton diagonal, (size,), with C and with I; there are no columns."""
+        M = self.M.to(torch.float64)
+        none = M.new_zeros(len(M), 0)
+        return Diagonals(quadratic(C, M).sum(0), quadratic(None, M).sum(0), none, none)

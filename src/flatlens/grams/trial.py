@@ -37,6 +37,7 @@ class Trial:
                 "torch.no_grad() or detach() inside forward()?"
             )
         self.n = len(self.f)
+        self.embeds = bool(self.tape.embedded) and self.inputs == self.tape.embedded[:1]
         self.calls: dict[str, Call] = {call.key: call for call in self.tape.calls()}
         self.parameters = dict(model.named_parameters())
         u = torch.randn(self.f.shape, generator=generator).to(self.f)

@@ -64,9 +64,9 @@ class Lens:
     def per_sample(self, measures: Iterable[Measure], progress: Progress | None = None) -> Mapping[Key, Tensor]:
         """One number per sample for each measure and place, (n,) float64: at a layer, or at the network's input
         (None)."""
-        self.require_fresh()
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
+            self.require_fresh()
             if self.passes == 0:
                 keys = {measure.key for measure in missing}
                 missing += [measure for measure in ONE_PASS if measure.key not in keys]
@@ -96,8 +96,8 @@ class Lens:
 
     def outcomes(self, which: Literal["data", "test"]) -> Outcomes:
         """Losses and hits on the data (free once a pass has run) or on the held-out data."""
-        self.require_fresh()
         if which not in self._outcomes:
+            self.require_fresh()
             self._outcomes[which] = self._forward(which)
         return self._outcomes[which]
 
@@ -145,13 +145,21 @@ class Lens:
 
 
 def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tells a change: a parameter's identity, storage, version and norm (writing to `.data` bumps no version); a
-    buffer's values (forward() may write to it)."""
+    """What tells a change: the modules themselves; a tensor's identity and values; a parameter's version and freezing.
+
+    Values too, for writing to `.data` bumps no version; and no versions of buffers, which forward() may write to.
+    """
+    for name, module in model.named_modules():
+        yield f"module {name}", (id(module),)
     for name, p in model.named_parameters():
-        yield name, (id(p), p.data_ptr(), p._version, hash(float(p.detach().norm())))
+        yield name, (id(p), p.data_ptr(), p._version, p.requires_grad, _checksum(p))
     for name, b in model.named_buffers():
-        flat = b.detach().cpu().contiguous().reshape(-1)
-        yield name, (id(b), zlib.crc32(flat.view(torch.uint8).numpy().data))
+        yield name, (id(b), _checksum(b))
+
+
+def _checksum(tensor: Tensor) -> int:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data)
 
 
 def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:

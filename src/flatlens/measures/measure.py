@@ -39,6 +39,7 @@ def measure(
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
+    lens.require_fresh()
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
     lens.per_sample([m for m in chosen if m.place != "network"], progress)
@@ -94,7 +95,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
     if one.answer == "input":
         at_input = values.get((one.key, None))
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
-        yield (one.key, None), nothing if at_input is None else _estimate(one, at_input)
+        yield (one.key, None), nothing if at_input is None else _of_input(lens, _estimate(one, at_input))
     elif not layers:
         yield (
             (one.key, None),
@@ -110,6 +111,17 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
             yield (f"{one.key}.max", None), _over_layers(layers, max)
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
+
+
+def _of_input(lens: Lens, estimate: Estimate) -> Estimate:
+    """Say it where the input is not what the user fed in."""
+    if not lens.layout.input_is_embedded:
+        return estimate
+    return _with_note(estimate, "to the first embedding's output")
+
+
+def _with_note(estimate: Estimate, note: str) -> Estimate:
+    return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
 
 
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
@@ -139,7 +151,7 @@ def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate
     if not constant:
         return estimate
     note = f"{constant} features constant over the data, in units of their value (left out where it is 0)"
-    return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
+    return _with_note(estimate, note)
 
 
 def _estimate(one: Measure, values: Tensor) -> Estimate:

@@ -166,7 +166,11 @@ class Problem:
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
                     f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
-            values = self.loss.values(f.to(torch.float64), y)
+            try:
+                values = self.loss.values(f.to(torch.float64), y)
+            except BadData as error:
+                told = str(error).replace("data=...", data.where, 1)
+                raise BadData(f"{told} (samples {n} to {n + len(f) - 1} of the data)") from error
             if not bool(torch.isfinite(values).all()):
                 bad = n + int((~torch.isfinite(values)).nonzero()[0])
                 raise BadLoss(

@@ -1,0 +1,26 @@
+"""The papers that cards cite, by the short names they cite them with."""
+
+from __future__ import annotations
+
+PAPERS = {
+    "compression": (
+        "Chen et al., A Simple Connection from Loss Flatness to Compressed Representations in Neural Networks"
+    ),
+    "sharpening": "MacDonald et al., On Progressive Sharpening, Flat Minima and Generalisation",
+    "reparam2019": (
+        "Petzka, Adilova, Kamp and Sminchisescu, A Reparameterization-Invariant Flatness Measure for Deep Neural "
+        "Networks, NeurIPS workshop Science meets Engineering of Deep Learning, 2019"
+    ),
+    "relative2021": (
+        "Petzka, Kamp, Adilova, Sminchisescu and Boley, Relative Flatness and Generalization, NeurIPS 2021"
+    ),
+}
+
+
+def paper(source: str) -> str:
+    """The paper that a card's source names.
+
+    >>> paper("relative2021 Def. 3").partition(",")[0]
+    'Petzka'
+    """
+    return PAPERS[source.split()[0]]
