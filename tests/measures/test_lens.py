@@ -9,6 +9,7 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadFolder, BadInput, StaleLens, UnknownName
+from flatlens.measures.papers import paper
 
 
 def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
@@ -152,3 +153,8 @@ def test_curvature_products_are_counted() -> None:
     assert report["relative_flatness.sum"].products == 11
     assert report["relative_flatness"].products == 0
     assert fl.measure(lens("mlp-relu"), "relative_flatness")["relative_flatness.sum"].products == 0
+
+
+def test_every_source_is_a_known_paper() -> None:
+    for card in fl.catalogue():
+        assert paper(card.source)

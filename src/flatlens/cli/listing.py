@@ -38,10 +38,7 @@ def list_names(
     elif not rows:
         note(f"this version has no {kind} yet")
     elif kind == "measures":
-        show(
-            _measures(rows),
-            KEY,
-        )
+        show(_measures(rows), KEY, _papers())
     else:
         show(_experiments(rows))
 
@@ -69,6 +66,12 @@ def _measures(rows: list[dict[str, Any]]) -> Any:
         survives = ["yes" if move in row["invariant_under"] else "no" for move, _, _ in MOVES]
         table.add_row(*(Text(cell) for cell in (row["name"], *survives, row["meaning"], row["source"])))
     return table
+
+
+def _papers() -> str:
+    from flatlens.measures.papers import PAPERS
+
+    return "\nSources:\n" + "\n".join(f"  {key}: {paper}" for key, paper in PAPERS.items())
 
 
 def _experiments(rows: list[dict[str, Any]]) -> Any:

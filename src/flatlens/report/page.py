@@ -13,6 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescap
 
 from flatlens.estimate import Progress
 from flatlens.measures import Card, catalogue
+from flatlens.measures.papers import PAPERS
 from flatlens.report import words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import Figure, Grid, study_figures
@@ -89,6 +90,7 @@ def study_html(
         shapes=words.shape_signs(len(grid.batch_sizes)),
         measures=measure_rows(result, cards),
         moves=[in_words for _, _, in_words in MOVES],
+        papers=PAPERS,
         columns=columns,
         rows=result.networks[[c.name for c in columns]].to_dict("records"),
         settings=words.flatten(result.settings),
