@@ -59,9 +59,12 @@ def trace(A: Tensor, B: Tensor) -> Tensor:
 
 def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
     """sum_{k,k'} C_kk' A_k A_k', element by element: (n, N, ...) -> (n, ...); C = I if None."""
-    if C is None:
-        return A.square().sum(1)
-    return ((C @ A.flatten(2)).reshape(A.shape) * A).sum(1)
+    flat = A.flatten(2)
+    out = A.new_empty(len(A), flat.shape[2])
+    for piece in pieces(len(A), 4 * A[0].numel() * A.element_size()):  # so that the product stays in the cache
+        rows = flat[piece]
+        torch.sum(rows * rows if C is None else (C[piece] @ rows).mul_(rows), dim=1, out=out[piece])
+    return out.reshape(len(A), *A.shape[2:])
 
 
 def pieces(n: int, bytes_each: int) -> Iterator[slice]:
