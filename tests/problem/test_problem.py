@@ -216,3 +216,14 @@ def test_half_types_are_measured_in_a_float32_copy() -> None:
     assert report["mls"].value == fl.measure(fl.Lens(fl.Problem(twin, "cross_entropy", (X, Y))))["mls"].value
     assert report.about["dtype"] == "float32"
     assert model.weight.dtype == torch.bfloat16
+
+
+def test_a_network_that_writes_to_its_input() -> None:
+    class Doubling(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.mul_(2))
+
+    model, before = Doubling(3, 2), X.clone()
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))))
+    assert torch.equal(X, before)
+    assert report["mls"].value == pytest.approx(2 * float(torch.linalg.matrix_norm(model.weight.detach(), 2)), rel=1e-6)

@@ -103,9 +103,8 @@ class Problem:
         for _ in self.data.chunks(256):  # read again from the start: the first batch must come back the same
             break
         require_finite(first, self.data.where)
-        batch = self.place(first)
-        once, _ = self._first_run(model, batch)
-        again, _ = self.run(model, batch)
+        once, _ = self._first_run(model, self.place(first))
+        again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
         if not bool(torch.isfinite(once).all()):
             return  # the census names the sample
         apart = float((once - again).abs().max())
@@ -118,9 +117,8 @@ class Problem:
                 f"forward()?"
             )
         middle = len(once) // 2  # either half alone: coupling may run forwards only, as in a recurrence over samples
-        parts = [
-            self.run(model, take(batch, *ends))[0] for ends in ((0, middle), (middle, len(once))) if ends[0] < ends[1]
-        ]
+        halves = [take(first, *ends) for ends in ((0, middle), (middle, len(once))) if ends[0] < ends[1]]
+        parts = [self.run(model, self.place(half))[0] for half in halves]
         apart = float((once - torch.cat(parts)).abs().max())
         if apart > 1e4 * eps * scale:
             raise BadModel(
