@@ -68,6 +68,7 @@ def in_options(message: str) -> str:
     >>> in_options("Problem(memory='lots'): a size is needed")
     "--memory 'lots': a size is needed"
     """
+    message = re.sub(r"^weights:", "--weights:", message)
     message = re.sub(r"^Problem\(model=\.\.\.\)", "MODEL", message)
     message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
     return re.sub(r"^Problem\((\w+)=(.*?)\):", r"--\1 \2:", message)

@@ -125,6 +125,8 @@ def _in_its_stead(folder: Path) -> str:
     keys = sorted(p.parent.name for p in folder.glob("networks/*/config.json"))
     if keys:
         return f": it is a whole study; name one of its {len(keys)} networks, such as {folder / 'networks' / keys[0]}"
+    if (folder / "weights.safetensors").is_file() and (folder / "curves.safetensors").is_file():
+        return " that can be read: its config.json is damaged; delete the folder, and the study makes it again"
     if (folder / "config.json").is_file():
         return f": for a folder of transformers write hf:{folder}"
     return " (no config.json in it)"
