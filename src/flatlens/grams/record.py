@@ -82,19 +82,19 @@ def record(model: nn.Module) -> Iterator[Tape]:
         tape.leaves.append(module)
 
     with ExitStack() as hooks:
-
-        def put(handle: RemovableHandle) -> None:
-            hooks.callback(handle.remove)
-
         for module, name in names.items():
             if is_linear(module) or (isinstance(module, NORMS) and _norm_is_fixed(module)):
-                put(module.register_forward_pre_hook(enter, with_kwargs=True))
-                put(module.register_forward_hook(leave, with_kwargs=True))
+                _until_left(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
+                _until_left(hooks, module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
-                put(module.register_forward_hook(embed))
+                _until_left(hooks, module.register_forward_hook(embed))
             if _acts_on_features(module, name):
-                put(module.register_forward_hook(passed))
+                _until_left(hooks, module.register_forward_hook(passed))
         yield tape
+
+
+def _until_left(hooks: ExitStack, handle: RemovableHandle) -> None:
+    hooks.callback(handle.remove)
 
 
 def _acts_on_features(module: nn.Module, name: str) -> bool:
