@@ -42,10 +42,8 @@ class DenseJacobian:
         """K of the bias, (n, N, N)."""
         return self._JJ
 
-    def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R = ||phi||^2 J W (J W)^T, (n, N, N); with `scale` (m,), of the layer reading phi / scale with W * scale."""
-        if scale is None:
-            return self.phi_norm2[:, None, None] * gram(self.Jx)
+    def relative_gram(self, scale: Tensor) -> Tensor:
+        """R of the layer reading phi / scale with W * scale, for `scale` of shape (m,)."""
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
     def diagonals(self, C: Tensor) -> Diagonals:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.layout import Layout, Weight, by_sample
+from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import record
 from flatlens.problem import Problem, measuring
-from flatlens.problem.layers import features, per_feature
+from flatlens.problem.layers import by_sample, features, per_feature
 
 DEAD = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
 

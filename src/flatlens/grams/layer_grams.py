@@ -25,16 +25,14 @@ class LayerGrams:
 
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
     f: Tensor  #: the outputs, (n, N)
+    precision: float  #: eps of the arithmetic the slopes were computed in
     input_gram: Callable[[], Tensor] | None = None  #: makes G, where the place has an input side
     x_norm2: Tensor | None = None  #: ||x_i||^2 of this place's input, (n,)
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
     counts_bias: bool = False
     explained: bool = True  #: whether the weight acts through this layer's calls alone, so that R is about it
-    precision: float = torch.finfo(torch.float64).eps  #: of the arithmetic the slopes were computed in
-    feature_scale: Tensor | None = (
-        None  #: spread of each feature over all data, (m,) or (g, m), where a measure asked for it
-    )
+    feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), where asked for
 
     @cached_property
     def G(self) -> Tensor:
@@ -73,15 +71,13 @@ class LayerGrams:
     @cached_property
     def R(self) -> Tensor:
         """The flatness family's Gram: (W^T M_k . W^T M_k')_kk', (n, N, N); ||phi||^2 G for a dense layer."""
-        return self.relative_gram(None)
+        if isinstance(self.linear, SharedJacobian):
+            return self.linear.relative_gram()
+        return self.linear.phi_norm2[:, None, None] * self.G
 
-    def relative_gram(self, scale: Tensor | None) -> Tensor:
-        """R of the layer that reads phi / scale with weight W * scale: the same function, other units of its
-        features."""
-        weight = self.linear
-        if scale is None and isinstance(weight, DenseJacobian) and self.x_norm2 is not None:
-            return self.x_norm2[:, None, None] * self.G
-        return weight.relative_gram(scale)
+    def relative_gram(self, scale: Tensor) -> Tensor:
+        """R of the layer that reads phi / scale with weight W * scale: the same function in other units."""
+        return self.linear.relative_gram(scale)
 
     @property
     def linear(self) -> DenseJacobian | SharedJacobian:

@@ -18,12 +18,10 @@ from torch import nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape
-from flatlens.grams.trial import Trial, by_sample, stored
+from flatlens.grams.trial import Trial, stored
 from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.layers import matrix
-
-__all__ = ["Layout", "Weight", "by_sample", "lay_out"]
 
 
 @dataclass(frozen=True, eq=False)

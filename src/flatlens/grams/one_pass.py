@@ -14,13 +14,13 @@ from flatlens.grams.contract import gram, joined, norm2
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.first_layer import input_gram, knows_its_input
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.layout import Layout, Weight, by_sample
+from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.leftover import per_sample_gradients
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
-from flatlens.problem.layers import affine_gradient, by_position, normalised, patches
+from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
 from flatlens.problem.losses import correct
 
 CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
@@ -48,8 +48,7 @@ def one_pass(
 
 
 class _Pool:
-    """Buffers that live as long as the pass: fresh memory for every chunk would cost more in page faults than the
-    arithmetic."""
+    """Buffers that live as long as the pass: fresh memory for every chunk would cost as much as the arithmetic."""
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -92,18 +91,13 @@ def _chunk(
         **per_sample_gradients(problem, model, batch, layout.leftovers),
     }
     outputs = f.detach().to(torch.float64)
-    layers = _layers(problem, tape, layout, slots, C, outputs, scale)
-    for grams in layers.values():
-        grams.precision = torch.finfo(problem.dtype).eps
+    place = partial(LayerGrams, C, outputs, torch.finfo(problem.dtype).eps)
+    layers = _layers(problem, tape, layout, slots, place, scale)
     if layout.input_is is not None:
         network: LayerGrams | None = layers[layout.input_is]
     else:
-        network = _network_input(slots, inputs, C, outputs)
-        if network is not None:
-            network.precision = torch.finfo(problem.dtype).eps
-    others = {
-        name: LayerGrams(C, outputs, weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()
-    }
+        network = _network_input(slots, inputs, place)
+    others = {name: place(weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()}
     losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
     return ChunkGrams(losses, correct(outputs, y, problem.loss.ignore_index), network, layers, others)
 
@@ -161,8 +155,7 @@ def _layers(
     tape: Tape,
     layout: Layout,
     slots: dict[str, _Slot],
-    C: Tensor,
-    f: Tensor,
+    place: Callable[..., LayerGrams],
     scale: Mapping[str, Tensor],
 ) -> dict[str, LayerGrams]:
     """Every linear call, in execution order; the first call of a weight carries the weight."""
@@ -170,9 +163,10 @@ def _layers(
     for key, call in tape.linear.items():
         if key not in layout.batch_axis:
             continue
-        x = by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1)
+        x = by_sample(call.x.detach(), layout.batch_axis[key])
+        x = x.reshape(len(slots[f"z:{key}"].buffer), -1)
         x_norm2 = norm2(x)
-        grams = LayerGrams(C, f, _input_gram(layout, key, call, slots), x_norm2)
+        grams = place(_input_gram(layout, key, call, slots), x_norm2)
         if key in layout.weights:
             weight = layout.weights[key]
             grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2)
@@ -228,10 +222,12 @@ def _norm_jacobians(problem: Problem, tape: Tape, layout: Layout, slots: dict[st
     return found
 
 
-def _network_input(slots: dict[str, _Slot], inputs: list[Tensor], C: Tensor, f: Tensor) -> LayerGrams | None:
+def _network_input(
+    slots: dict[str, _Slot], inputs: list[Tensor], place: Callable[..., LayerGrams]
+) -> LayerGrams | None:
     """The network's own input: all its floating tensors side by side."""
     if not inputs:
         return None
     Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
-    x = joined([x.detach().reshape(len(f), -1) for x in inputs], 1)
-    return LayerGrams(C, f, partial(gram, Jx), norm2(x))
+    x = joined([x.detach().reshape(len(Jx), -1) for x in inputs], 1)
+    return place(partial(gram, Jx), norm2(x))

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from flatlens.estimate import Progress
-from flatlens.grams.layout import Layout, Weight, by_sample
+from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.data import size
-from flatlens.problem.layers import by_position, patches
+from flatlens.problem.layers import by_position, by_sample, patches
 
 TOGETHER = 16  #: directions differentiated in one batched call
 
@@ -36,7 +34,6 @@ def curvature_along_weight(
     layer: str,
     T: Tensor,
     scale: Tensor | None = None,
-    progress: Progress | None = None,
 ) -> tuple[Tensor, int]:
     """sum_V <dl_i/df, d2 f_i/dV2> over V = T_r (x) e_t / scale_t, (n,) float64, and how many products it took.
 
@@ -44,7 +41,7 @@ def curvature_along_weight(
     """
     weight = layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
-    parts, done, products = [], 0, 0
+    parts, products = [], 0
     with measuring(model):
         for raw in problem.data.chunks(most):
             batch = problem.place(raw)
@@ -52,9 +49,6 @@ def curvature_along_weight(
             with slow_batching_is_fine():
                 part, products = along(problem, model, layout, weight, batch, T, scale)
             parts.append(part.to(torch.float64).detach())
-            done += size(raw)
-            if progress is not None:
-                progress(f"curvature of {layer}", done, problem.n)
     return torch.cat(parts), products
 
 

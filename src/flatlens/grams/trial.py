@@ -11,12 +11,7 @@ from flatlens.errors import BadModel
 from flatlens.grams.linearity import affine_downstream
 from flatlens.grams.record import Call, run_recorded
 from flatlens.problem import Batch, LinearLayer, Problem
-from flatlens.problem.layers import affine_gradient, by_position, normalised, patches
-
-
-def by_sample(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with its sample axis in front."""
-    return tensor.movedim(axis, 0)
+from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
 
 
 def stored(module: nn.Module, name: str, otherwise: object = None) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +17,7 @@ from flatlens.grams import ChunkGrams, LayerGrams, Layout, curvature_along_weigh
 from flatlens.measures.card import Measure
 from flatlens.measures.registry import ONE_PASS
 from flatlens.problem import Problem, measuring
+from flatlens.problem.data import checksum
 from flatlens.problem.losses import correct
 from flatlens.problem.problem import require_finite_weights
 
@@ -27,9 +27,7 @@ class Outcomes:
     """What the network makes of each sample of a data set."""
 
     losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
-    correct: (
-        Tensor | None
-    )  #: (n,) float64, 1 where the class is right, NaN where ignored; None where targets are no classes
+    correct: Tensor | None  #: (n,) float64, 1 where right, NaN where ignored; None where targets are no classes
 
 
 @final
@@ -62,8 +60,7 @@ class Lens:
         return lay_out(self.problem, self.model)
 
     def per_sample(self, measures: Iterable[Measure], progress: Progress | None = None) -> Mapping[Key, Tensor]:
-        """One number per sample for each measure and place, (n,) float64: at a layer, or at the network's input
-        (None)."""
+        """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input."""
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
             self.require_fresh()
@@ -152,14 +149,9 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, module in model.named_modules():
         yield f"module {name}", (id(module),)
     for name, p in model.named_parameters():
-        yield name, (id(p), p.data_ptr(), p._version, p.requires_grad, _checksum(p))
+        yield name, (id(p), p.data_ptr(), p._version, p.requires_grad, checksum(p))
     for name, b in model.named_buffers():
-        yield name, (id(b), _checksum(b))
-
-
-def _checksum(tensor: Tensor) -> int:
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return zlib.crc32(flat.view(torch.uint8).numpy().data)
+        yield name, (id(b), checksum(b))
 
 
 def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:

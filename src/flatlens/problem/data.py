@@ -50,8 +50,7 @@ def _index(batch: Batch, samples: slice | Tensor) -> Batch:
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """A copy of the batch on a device, its floating tensors in the model's dtype; a model may write to what it is
-    fed."""
+    """A copy of the batch on a device, floating tensors in the model's dtype: a model may write to what it is fed."""
 
     def to(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -59,6 +58,12 @@ def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
         return leaf.detach().to(device, dtype if leaf.is_floating_point() else leaf.dtype, copy=True)
 
     return tree_map(to, batch)
+
+
+def checksum(tensor: Tensor, start: int = 0) -> int:
+    """Of a tensor's bytes, carried on from `start`."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
 
 
 def require_finite(batch: Batch, where: str) -> None:
@@ -110,8 +115,7 @@ class Data:
         fingerprint = 0
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
-                flat = leaf.detach().cpu().contiguous().reshape(-1)
-                fingerprint = zlib.crc32(flat.view(torch.uint8).numpy().data, fingerprint)
+                fingerprint = checksum(leaf, fingerprint)
         if number == len(self._prints):
             self._prints.append(fingerprint)
         elif self._prints[number] != fingerprint:

@@ -67,6 +67,11 @@ def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], str
     return x.reshape(len(x), -1, x.shape[5:].numel())
 
 
+def by_sample(tensor: Tensor, axis: int) -> Tensor:
+    """The tensor with its sample axis in front."""
+    return tensor.movedim(axis, 0)
+
+
 def by_position(module: LinearLayer, z: Tensor, n: int) -> Tensor:
     """Something of the output's shape (n*w, ...), as (n, g, d, P)."""
     if isinstance(module, nn.Linear):
