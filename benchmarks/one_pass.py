@@ -3,7 +3,7 @@
 The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with
 the N unit vectors as cotangents, in the same chunks: what autograd itself takes to touch every Jacobian once, its
 weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias), R,
-C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal and the column sums, each with C and with I. Peak
+C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal, the column sums and the adaptive sums. Peak
 memory is the growth over the resident size just before, in a child process.
 """
 
@@ -22,7 +22,7 @@ from torch import nn
 import flatlens as fl
 from benchmarks import machine
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.one_pass import CHUNK
+from flatlens.grams.one_pass import ALL, CHUNK
 
 N_SAMPLES, N_OUTPUTS = 2000, 10
 
@@ -59,11 +59,13 @@ def contestants(name: str) -> dict[str, Callable[[], None]]:
             torch.autograd.grad(f, [batch, *weights], units, is_grads_batched=True)
 
     def the_pass(diagonals: bool = False) -> None:
-        for chunk in one_pass(problem, net, layout):
+        for chunk in one_pass(
+            problem, net, layout, needs=(*ALL, "diagonal", "columns", "adaptive") if diagonals else ALL
+        ):
             for g in chunk.layers.values():
                 _ = g.G, g.K, g.R, g.C, g.x_norm2
                 if diagonals:
-                    _ = g.diagonals
+                    _ = g.linear.diagonal(), g.linear.columns(), g.adaptive
 
     def measures() -> None:
         fl.measure(fl.Lens(problem))

@@ -57,13 +57,13 @@ def test_gauss_newton_diagonal_and_column_sums(name: str, with_loss: bool) -> No
             weight = net.get_submodule(layer).weight.detach()
             M = J[f"{layer}.weight"].reshape(len(x), 3, weight.shape[0], -1)
             diagonal = torch.einsum("nkdm,nkl,nldm->dm", M, C, M)
-            ours = grams.diagonals.ggn if with_loss else grams.diagonals.ggn_plain
+            ours = grams.weight.diagonal(plain=not with_loss)
             assert torch.allclose(ours, diagonal, rtol=1e-10, atol=1e-13)
             g = getattr(net.get_submodule(layer), "groups", 1)
             W = weight.reshape(g, weight.shape[0] // g, -1)
             column = torch.einsum("nkgdm,gdm->nkgm", M.reshape(*M.shape[:2], *W.shape), W).flatten(2)
             sums = torch.einsum("nka,nkl,nla->na", column, C, column)
-            ours = grams.diagonals.columns if with_loss else grams.diagonals.columns_plain
+            ours = grams.weight.columns(plain=not with_loss)
             assert torch.allclose(ours, sums, rtol=1e-10, atol=1e-13)
 
 
@@ -72,9 +72,9 @@ def shared(P: int, scale: bool) -> tuple[SharedJacobian, Tensor | None]:
     J = torch.randn(3, 2, 2, 4, P, generator=gen).double()
     phi = torch.randn(3, 2, 5, P, generator=gen).double()
     W = torch.randn(2, 4, 5, generator=gen).double()
-    return SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W)), torch.rand(
-        2, 5, generator=gen
-    ).double() + 0.5 if scale else None
+    C = torch.eye(2).double().expand(3, 2, 2)
+    jacobian = SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W), C)
+    return jacobian, torch.rand(2, 5, generator=gen).double() + 0.5 if scale else None
 
 
 @pytest.mark.parametrize("P", [1, 2, 40])

@@ -17,14 +17,17 @@ def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
     return fl.Lens(fl.Problem(net, "cross_entropy", (x, y), **options))
 
 
-def test_one_pass_serves_all_cheap_measures() -> None:
+def test_one_pass_serves_all_measures_that_read_no_more() -> None:
     one = lens()
     fl.measure(one, ["mls"])
-    fl.measure(one)
+    fl.measure(one, ["nmls", "log_volume", "local_dimension"])  # all are about G
     assert one.passes == 1
-    report = fl.measure(one, ["local_volume(top_k=1)"])  # not planned for
+    fl.measure(one)
     assert one.passes == 2
-    assert report.about["passes"] == 2
+    fl.measure(one, ["kappa_trace"])
+    report = fl.measure(one, ["local_volume(top_k=1)"])  # not planned for
+    assert one.passes == 3
+    assert report.about["passes"] == 3
     assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one)["mls"].value)
 
 
@@ -77,7 +80,7 @@ def test_names_and_options() -> None:
     with pytest.raises(UnknownName, match="did you mean top_k"):
         fl.measures.local_volume(topk=3)
     with pytest.raises(BadInput, match="takes no options"):
-        fl.measures.mls(top_k=3)
+        fl.measures.nmls(top_k=3)
     with pytest.raises(BadInput, match="between 1 and the number of outputs, 3"):
         fl.measure(one, ["log_volume(top_k=4)"])
     with pytest.raises(BadInput, match="write a name"):

@@ -5,7 +5,6 @@ from flatlens.grams.features import feature_spread
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, lay_out
 from flatlens.grams.one_pass import one_pass
-from flatlens.grams.second_order import curvature_along_weight
 from flatlens.grams.weight import row_factor
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "LayerGrams",
     "Layout",
     "Weight",
-    "curvature_along_weight",
     "feature_spread",
     "lay_out",
     "one_pass",

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 PIECE = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
-
-
-@dataclass(frozen=True, eq=False)
-class Diagonals:
-    """Element-wise sums over outputs, with the loss's C and with I in its place."""
-
-    ggn: Tensor  #: sum_i diag(M_i^T C_i M_i) over the chunk, (d, m): the Gauss-Newton diagonal of the weight
-    ggn_plain: Tensor  #: with C = I
-    columns: Tensor  #: ||C^(1/2) sum_p phi_pj J_p w_j||^2 per sample and column j of W, (n, m)
-    columns_plain: Tensor  #: with C = I
 
 
 def gram(A: Tensor) -> Tensor:

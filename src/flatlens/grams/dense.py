@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import Diagonals, gram, norm2, quadratic
+from flatlens.grams.contract import gram, norm2, quadratic
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -21,6 +21,7 @@ class DenseJacobian:
     below: Tensor | None  #: df/dx through the layer where autograd was asked for it, (n, N, m) float64
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
+    C: Tensor  #: output Hessians, (n, N, N)
 
     @cached_property
     def Jx(self) -> Tensor:
@@ -42,16 +43,36 @@ class DenseJacobian:
         """K of the bias, (n, N, N)."""
         return self._JJ
 
-    def relative_gram(self, scale: Tensor) -> Tensor:
-        """R of the layer reading phi / scale with W * scale, for `scale` of shape (m,)."""
+    def relative_gram(self, scale: Tensor | None = None) -> Tensor:
+        """R, of the layer reading phi / scale with W * scale for `scale` of shape (m,)."""
+        if scale is None:
+            T = self.weight.row_factor[0].to(self.phi.dtype)
+            return self.phi_norm2[:, None, None] * gram(self.J.to(T.dtype) @ T.T)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
-    def diagonals(self, C: Tensor) -> Diagonals:
-        """The Gauss-Newton diagonal and the column sums, with C and with I."""
-        phi2 = self.phi.to(torch.float64).square()
-        return Diagonals(
-            quadratic(C, self.J).T @ phi2,
-            quadratic(None, self.J).T @ phi2,
-            quadratic(C, self.Jx) * phi2,
-            quadratic(None, self.Jx) * phi2,
-        )
+    @cached_property
+    def _phi2(self) -> Tensor:
+        return self.phi.to(torch.float64).square()
+
+    @cached_property
+    def _J2(self) -> Tensor:
+        """sum_kk' C_kk' J_k J_k', (n, d)."""
+        return quadratic(self.C, self.J)
+
+    def diagonal(self, *, plain: bool = False) -> Tensor:
+        """sum_i diag(M_i^T C_i M_i), the Gauss-Newton diagonal of the weight over the chunk, (d, m); I for C if
+        plain."""
+        return (quadratic(None, self.J) if plain else self._J2).T @ self._phi2
+
+    def columns(self, *, plain: bool = False) -> Tensor:
+        """||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
+        return quadratic(None if plain else self.C, self.Jx) * self._phi2
+
+    def adaptive(self) -> Tensor:
+        """sum_st W_st^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        return (self._J2 * (self._phi2 @ self.weight.W[0].square().T)).sum(1)
+
+    def adaptive_bias(self) -> Tensor:
+        """The same of the bias."""
+        assert self.weight.b is not None
+        return self._J2 @ self.weight.b.square()

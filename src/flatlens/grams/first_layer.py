@@ -7,13 +7,13 @@ convolution         a transposed convolution of stride 1 is a convolution with t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.grams.contract import gram, pieces
+from flatlens.grams.contract import gram, pieces, quadratic
 from flatlens.grams.layout import Weight
 from flatlens.problem import LinearLayer
 
@@ -27,15 +27,28 @@ def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
     n, N = J.shape[:2]
     G = J.new_empty(n, N, N, dtype=torch.float64)
+    for piece, rows in _slopes(weight, J, out, weight.matrix.row_factor):
+        G[piece] = gram(rows)
+    return G
+
+
+def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
+    """||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
+    return torch.cat(
+        [quadratic(None, rows.to(torch.float64)) for _, rows in _slopes(weight, J, out, weight.matrix.W.mT)]
+    )
+
+
+def _slopes(weight: Weight, J: Tensor, out: torch.Size, T: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """df/dx of some samples at a time, (n', N, M); of a dense layer J T^T."""
+    n, N = J.shape[:2]
     dtype = weight.module.weight.dtype
-    T = weight.matrix.row_factor[0].to(dtype) if weight.dense else None
     for piece in pieces(n, 16 * J[0].numel()):
-        if T is not None:
-            rows = J[piece].to(dtype) @ T.T
+        if weight.dense:
+            rows = J[piece].to(dtype) @ T[0].mT.to(dtype)
         else:
             rows = _transposed(weight.module, J[piece].reshape(-1, J.shape[3], *out))
-        G[piece] = gram(rows.reshape(len(G[piece]), N, -1))
-    return G
+        yield piece, rows.reshape(-1, N, rows.shape[1:].numel() if not weight.dense else rows.shape[2])
 
 
 def _flips(module: LinearLayer) -> bool:

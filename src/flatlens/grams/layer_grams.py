@@ -9,7 +9,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import Diagonals
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 
@@ -27,7 +26,9 @@ class LayerGrams:
     f: Tensor  #: the outputs, (n, N)
     precision: float  #: eps of the arithmetic the slopes were computed in
     input_gram: Callable[[], Tensor] | None = None  #: makes G, where the place has an input side
-    x_norm2: Tensor | None = None  #: ||x_i||^2 of this place's input, (n,)
+    input_squares: Callable[[], Tensor] | None = None  #: makes ||df/dx_p||^2 of each input entry p, (n, M)
+    x: Tensor | None = None  #: this place's input, (n, M)
+    x_norm2: Tensor | None = None  #: ||x_i||^2 of it, (n,)
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
     counts_bias: bool = False
@@ -73,7 +74,7 @@ class LayerGrams:
         """The flatness family's Gram: (W^T M_k . W^T M_k')_kk', (n, N, N); ||phi||^2 G for a dense layer."""
         if isinstance(self.linear, SharedJacobian):
             return self.linear.relative_gram()
-        return self.linear.phi_norm2[:, None, None] * self.G
+        return self.linear.relative_gram() if self.input_gram is None else self.linear.phi_norm2[:, None, None] * self.G
 
     def relative_gram(self, scale: Tensor) -> Tensor:
         """R of the layer that reads phi / scale with weight W * scale: the same function in other units."""
@@ -86,10 +87,15 @@ class LayerGrams:
         return self.weight
 
     @cached_property
-    def diagonals(self) -> Diagonals:
-        """The Gauss-Newton diagonal of the weight and the column sums, with C and with I."""
+    def adaptive(self) -> Tensor:
+        """sum_j theta_j^2 ||C^(1/2) df/dtheta_j||^2 over the parameters measured here, (n,)."""
         assert self.weight is not None
-        return self.weight.diagonals(self.C)
+        total = self.C.new_zeros(len(self.C))
+        if self.counts_weight:
+            total = total + self.weight.adaptive()
+        if self.counts_bias:
+            total = total + self.linear.adaptive_bias()
+        return total
 
 
 @dataclass(eq=False)

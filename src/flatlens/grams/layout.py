@@ -22,6 +22,7 @@ from flatlens.grams.trial import Trial, stored
 from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.layers import matrix
+from flatlens.problem.operator_norm import operator_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,11 +36,22 @@ class Weight:
     bias: str | None
     explained: bool  #: whether the weight acts through these calls and nothing else
     dense: bool  #: applied once per sample, at one position
+    positions: int  #: per sample, over all its calls
+    input_size: torch.Size  #: of what one call reads of one sample
 
     @cached_property
     def matrix(self) -> WeightMatrix:
-        """W as (g, d, m) in float64."""
-        return WeightMatrix(matrix(self.module).detach().to(torch.float64))
+        """W as (g, d, m), and the bias, in float64."""
+        b = self.module.bias
+        bias = None if b is None else b.detach().to(torch.float64)
+        return WeightMatrix(matrix(self.module).detach().to(torch.float64), bias)
+
+    @cached_property
+    def spectral_norm(self) -> float:
+        """||W||_2 of the map from one sample's input to its output; of a convolution, of the operator, not its
+        kernel."""
+        tolerance = 1e-10 if self.input_size.numel() <= 4096 else 1e-6  # of the square: its error is that squared
+        return operator_norm(self.module, self.input_size, tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +66,7 @@ class Layout:
     input_is_embedded: bool  #: token ids go in, so the input is what the first embedding makes of them
     input_is: str | None  #: the one call whose input is the network's input, if there is one
     affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
+    affine_norms: frozenset[str]  #: and norms, called once, whose output they are affine in
     bytes_per_sample: int
 
     def last(self) -> str | None:
@@ -101,6 +114,7 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         inputs=tuple(sorted(set().union(*(trial.connected for trial in trials)))),
         input_is_embedded=any(trial.embeds for trial in trials),
         input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
+        affine_norms=frozenset(call for call in norms if call in affine and _called_once(call, norms)),
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
         bytes_per_sample=_bytes_per_sample(trials[0], sum(sizes[name] for name in leftovers)),
     )
@@ -155,7 +169,10 @@ def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dic
             len(keys) == 1 and isinstance(module, nn.Linear) and first.z.numel() == trials[0].n * module.out_features
         )
         explained = parameter is not None or _is_reparametrised(module)
-        weights[keys[0]] = Weight(keys[0], module, tuple(keys), parameter, bias, explained, dense)
+        positions = sum(trials[0].calls[key].z.numel() for key in keys) // (trials[0].n * len(module.weight))
+        weights[keys[0]] = Weight(
+            keys[0], module, tuple(keys), parameter, bias, explained, dense, positions, first.x.shape[1:]
+        )
     return weights
 
 
@@ -175,6 +192,11 @@ def _norms(trials: list[Trial], axes: dict[str, int]) -> dict[str, tuple[str, st
             if names[0] is not None and all(name == names[0] for name in names):
                 found[key] = names[0]
     return found
+
+
+def _called_once(call: str, norms: dict[str, tuple[str, str | None]]) -> bool:
+    """Whether no other call uses the norm's parameters."""
+    return sum(names[0] == norms[call][0] for names in norms.values()) == 1
 
 
 def _bytes_per_sample(trial: Trial, leftover: int) -> int:

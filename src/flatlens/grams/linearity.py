@@ -28,10 +28,11 @@ PIECEWISE_LINEAR = (
 
 
 def affine_downstream(tape: Tape, total: Tensor, generator: torch.Generator) -> frozenset[str]:
-    """The linear calls at whose pre-activation the second derivative of `total`, a combination of outputs, vanishes."""
+    """The linear and norm calls at whose output the second derivative of `total`, a combination of outputs,
+    vanishes."""
     candidates = [
         call
-        for call in tape.linear.values()
+        for call in tape.calls()
         if all(isinstance(m, PIECEWISE_LINEAR) for m in tape.leaves[tape.before[call.key] :])
     ]
     if not candidates:

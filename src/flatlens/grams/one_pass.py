@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
-from flatlens.grams.contract import gram, joined, norm2
+from flatlens.grams.contract import gram, joined, norm2, quadratic
 from flatlens.grams.dense import DenseJacobian
-from flatlens.grams.first_layer import input_gram, knows_its_input
+from flatlens.grams.first_layer import input_gram, input_squares, knows_its_input
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.leftover import per_sample_gradients
 from flatlens.grams.record import Call, Tape, run_recorded
-from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
+from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
 from flatlens.problem.losses import correct
 
+ALL = ("G", "K", "R")
 CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
 
 
@@ -32,8 +34,11 @@ def one_pass(
     layout: Layout,
     feature_scale: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
+    needs: Collection[str] = ALL,
 ) -> Iterator[ChunkGrams]:
     """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
+
+    `needs` says what will be read: without "G" no slope is taken at any input; the rest is made on first use, together.
 
     `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
     """
@@ -41,7 +46,7 @@ def one_pass(
     with measuring(model):
         done, pool = 0, _Pool()
         for raw in problem.data.chunks(most):
-            yield _chunk(problem, model, layout, problem.place(raw), feature_scale or {}, pool)
+            yield _chunk(problem, model, layout, problem.place(raw), feature_scale or {}, pool, frozenset(needs))
             done += size(raw)
             if progress is not None:
                 progress("one pass", done, problem.n)
@@ -77,14 +82,20 @@ class _Slot:
 
 
 def _chunk(
-    problem: Problem, model: nn.Module, layout: Layout, batch: Batch, scale: Mapping[str, Tensor], pool: _Pool
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    batch: Batch,
+    scale: Mapping[str, Tensor],
+    pool: _Pool,
+    needs: frozenset[str],
 ) -> ChunkGrams:
     tape, inputs, f, y = run_recorded(problem, model, batch)
     inputs = [inputs[number] for number in layout.inputs]
     layout.require_same(tape, len(f))
     per_mass = problem.n / problem.mass
     C = problem.loss.output_hessian(f, y) * per_mass
-    slots = _slots(tape, layout, inputs, f, pool)
+    slots = _slots(tape, layout, inputs if "G" in needs else [], f, pool, needs)
     _fill(slots, f)
     explicit = {
         **_norm_jacobians(problem, tape, layout, slots),
@@ -92,17 +103,22 @@ def _chunk(
     }
     outputs = f.detach().to(torch.float64)
     place = partial(LayerGrams, C, outputs, torch.finfo(problem.dtype).eps)
-    layers = _layers(problem, tape, layout, slots, place, scale)
+    layers = _layers(problem, tape, layout, slots, place, scale, needs)
     if layout.input_is is not None:
         network: LayerGrams | None = layers[layout.input_is]
     else:
-        network = _network_input(slots, inputs, place)
-    others = {name: place(weight=ExplicitJacobian(M), counts_weight=True) for name, M in explicit.items()}
+        network = _network_input(slots, inputs, place) if "G" in needs else None
+    values = {name: p.detach().flatten().to(torch.float64) for name, p in model.named_parameters() if name in explicit}
+    others = {
+        name: place(weight=ExplicitJacobian(M, values[name], C), counts_weight=True) for name, M in explicit.items()
+    }
     losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
     return ChunkGrams(losses, correct(outputs, y, problem.loss.ignore_index), network, layers, others)
 
 
-def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _Pool) -> dict[str, _Slot]:
+def _slots(
+    tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _Pool, needs: frozenset[str]
+) -> dict[str, _Slot]:
     """One slot per tensor at which slopes are wanted: `z:call`, `x:call`, `n:norm call` and `input:number`."""
     n, N = f.shape
     slots: dict[str, _Slot] = {}
@@ -128,7 +144,7 @@ def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], f: Tensor, pool: _P
             add(f"z:{key}", call.z, flat, torch.float64)
         else:
             add(f"z:{key}", call.z, positions, call.z.dtype)
-        if not _is_first(layout, key):
+        if "G" in needs and not _is_first(layout, key):
             add(f"x:{key}", call.x, flat, torch.float64)
     for key in layout.norms:
         add(f"n:{key}", tape.norms[key].z, lambda slope: slope, f.dtype)
@@ -157,6 +173,7 @@ def _layers(
     slots: dict[str, _Slot],
     place: Callable[..., LayerGrams],
     scale: Mapping[str, Tensor],
+    needs: frozenset[str],
 ) -> dict[str, LayerGrams]:
     """Every linear call, in execution order; the first call of a weight carries the weight."""
     layers = {}
@@ -166,10 +183,11 @@ def _layers(
         x = by_sample(call.x.detach(), layout.batch_axis[key])
         x = x.reshape(len(slots[f"z:{key}"].buffer), -1)
         x_norm2 = norm2(x)
-        grams = place(_input_gram(layout, key, call, slots), x_norm2)
+        sides = _input_side(layout, key, call, slots) if "G" in needs else (None, None)
+        grams = place(*sides, x, x_norm2)
         if key in layout.weights:
             weight = layout.weights[key]
-            grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2)
+            grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2, grams.C, needs)
             grams.explained = weight.explained
             grams.counts_weight = weight.parameter in problem.parameters
             grams.counts_bias = weight.bias in problem.parameters
@@ -183,19 +201,31 @@ def _is_first(layout: Layout, key: str) -> bool:
     return key == layout.input_is and key in layout.weights and knows_its_input(layout.weights[key])
 
 
-def _input_gram(layout: Layout, key: str, call: Call, slots: dict[str, _Slot]) -> Callable[[], Tensor]:
+def _input_side(
+    layout: Layout, key: str, call: Call, slots: dict[str, _Slot]
+) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+    """What makes G, and the squares of the slopes, at a call's input."""
     if _is_first(layout, key):
-        return partial(input_gram, layout.weights[key], slots[f"z:{key}"].buffer, call.z.shape[2:])
-    return partial(gram, slots[f"x:{key}"].buffer)
+        known = (layout.weights[key], slots[f"z:{key}"].buffer, call.z.shape[2:])
+        return partial(input_gram, *known), partial(input_squares, *known)
+    below = slots[f"x:{key}"].buffer
+    return partial(gram, below), partial(quadratic, None, below)
 
 
 def _jacobian(
-    weight: Weight, tape: Tape, layout: Layout, slots: dict[str, _Slot], x: Tensor, x_norm2: Tensor
+    weight: Weight,
+    tape: Tape,
+    layout: Layout,
+    slots: dict[str, _Slot],
+    x: Tensor,
+    x_norm2: Tensor,
+    C: Tensor,
+    needs: frozenset[str],
 ) -> DenseJacobian | SharedJacobian:
     if weight.dense:
         below = slots.get(f"x:{weight.layer}")
         return DenseJacobian(
-            slots[f"z:{weight.layer}"].buffer, weight.matrix, None if below is None else below.buffer, x, x_norm2
+            slots[f"z:{weight.layer}"].buffer, weight.matrix, None if below is None else below.buffer, x, x_norm2, C
         )
     J = [slots[f"z:{key}"].buffer for key in weight.calls]
     inputs = [by_sample(tape.linear[key].x.detach(), layout.batch_axis[key]) for key in weight.calls]
@@ -205,7 +235,8 @@ def _jacobian(
         folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
         return joined([patches(weight.module, x.flatten(0, 1), len(x)) for x in folded], 3)
 
-    return SharedJacobian(joined(J, 4), phi, weight.matrix)
+    wanted: frozenset[Wanted] = frozenset(what for what in get_args(Wanted) if what in needs)
+    return SharedJacobian(joined(J, 4), phi, weight.matrix, C, wanted)
 
 
 def _norm_jacobians(problem: Problem, tape: Tape, layout: Layout, slots: dict[str, _Slot]) -> dict[str, Tensor]:
@@ -230,4 +261,4 @@ def _network_input(
         return None
     Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
     x = joined([x.detach().reshape(len(Jx), -1) for x in inputs], 1)
-    return place(partial(gram, Jx), norm2(x))
+    return place(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))

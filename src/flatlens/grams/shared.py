@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import Diagonals, gram, pieces, quadratic
+from flatlens.grams.contract import gram, pieces, quadratic
 from flatlens.grams.weight import WeightMatrix, row_factor
+
+Wanted: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +32,8 @@ class SharedJacobian:
     J: Tensor  #: df/dz, (n, N, g, d, P)
     phi: Callable[[slice], Tensor]  #: what the weight multiplies, of some samples, (n', g, m, P): made piece by piece
     weight: WeightMatrix
+    C: Tensor  #: output Hessians, (n, N, N)
+    wanted: frozenset[Wanted] = frozenset({"K", "R"})  #: what will be asked for, to be made in one walk
 
     @cached_property
     def _m(self) -> int:
@@ -41,9 +46,9 @@ class SharedJacobian:
         # the position road runs in float64, at half the speed of float32
         return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
 
-    def _pieces(self) -> Iterator[slice]:
+    def _pieces(self, *, form: bool) -> Iterator[slice]:
         _, N, g, d, P = self.J.shape
-        held = N * d * (self._m + P) + self._m * P if self._forms_M else P * P + 2 * N * d * P + self._m * P
+        held = N * d * (self._m + P) + self._m * P if form else P * P + 2 * N * d * P + self._m * P
         return pieces(len(self.J), held * g * 8)
 
     def _M(self, piece: slice, phi: Tensor) -> Tensor:
@@ -54,16 +59,60 @@ class SharedJacobian:
         return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
 
     @cached_property
-    def _both(self) -> tuple[Tensor, Tensor]:
-        """K and R, which share all the work on the way to them."""
-        K, R = self._grams((None, self.weight.row_factor), None)
-        return K, R
+    def _swept(self) -> dict[Wanted, Tensor]:
+        """Whatever the pass was asked for, from per-sample gradients formed once."""
+        wanted = set(self.wanted)
+        return self._sweep(wanted | {"K"} if wanted & {"K", "R"} else wanted)
+
+    def _get(self, what: Wanted) -> Tensor:
+        if what not in self.wanted and not (what == "K" and "R" in self.wanted):
+            return self._sweep({what})[what]
+        return self._swept[what]
+
+    def _sweep(self, wanted: set[Wanted]) -> dict[Wanted, Tensor]:
+        """One walk over the samples, a cache's worth at a time."""
+        found: dict[Wanted, Tensor] = {}
+        if wanted & {"diagonal", "columns", "adaptive", "plain diagonal", "plain columns"}:
+            self._element_wise(wanted, found)
+        elif wanted:
+            factors = {"K": None, "R": self.weight.row_factor}
+            chosen: list[Wanted] = [what for what in ("K", "R") if what in wanted]
+            found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
+        return found
+
+    def _element_wise(self, wanted: set[Wanted], found: dict[Wanted, Tensor]) -> None:
+        """Sums over outputs need the gradients themselves, M; what else is wanted is made of them, too."""
+        n, N, W = len(self.J), self.J.shape[1], self.weight.W
+        T = self.weight.row_factor if "R" in wanted else None
+        for what in wanted:
+            shape = (n, N, N) if what in ("K", "R") else (n, W.shape[0] * W.shape[2]) if "columns" in what else (n,)
+            found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_empty(shape)
+        for piece in self._pieces(form=True):
+            C = self.C[piece]
+            M = self._M(piece, self.phi(piece))
+            if "K" in wanted:
+                found["K"][piece] = gram(M)
+            if T is not None:
+                found["R"][piece] = gram(T.to(M.dtype) @ M)
+            if wanted & {"columns", "plain columns"}:
+                column = (M * W.to(M.dtype)).sum(3).to(torch.float64)
+                for what, weight in (("columns", C), ("plain columns", None)):
+                    if what in wanted:
+                        found[what][piece] = quadratic(weight, column).flatten(1)
+            if wanted & {"diagonal", "adaptive"}:
+                squares = quadratic(C, M.to(torch.float64))
+                if "diagonal" in wanted:
+                    found["diagonal"] += squares.sum(0)
+                if "adaptive" in wanted:
+                    found["adaptive"][piece] = (squares * W.square()).flatten(1).sum(1)
+            if "plain diagonal" in wanted:
+                found["plain diagonal"] += quadratic(None, M.to(torch.float64)).sum(0)
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
         """Grams of T M for each T of shape (g, r, d) (I where None), phi divided by `scale` (g, m)."""
         n, N = self.J.shape[:2]
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
-        for piece in self._pieces():
+        for piece in self._pieces(form=self._forms_M):
             phi = self.phi(piece)
             phi = phi if scale is None else phi / scale[..., None].to(phi.dtype)
             if self._forms_M:
@@ -79,7 +128,7 @@ class SharedJacobian:
 
     def gram(self) -> Tensor:
         """K of the weight, (n, N, N)."""
-        return self._both[0]
+        return self._get("K")
 
     def bias_gram(self) -> Tensor:
         """K of the bias: (sum_p J_p)(sum_p J_p)^T."""
@@ -92,23 +141,25 @@ class SharedJacobian:
         reading phi / scale.
         """
         if scale is None:
-            return self._both[1]
+            return self._get("R")
         return self._grams((row_factor(self.weight.W * scale[:, None]),), scale)[0]
 
-    def diagonals(self, C: Tensor) -> Diagonals:
-        """The Gauss-Newton diagonal and the column sums, with C and with I: all from gradients formed once."""
-        n, W = len(self.J), self.weight.W
-        ggn, ggn_plain = torch.zeros_like(W), torch.zeros_like(W)
-        columns, columns_plain = (W.new_empty(n, W.shape[0] * W.shape[2]) for _ in range(2))
-        for piece in self._pieces():
-            M = self._M(piece, self.phi(piece))
-            column = (M * W.to(M.dtype)).sum(3).to(torch.float64)
-            M = M.to(torch.float64)
-            ggn += quadratic(C[piece], M).sum(0)
-            ggn_plain += quadratic(None, M).sum(0)
-            columns[piece] = quadratic(C[piece], column).flatten(1)
-            columns_plain[piece] = quadratic(None, column).flatten(1)
-        return Diagonals(ggn.flatten(0, 1), ggn_plain.flatten(0, 1), columns, columns_plain)
+    def diagonal(self, *, plain: bool = False) -> Tensor:
+        """sum_i diag(M_i^T C_i M_i), the Gauss-Newton diagonal of the weight over the chunk, (g d, m)."""
+        return self._get("plain diagonal" if plain else "diagonal").flatten(0, 1)
+
+    def columns(self, *, plain: bool = False) -> Tensor:
+        """||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column j of each group's W, (n, g m)."""
+        return self._get("plain columns" if plain else "columns")
+
+    def adaptive(self) -> Tensor:
+        """sum_st W_st^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        return self._get("adaptive")
+
+    def adaptive_bias(self) -> Tensor:
+        """The same of the bias."""
+        assert self.weight.b is not None
+        return quadratic(self.C, self.J.sum(4).flatten(2).to(torch.float64)) @ self.weight.b.square()
 
 
 def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
@@ -125,13 +176,13 @@ class ExplicitJacobian:
     explains."""
 
     M: Tensor  #: df/dtheta, (n, N, size)
+    theta: Tensor  #: the parameter's values, (size,) float64
+    C: Tensor  #: output Hessians, (n, N, N)
 
     def gram(self) -> Tensor:
         """K, (n, N, N)."""
         return gram(self.M)
 
-    def diagonals(self, C: Tensor) -> Diagonals:
-        """The Gauss-Newton diagonal, (size,), with C and with I; there are no columns."""
-        M = self.M.to(torch.float64)
-        none = M.new_zeros(len(M), 0)
-        return Diagonals(quadratic(C, M).sum(0), quadratic(None, M).sum(0), none, none)
+    def adaptive(self) -> Tensor:
+        """sum_j theta_j^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        return quadratic(self.C, self.M.to(torch.float64)) @ self.theta.square()

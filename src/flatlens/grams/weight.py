@@ -20,6 +20,7 @@ class WeightMatrix:
     """A layer's weight as g diagonal blocks, and their row factor, computed once for all chunks."""
 
     W: Tensor  #: (g, d, m) float64
+    b: Tensor | None = None  #: the bias, (g d,) float64
 
     @cached_property
     def row_factor(self) -> Tensor:

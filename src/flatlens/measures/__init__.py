@@ -1,13 +1,31 @@
 """The measures: each one short function with a card; `Lens` and `measure` run them."""
 
 from flatlens.measures.card import FUNCTION, LAYERWISE, NEURONWISE, PERMUTATION, Card, Measure
-from flatlens.measures.flatness import kappa_trace, relative_flatness, relative_flatness_ggn
+from flatlens.measures.factors import layer_factors
+from flatlens.measures.flatness import (
+    kappa_trace,
+    neuron_flatness,
+    neuron_flatness_ggn,
+    relative_flatness,
+    relative_flatness_ggn,
+)
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
+from flatlens.measures.hessian import ggn_norm, layer_sharpness, maximal_relative_flatness, sharpness, spectral_density
 from flatlens.measures.lens import Lens, Outcomes
 from flatlens.measures.measure import measure
+from flatlens.measures.normalised import adaptive_sharpness_ggn, matrix_normalized_sharpness, normalized_sharpness
+from flatlens.measures.norms import feature_norm, fisher_rao, output_norm, weight_norm
 from flatlens.measures.registry import MEASURES, catalogue, named
-from flatlens.measures.sensitivity import jacobian_norm, mls, nmls, normalized_mls
-from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness
+from flatlens.measures.sensitivity import (
+    input_invariant_mls,
+    jacobian_frobenius,
+    jacobian_norm,
+    mls,
+    nmls,
+    normalized_mls,
+)
+from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
+from flatlens.measures.traces import adaptive_sharpness, hessian_trace, interpolation_gap
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 
 __all__ = [
@@ -21,24 +39,45 @@ __all__ = [
     "Measure",
     "Outcomes",
     "accuracy",
+    "adaptive_sharpness",
+    "adaptive_sharpness_ggn",
     "catalogue",
+    "feature_norm",
+    "fisher_rao",
     "generalisation_gap",
+    "ggn_norm",
     "ggn_trace",
+    "hessian_trace",
+    "input_invariant_mls",
+    "interpolation_gap",
     "interpolation_sharpness",
+    "jacobian_frobenius",
     "jacobian_norm",
     "kappa_trace",
+    "layer_factors",
+    "layer_sharpness",
     "local_dimension",
     "local_volume",
     "log_volume",
     "loss",
+    "matrix_normalized_sharpness",
+    "maximal_relative_flatness",
     "measure",
     "mls",
     "named",
     "network_volume",
+    "neuron_flatness",
+    "neuron_flatness_ggn",
     "nmls",
     "normalized_mls",
+    "normalized_sharpness",
+    "output_norm",
+    "parameter_jacobian_frobenius",
     "relative_flatness",
     "relative_flatness_ggn",
+    "sharpness",
+    "spectral_density",
     "test_accuracy",
     "test_loss",
+    "weight_norm",
 ]

@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+import torch
 from torch import Tensor
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.estimate import Estimate
+from flatlens.estimate import Estimate, Progress
 from flatlens.measures.reduce import Reduced, mean
 
 if TYPE_CHECKING:
+    from flatlens.grams import Weight
     from flatlens.measures.lens import Lens
 
 LAYERWISE = "layerwise"  #: one layer times a, another divided by it
@@ -23,9 +25,20 @@ NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing 
 PERMUTATION = "permutation"  #: neurons of a layer in another order
 FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
 
-Place: TypeAlias = Literal["input", "parameters", "weight", "network"]
+Place: TypeAlias = Literal["input", "parameters", "weight", "network", "products"]
+Need: TypeAlias = Literal["G", "K", "R", "diagonal", "columns", "adaptive"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None
+Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
+"""By (dotted part, layer): ("", None) is the network's answer, ("max", "fc1") the row `name.max` of fc1."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one call of `measure` lends to measures that run products."""
+
+    generator: torch.Generator
+    progress: Progress | None = None
 
 
 @dataclass(frozen=True)
@@ -50,11 +63,19 @@ class Measure:
     card: Card
     compute: Callable[..., Any]
     reduce: Callable[[Tensor], Reduced]
-    place: Place  #: evaluated at inputs of layers, parameters, weights of linear layers, or the network as a whole
+    place: Place
+    """Evaluated at inputs of layers, at parameters, at weights of linear layers, on the network as a whole, or by
+    products with curvature operators."""
     answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
-    curvature: Callable[[Lens, str, Measure], Tensor] | None = None  #: to be added where the outputs curve in z
+    needs: frozenset[Need] = frozenset()  #: what of the pass it reads: one that reads nothing new comes along for free
+    total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
+    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = (
+        None  #: in place of `reduce`, where the weight is needed
+    )
+    curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None  #: to be added where the outputs curve in z
+    works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
     held_out: bool = False  #: whether it needs held-out data
 
@@ -108,16 +129,19 @@ def per_sample(
     symbol: str,
     source: str,
     unit: str,
-    reduce: Callable[[Tensor], Reduced],
+    reduce: Callable[[Tensor], Reduced] = mean,
     place: Place,
+    needs: Iterable[Need],
+    total: bool = False,
+    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None,
     answer: Answer = "sum",
     cost: str = "one pass",
     invariant_under: Iterable[str] = (),
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
-    curvature: Callable[[Lens, str, Measure], Tensor] | None = None,
+    curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None,
     needs_feature_scale: str | None = None,
 ) -> Callable[[Callable[..., Any]], Measure]:
-    """Make a function of one place and one chunk, giving a number per sample, a measure."""
+    """Make a function of one place and one chunk, giving a number per sample (or a total over them), a measure."""
 
     def decorate(function: Callable[..., Any]) -> Measure:
         card = Card(
@@ -130,6 +154,9 @@ def per_sample(
             place,
             answer,
             invariances=invariances,
+            needs=frozenset(needs),
+            total=total,
+            finish=finish,
             curvature=curvature,
             needs_feature_scale=needs_feature_scale,
         )
@@ -147,14 +174,37 @@ def on_lens(
     cost: str = "one forward",
     invariant_under: Iterable[str] = (),
     held_out: bool = False,
-) -> Callable[[Callable[..., Estimate]], Measure]:
-    """Make a function of the whole network, giving an Estimate, a measure."""
+    works_coupled: bool = False,
+) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
+    """Make a function of the whole network, giving an Estimate or several parts, a measure."""
 
-    def decorate(function: Callable[..., Estimate]) -> Measure:
+    def decorate(function: Callable[..., Estimate | Parts]) -> Measure:
         card = Card(
             function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
         )
-        return Measure(card, function, mean, "network", "input", held_out=held_out)
+        return Measure(card, function, mean, "network", "input", held_out=held_out, works_coupled=works_coupled)
+
+    return decorate
+
+
+def by_products(
+    *,
+    id: str,
+    family: str,
+    symbol: str,
+    source: str,
+    unit: str,
+    cost: str,
+    invariant_under: Iterable[str] = (),
+    works_coupled: bool = False,
+) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
+    """Make a function (lens, run) that multiplies with curvature operators a measure: run when asked for by name."""
+
+    def decorate(function: Callable[..., Estimate | Parts]) -> Measure:
+        card = Card(
+            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
+        )
+        return Measure(card, function, mean, "products", "input", works_coupled=works_coupled)
 
     return decorate
 

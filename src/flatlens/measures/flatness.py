@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from flatlens.curvature.directions import Columns, Rows
 from flatlens.errors import BadInput
-from flatlens.grams import LayerGrams, row_factor, trace
-from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, per_sample
-from flatlens.measures.reduce import mean
+from flatlens.grams import LayerGrams, Weight, row_factor, trace
+from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, Run, per_sample
+from flatlens.measures.reduce import Reduced, mean
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -38,6 +39,7 @@ def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
     unit="loss",
     reduce=mean,
     place="weight",
+    needs={"R"},
     answer="last",
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
@@ -52,14 +54,14 @@ def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Ten
     return trace(g.C, in_units_of_features(g, normalize))
 
 
-def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure) -> Tensor:
+def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """What the literal definition adds where the outputs curve in the layer's pre-activation."""
     weight, normalize = lens.layout.weights[layer].matrix, measure.option("normalize")
     if normalize is None:
-        return lens.curvature(layer, weight.row_factor)
+        return lens.bending(layer, Rows(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
     scale = spread if normalize == "std" else spread.square()
-    return lens.curvature(layer, row_factor(weight.W * scale[:, None]), scale)
+    return lens.bending(layer, Rows(row_factor(weight.W * scale[:, None]), scale), run)
 
 
 @per_sample(
@@ -70,6 +72,7 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure) -> 
     unit="loss",
     reduce=mean,
     place="weight",
+    needs={"R"},
     answer="last",
     cost="one pass; d Hessian products for a layer below a smooth activation",
     invariant_under={LAYERWISE, PERMUTATION},
@@ -91,11 +94,11 @@ def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     return trace(g.C, in_units_of_features(g, normalize))
 
 
-def curvature_of_trace(lens: Lens, layer: str, measure: Measure) -> Tensor:
+def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """The same for ||W||^2 Tr H."""
     W = lens.layout.weights[layer].matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
-    return W.square().sum() * lens.curvature(layer, every_row)
+    return W.square().sum() * lens.bending(layer, Rows(every_row), run)
 
 
 @per_sample(
@@ -106,6 +109,7 @@ def curvature_of_trace(lens: Lens, layer: str, measure: Measure) -> Tensor:
     unit="loss",
     reduce=mean,
     place="weight",
+    needs={"K"},
     answer="sum",
     cost="one pass; d Hessian products for a layer below a smooth activation",
     invariant_under={LAYERWISE, PERMUTATION},
@@ -117,3 +121,62 @@ def kappa_trace(g: LayerGrams) -> Tensor:
     H_l is the Hessian of the risk in the layer's weight alone.
     """
     return g.linear.weight.W.square().sum() * trace(g.C, g.K_weight)
+
+
+def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
+    """Their sum, the largest, and all of them."""
+    return Reduced(
+        float(mean_columns.sum()), None, largest=float(mean_columns.max()), arrays={"columns": mean_columns.cpu()}
+    )
+
+
+@per_sample(
+    id="M11",
+    family="flatness",
+    symbol=r"\rho_\sigma^{GN}",
+    source="reparam2019 App. B, Gauss-Newton part",
+    unit="loss",
+    place="weight",
+    needs={"columns"},
+    total=True,
+    finish=columns_of,
+    cost="one pass, per-sample gradients of shared weights",
+    invariant_under=FUNCTION,
+)
+def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
+    """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.
+
+    rho(j) = mean_i ||C_i^(1/2) sum_p phi_pj J_p w_j||^2 for column j of a layer's W: what leaves the layer's input j.
+    The columns of a convolution are (input channel, place in the kernel); positions are summed before squaring.
+    `.max` is the largest column's, at a layer rho^l and over layers rho^max; `arrays["columns"]` has them all.
+    """
+    return g.linear.columns().sum(0)
+
+
+def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
+    """What the literal definition adds where the outputs curve in the layer's pre-activation."""
+    return lens.bending(layer, Columns(), run, each=True)
+
+
+@per_sample(
+    id="M11",
+    family="flatness",
+    symbol=r"\rho_\sigma",
+    source="reparam2019 App. B",
+    unit="loss",
+    place="weight",
+    needs={"columns"},
+    total=True,
+    finish=columns_of,
+    cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
+    invariant_under=FUNCTION,
+    curvature=curvature_of_columns,
+)
+def neuron_flatness(g: LayerGrams) -> Tensor:
+    """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.
+
+    w_j is column j of a layer's W and H_jj the Hessian in it. Survives all linear reparametrisations. Equals
+    `neuron_flatness_ggn` for the last linear layer and in piecewise-linear networks that use the weight once; elsewhere
+    one product a column is run, when asked for by name. `.max` and `arrays["columns"]` as there.
+    """
+    return g.linear.columns().sum(0)

@@ -36,14 +36,28 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
 
 
 @on_lens(
-    family="generalisation", id="D4", symbol="L", source="relative2021 section 2", unit="loss", invariant_under=FUNCTION
+    family="generalisation",
+    id="D4",
+    symbol="L",
+    source="relative2021 section 2",
+    unit="loss",
+    invariant_under=FUNCTION,
+    works_coupled=True,
 )
 def loss(lens: Lens) -> Estimate:
     """The empirical risk: mean loss over the data."""
     return _mean(lens.outcomes("data").losses, sampled=False)
 
 
-@on_lens(family="generalisation", id="D4", symbol="A", source="sharpening B.3", unit="share", invariant_under=FUNCTION)
+@on_lens(
+    family="generalisation",
+    id="D4",
+    symbol="A",
+    source="sharpening B.3",
+    unit="share",
+    invariant_under=FUNCTION,
+    works_coupled=True,
+)
 def accuracy(lens: Lens) -> Estimate:
     """Share of the data classified rightly."""
     return _mean(lens.outcomes("data").correct, sampled=False)
@@ -57,6 +71,7 @@ def accuracy(lens: Lens) -> Estimate:
     unit="loss",
     invariant_under=FUNCTION,
     held_out=True,
+    works_coupled=True,
 )
 def test_loss(lens: Lens) -> Estimate:
     """Mean loss over the held-out data, an estimate of the risk."""
@@ -71,6 +86,7 @@ def test_loss(lens: Lens) -> Estimate:
     unit="share",
     invariant_under=FUNCTION,
     held_out=True,
+    works_coupled=True,
 )
 def test_accuracy(lens: Lens) -> Estimate:
     """Share of the held-out data classified rightly."""
@@ -85,6 +101,7 @@ def test_accuracy(lens: Lens) -> Estimate:
     unit="loss",
     invariant_under=FUNCTION,
     held_out=True,
+    works_coupled=True,
 )
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     """Risk less empirical risk, the risk estimated on held-out data.

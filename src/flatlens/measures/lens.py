@@ -11,11 +11,13 @@ from typing import Literal, final
 import torch
 from torch import Tensor, nn
 
+from flatlens.curvature.bending import bending_along
+from flatlens.curvature.directions import Directions
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
-from flatlens.grams import ChunkGrams, LayerGrams, Layout, curvature_along_weight, feature_spread, lay_out, one_pass
-from flatlens.measures.card import Measure
-from flatlens.measures.registry import ONE_PASS
+from flatlens.grams import ChunkGrams, LayerGrams, Layout, feature_spread, lay_out, one_pass
+from flatlens.measures.card import Measure, Run
+from flatlens.measures.registry import comes_along
 from flatlens.problem import Problem, measuring
 from flatlens.problem.data import checksum
 from flatlens.problem.losses import correct
@@ -34,11 +36,12 @@ class Outcomes:
 class Lens:
     """Looks at a problem's network as it is now; per-sample values are kept, Grams are not.
 
-    The first one-pass measure asked for runs the pass for all cheap ones; a later one that was not planned runs
-    another pass (`passes` counts them). A model changed since raises `StaleLens`.
+    A pass serves all one-pass measures that read nothing more of it than those asked for; a later one that does runs
+    another pass (`passes` counts them). A model changed since raises `StaleLens`. `after`: a lens on an earlier moment
+    of the same network, whose leading eigenvectors are where the search for the new ones starts.
     """
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, after: Lens | None = None) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(
                 f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
@@ -49,6 +52,7 @@ class Lens:
         self.passes = 0
         self.products = 0  #: curvature-vector products over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
+        self.eigenvectors: dict[Key, Tensor] = {} if after is None else dict(after.eigenvectors)
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
@@ -60,13 +64,14 @@ class Lens:
         return lay_out(self.problem, self.model)
 
     def per_sample(self, measures: Iterable[Measure], progress: Progress | None = None) -> Mapping[Key, Tensor]:
-        """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input."""
+        """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input.
+
+        Of a measure that adds up its samples, the sum.
+        """
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
             self.require_fresh()
-            if self.passes == 0:
-                keys = {measure.key for measure in missing}
-                missing += [measure for measure in ONE_PASS if measure.key not in keys]
+            missing += [measure for measure in comes_along(missing) if measure.key not in self.seconds]
             self._run(missing, progress)
         return self._values
 
@@ -80,13 +85,16 @@ class Lens:
         gathered: dict[Key, list[Tensor]] = {}
         losses: list[Tensor] = []
         hits: list[Tensor | None] = []
-        for chunk in one_pass(self.problem, self.model, self.layout, scale, progress):
+        needs = frozenset().union(*(measure.needs for measure in measures))
+        for chunk in one_pass(self.problem, self.model, self.layout, scale, progress, needs):
             losses.append(chunk.losses)
             hits.append(chunk.correct)
             for measure in measures:
                 for place, grams in _places(measure, chunk):
                     gathered.setdefault((measure.key, place), []).append(measure.evaluate(grams).cpu())
-        self._values |= {key: torch.cat(parts) for key, parts in gathered.items()}
+        totals = {measure.key for measure in measures if measure.total}
+        for key, parts in gathered.items():
+            self._values[key] = sum(parts[1:], parts[0]) if key[0] in totals else torch.cat(parts)
         self._outcomes["data"] = _joined(losses, hits)
         self.passes += 1
         self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
@@ -99,13 +107,17 @@ class Lens:
         return self._outcomes[which]
 
     def _forward(self, which: Literal["data", "test"]) -> Outcomes:
-        data = self.problem.data if which == "data" else self.problem.test
-        assert data is not None
+        test = self.problem.test
+        if which == "data":
+            state, batches = self.problem.measuring(self.model), self.problem.batches(1024)
+        else:
+            assert test is not None
+            state, batches = measuring(self.model), test.chunks(1024)
         losses: list[Tensor] = []
         hits: list[Tensor | None] = []
         mass = 0.0
-        with measuring(self.model), torch.no_grad():
-            for raw in data.chunks(1024):
+        with state, torch.no_grad():
+            for raw in batches:
                 f, y = self.problem.run(self.model, self.problem.place(raw))
                 f = f.to(torch.float64)
                 losses.append(self.problem.loss.values(f, y))
@@ -124,12 +136,16 @@ class Lens:
         """How many of the features a layer reads never change over the data; 0 where nobody asked for their spread."""
         return self._scale[layer][1] if layer in self._scale else 0
 
-    def curvature(self, layer: str, T: Tensor, scale: Tensor | None = None) -> Tensor:
-        """The network's curvature along T_r (x) e_t / scale_t of a weight, weighted by the loss's slope, (n,)."""
+    def bending(self, layer: str, directions: Directions, run: Run, *, each: bool = False) -> Tensor:
+        """The network's own curvature along directions of a weight, weighted by the loss's slope: summed over
+        directions, (n,), or with `each` summed over samples, (directions,)."""
         self.require_fresh()
-        values, products = curvature_along_weight(self.problem, self.model, self.layout, layer, T, scale)
+        parts, products = [], 0
+        for forms in bending_along(self.problem, self.model, self.layout, layer, directions, run.progress):
+            parts.append(forms.sum(0 if each else 1).cpu())
+            products = forms.shape[1]
         self.products += products
-        return values.cpu()
+        return torch.stack(parts).sum(0) if each else torch.cat(parts)
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""

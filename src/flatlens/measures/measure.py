@@ -9,12 +9,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Key, Progress, Report, undefined
-from flatlens.measures.card import Measure
+from flatlens.measures.card import Measure, Parts, Run
 from flatlens.measures.lens import Lens
+from flatlens.measures.reduce import Reduced
 from flatlens.measures.registry import MEASURES, named
 
 
@@ -27,7 +27,8 @@ def measure(
 ) -> Report:
     """Measure a network: every exact one-pass measure, or the ones named.
 
-    `generator` is for measures that draw random numbers; exact ones need none.
+    `generator` is for measures that draw random numbers; exact ones need none. Measures that multiply with curvature
+    operators (sharpness, Hessian trace...) are run when named.
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
@@ -42,14 +43,18 @@ def measure(
     lens.require_fresh()
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
-    lens.per_sample([m for m in chosen if m.place != "network"], progress)
+    run = Run(torch.Generator().manual_seed(0) if generator is None else generator, progress)
+    defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
+    lens.per_sample([m for m in defined if m.place not in ("network", "products")], progress)
     estimates: dict[Key, Estimate] = {}
     for one in chosen:
         start = time.perf_counter()
-        if one.place == "network":
-            found: dict[Key, Estimate] = {(one.key, None): one.evaluate(lens)}
+        if one not in defined:
+            found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
+        elif one.place in ("network", "products"):
+            found = _parts(one, one.evaluate(lens) if one.place == "network" else one.evaluate(lens, run))
         else:
-            found = dict(_assemble(lens, one, asked))
+            found = dict(_assemble(lens, one, asked, run))
         seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
         for key, estimate in found.items():
             unit = estimate.unit or one.card.unit
@@ -57,8 +62,20 @@ def measure(
     return Report(estimates, about(lens))
 
 
+COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"
+
+
 def _default(lens: Lens) -> list[Measure]:
-    return [m for m in MEASURES.values() if lens.problem.test is not None or not m.held_out]
+    """Whatever needs no products."""
+    exact = [m for m in MEASURES.values() if m.place != "products"]
+    return [m for m in exact if lens.problem.test is not None or not m.held_out]
+
+
+def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
+    """The rows of a measure that answers for the network as a whole."""
+    if isinstance(result, Estimate):
+        return {(one.key, None): result}
+    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in result.items()}
 
 
 def about(lens: Lens) -> dict[str, Any]:
@@ -74,6 +91,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "layers": list(lens.layout.weights),
         "piecewise_affine_above": sorted(lens.layout.affine),
         "by_autograd": list(lens.layout.leftovers),
+        "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "device": str(first.device),
         "passes": lens.passes,
@@ -82,10 +100,13 @@ def about(lens: Lens) -> dict[str, Any]:
     }
 
 
-def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Estimate]]:
+def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
     """The network's answer, its parts and every layer's value."""
     values = lens.per_sample([one])
-    layers = {at: _at_layer(lens, one, at, asked) for key, at in list(values) if key == one.key and at is not None}
+    places = [at for key, at in list(values) if key == one.key and at is not None]
+    layers, largest = {}, {}
+    for at in places:
+        layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
     if one.place == "weight":
         shared = [name for name, weight in lens.layout.weights.items() if not weight.explained]
         layers |= {
@@ -95,7 +116,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
     if one.answer == "input":
         at_input = values.get((one.key, None))
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
-        yield (one.key, None), nothing if at_input is None else _of_input(lens, _estimate(one, at_input))
+        yield (one.key, None), nothing if at_input is None else _of_input(lens, _estimate(one.reduce(at_input)))
     elif not layers:
         yield (
             (one.key, None),
@@ -107,8 +128,10 @@ def _assemble(lens: Lens, one: Measure, asked: bool) -> Iterator[tuple[Key, Esti
         yield (f"{one.key}.max", None), _over_layers(layers, max)
     else:
         yield (one.key, None), _over_layers(layers, sum)
+        peaks = {name: peak for name in layers if (peak := largest.get(name)) is not None}
         if one.place != "input":
-            yield (f"{one.key}.max", None), _over_layers(layers, max)
+            yield (f"{one.key}.max", None), _over_layers({**layers, **peaks}, max)
+        yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
@@ -129,20 +152,30 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
     return last if last in layers else next(reversed(layers))
 
 
-def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool) -> Estimate:
-    if one.curvature is None or layer in lens.layout.affine:
-        return _noted(lens, one, layer, _estimate(one, lens.per_sample([one])[one.key, layer]))
-    if not asked:
-        return undefined("the outputs curve in this layer's pre-activation: ask by name, it takes curvature products")
-    try:
-        before = lens.products
-        values = lens.per_sample([one])[one.key, layer] + one.curvature(lens, layer, one)
-        estimate = replace(_estimate(one, values), products=lens.products - before)
-        return _noted(lens, one, layer, estimate)
-    except RuntimeError as error:
-        if "memory" in str(error):
-            raise
-        return undefined(f"the network cannot be differentiated twice here ({' '.join(str(error).split())[:120]})")
+def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
+    """A layer's value, and the largest of its terms where the measure has one."""
+    before = lens.products
+    values = lens.per_sample([one])[one.key, layer]
+    if one.curvature is not None and layer not in lens.layout.affine:
+        if not asked:
+            return undefined(
+                "the outputs curve in this layer's pre-activation: ask by name, it takes curvature products"
+            ), None
+        try:
+            values = values + one.curvature(lens, layer, one, run)
+        except RuntimeError as error:
+            if "memory" in str(error):
+                raise
+            why = f"the network cannot be differentiated twice here ({' '.join(str(error).split())[:120]})"
+            return undefined(why), None
+    if one.finish is not None:
+        mean_of = values / lens.problem.n if one.total else values
+        reduced = one.finish(mean_of, lens.layout.weights[layer], one)
+    else:
+        reduced = one.reduce(values)
+    estimate = replace(_estimate(reduced), products=lens.products - before)
+    peak = None if reduced.largest is None else replace(estimate, value=reduced.largest, arrays={})
+    return _noted(lens, one, layer, estimate), peak
 
 
 def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate:
@@ -154,9 +187,10 @@ def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate
     return _with_note(estimate, note)
 
 
-def _estimate(one: Measure, values: Tensor) -> Estimate:
-    reduced = one.reduce(values)
-    return Estimate(reduced.value, kind=reduced.kind, note=reduced.note, samples=reduced.samples)
+def _estimate(reduced: Reduced) -> Estimate:
+    return Estimate(
+        reduced.value, kind=reduced.kind, note=reduced.note, samples=reduced.samples, arrays=dict(reduced.arrays)
+    )
 
 
 def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
@@ -169,9 +203,8 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     said = {name: e.note for name, e in layers.items() if e.note}
     alike = len(said) == len(layers) and len(set(said.values())) == 1
     notes = list(said.values())[:1] if alike else [f"{name}: {note}" for name, note in said.items()]
-    samples = (
-        torch.stack([e.samples for e in layers.values() if e.samples is not None]).sum(0) if combine is sum else None
-    )
+    each = [e.samples for e in layers.values() if e.samples is not None]
+    samples = torch.stack(each).sum(0) if combine is sum and len(each) == len(layers) else None
     products = sum(e.products for e in layers.values())
     return Estimate(
         combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes), products=products

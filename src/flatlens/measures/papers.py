@@ -7,6 +7,10 @@ PAPERS = {
         "Chen et al., A Simple Connection from Loss Flatness to Compressed Representations in Neural Networks"
     ),
     "sharpening": "MacDonald et al., On Progressive Sharpening, Flat Minima and Generalisation",
+    "density2019": (
+        "Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian Eigenvalue Density, ICML "
+        "2019"
+    ),
     "reparam2019": (
         "Petzka, Adilova, Kamp and Sminchisescu, A Reparameterization-Invariant Flatness Measure for Deep Neural "
         "Networks, NeurIPS workshop Science meets Engineering of Deep Learning, 2019"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -16,9 +17,11 @@ class Reduced:
     """The number, the per-sample values as a user wants them, and what has to be said of it."""
 
     value: float
-    samples: Tensor
+    samples: Tensor | None
     note: str = ""
     kind: Kind = "exact"
+    largest: float | None = None  #: of the terms of a sum, where the measure has a `.max` of its own at a layer
+    arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def mean(values: Tensor) -> Reduced:

@@ -6,10 +6,34 @@ from collections.abc import Iterable
 
 from flatlens.errors import BadInput
 from flatlens.measures.card import Card, Measure, parse
-from flatlens.measures.flatness import kappa_trace, relative_flatness, relative_flatness_ggn
+from flatlens.measures.factors import layer_factors
+from flatlens.measures.flatness import (
+    kappa_trace,
+    neuron_flatness,
+    neuron_flatness_ggn,
+    relative_flatness,
+    relative_flatness_ggn,
+)
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
-from flatlens.measures.sensitivity import jacobian_norm, mls, nmls, normalized_mls
-from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness
+from flatlens.measures.hessian import (
+    ggn_norm,
+    layer_sharpness,
+    maximal_relative_flatness,
+    sharpness,
+    spectral_density,
+)
+from flatlens.measures.normalised import adaptive_sharpness_ggn, matrix_normalized_sharpness, normalized_sharpness
+from flatlens.measures.norms import feature_norm, fisher_rao, output_norm, weight_norm
+from flatlens.measures.sensitivity import (
+    input_invariant_mls,
+    jacobian_frobenius,
+    jacobian_norm,
+    mls,
+    nmls,
+    normalized_mls,
+)
+from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
+from flatlens.measures.traces import adaptive_sharpness, hessian_trace, interpolation_gap
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 
 MEASURES: dict[str, Measure] = {
@@ -20,14 +44,35 @@ MEASURES: dict[str, Measure] = {
         mls,
         nmls,
         jacobian_norm,
-        normalized_mls,
         local_volume,
         log_volume,
         network_volume,
         local_dimension,
+        normalized_mls,
+        input_invariant_mls,
         relative_flatness,
         relative_flatness_ggn,
         kappa_trace,
+        neuron_flatness,
+        neuron_flatness_ggn,
+        adaptive_sharpness,
+        adaptive_sharpness_ggn,
+        matrix_normalized_sharpness,
+        normalized_sharpness,
+        fisher_rao,
+        weight_norm,
+        layer_factors,
+        jacobian_frobenius,
+        parameter_jacobian_frobenius,
+        output_norm,
+        feature_norm,
+        sharpness,
+        ggn_norm,
+        hessian_trace,
+        layer_sharpness,
+        maximal_relative_flatness,
+        spectral_density,
+        interpolation_gap,
         loss,
         accuracy,
         test_loss,
@@ -36,7 +81,14 @@ MEASURES: dict[str, Measure] = {
     )
 }
 
-ONE_PASS = tuple(measure for measure in MEASURES.values() if measure.place != "network")
+ONE_PASS = tuple(measure for measure in MEASURES.values() if measure.place not in ("network", "products"))
+
+
+def comes_along(asked: Iterable[Measure]) -> list[Measure]:
+    """The one-pass measures that read nothing of the pass beyond what those asked for read already."""
+    asked = list(asked)
+    keys, read = {measure.key for measure in asked}, frozenset().union(*(measure.needs for measure in asked))
+    return [measure for measure in ONE_PASS if measure.needs <= read and measure.key not in keys]
 
 
 def catalogue() -> list[Card]:

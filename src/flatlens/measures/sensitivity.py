@@ -15,6 +15,14 @@ def spectral_norm(g: LayerGrams) -> Tensor:
     return g.eigenvalues[:, -1].sqrt()
 
 
+def softmax_norm(g: LayerGrams) -> Tensor:
+    """||d softmax(f)/dx||_2 per sample, (n,)."""
+    p = g.f.softmax(1)
+    P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+    values: Tensor = torch.linalg.eigvalsh(P @ g.G @ P)
+    return values[:, -1].clamp(min=0).sqrt()
+
+
 @per_sample(
     id="M3",
     family="sensitivity",
@@ -23,13 +31,17 @@ def spectral_norm(g: LayerGrams) -> Tensor:
     unit="output / input",
     reduce=mean,
     place="input",
+    needs={"G"},
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
 )
-def mls(g: LayerGrams) -> Tensor:
-    """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer."""
-    return spectral_norm(g)
+def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
+    """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer.
+
+    With `softmax` of softmax(f), as `jacobian_norm(softmax=True)`, whose mean it is.
+    """
+    return softmax_norm(g) if softmax else spectral_norm(g)
 
 
 @per_sample(
@@ -40,6 +52,7 @@ def mls(g: LayerGrams) -> Tensor:
     unit="output / feature",
     reduce=mean,
     place="input",
+    needs={"G"},
     answer="sum",
     cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
@@ -57,6 +70,7 @@ def nmls(g: LayerGrams) -> Tensor:
     unit="output / input",
     reduce=largest,
     place="input",
+    needs={"G"},
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
@@ -66,12 +80,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
 
     The softmax's own Jacobian is P = diag(p) - p p^T, so that of softmax(f) has the Gram P G P.
     """
-    if not softmax:
-        return spectral_norm(g)
-    p = g.f.softmax(1)
-    P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    values: Tensor = torch.linalg.eigvalsh(P @ g.G @ P)
-    return values[:, -1].clamp(min=0).sqrt()
+    return softmax_norm(g) if softmax else spectral_norm(g)
 
 
 @per_sample(
@@ -82,6 +91,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     unit="output^2",
     reduce=mean,
     place="input",
+    needs={"G"},
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
@@ -93,3 +103,42 @@ def normalized_mls(g: LayerGrams) -> Tensor:
     """
     assert g.x_norm2 is not None
     return g.x_norm2 * g.eigenvalues[:, -1]
+
+
+@per_sample(
+    id="M8",
+    family="sensitivity",
+    symbol=r"\overline{\sum_p x_p^2 \|\partial f/\partial x_p\|^2}",
+    source="compression Def. E.3",
+    unit="output^2",
+    reduce=mean,
+    place="input",
+    needs={"G"},
+    answer="input",
+    invariant_under=FUNCTION,
+)
+def input_invariant_mls(g: LayerGrams) -> Tensor:
+    """Sensitivity that a rescaling of single inputs cannot change: mean_i sum_p x_ip^2 ||df/dx_ip||^2.
+
+    For C = I and a first layer with unshared weights it is the layer's `neuron_flatness`.
+    """
+    assert g.x is not None
+    assert g.input_squares is not None
+    return (g.input_squares() * g.x.to(torch.float64).square()).sum(1)
+
+
+@per_sample(
+    id="M18",
+    family="sensitivity",
+    symbol=r"\overline{\|Jf\|_F^2}",
+    source="sharpening App. D",
+    unit="output^2 / input^2",
+    reduce=mean,
+    place="input",
+    needs={"G"},
+    answer="input",
+    invariant_under=FUNCTION,
+)
+def jacobian_frobenius(g: LayerGrams) -> Tensor:
+    """Squared Frobenius norm of the input-output Jacobian: mean_i ||df/dx_i||_F^2 = mean_i tr G_i."""
+    return g.G.diagonal(dim1=1, dim2=2).sum(1)

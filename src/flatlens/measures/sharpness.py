@@ -17,6 +17,7 @@ from flatlens.measures.reduce import mean
     unit="output^2 / parameter^2",
     reduce=mean,
     place="parameters",
+    needs={"K"},
     invariant_under={PERMUTATION},
 )
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
@@ -36,6 +37,7 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
     unit="loss / parameter^2",
     reduce=mean,
     place="parameters",
+    needs={"K"},
     invariant_under={PERMUTATION},
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
@@ -44,3 +46,21 @@ def ggn_trace(g: LayerGrams) -> Tensor:
     Equals Tr H wherever the network is affine in each weight, as ReLU networks are that use each weight once.
     """
     return trace(g.C, g.K)
+
+
+@per_sample(
+    id="M18",
+    family="sharpness",
+    symbol=r"\overline{\|\partial f/\partial\theta\|_F^2}",
+    source="sharpening App. D",
+    unit="output^2 / parameter^2",
+    place="parameters",
+    needs={"K"},
+    invariant_under={PERMUTATION},
+)
+def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
+    """Squared Frobenius norm of the parameter-output Jacobian, under the name that regularisers use.
+
+    The same number as `interpolation_sharpness`: mean_i ||df_i/dtheta||_F^2 = mean_i tr K_i.
+    """
+    return g.K.diagonal(dim1=1, dim2=2).sum(1)

@@ -49,6 +49,17 @@ def _index(batch: Batch, samples: slice | Tensor) -> Batch:
     return tree_map(cut, batch)
 
 
+def joined(batches: list[Batch]) -> Batch:
+    """Batches of one structure, one after another."""
+    if len(batches) == 1:
+        return batches[0]
+
+    def cat(*leaves: Any) -> Any:
+        return torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].ndim > 0 else leaves[0]
+
+    return tree_map(cat, batches[0], *batches[1:])
+
+
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
     """A copy of the batch on a device, floating tensors in the model's dtype: a model may write to what it is fed."""
 
@@ -97,6 +108,18 @@ class Data:
             n = size(batch)
             for start in range(0, n, most):
                 yield take(batch, start, min(start + most, n))
+
+    def in_batches_of(self, exactly: int) -> Iterator[Batch]:
+        """Batches of one size, however the source is cut, and a smaller last one where it does not divide."""
+        held: list[Batch] = []
+        for piece in self._batches():
+            held.append(piece)
+            while sum(map(size, held)) >= exactly:
+                whole = joined(held)
+                yield take(whole, 0, exactly)
+                held = [take(whole, exactly, size(whole))] if size(whole) > exactly else []
+        if held:
+            yield joined(held)
 
     def _batches(self) -> Iterator[Batch]:
         if self._tensors is not None:

@@ -46,6 +46,22 @@ class Loss(ABC):
             rows = [torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(f.shape[1])]
         return torch.stack(rows, dim=1)
 
+    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """u -> C_i u_i for u of f's shape; C as matrices unless a subclass knows better."""
+        C = self.output_hessian(f, y)
+        return lambda u: (C @ u.to(C.dtype)[..., None])[..., 0]
+
+    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """u -> mass_i E[s s^T] u_i, s the slope of -log p(y|f) for y drawn from the model itself."""
+        raise BadLoss(
+            f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
+        )
+
+    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
+        """s of targets drawn from the model, times sqrt(mass_i): (n, draws, N) float64."""
+        self.fisher(f, y)
+        raise NotImplementedError
+
     def check(self, f: Tensor, y: Any) -> None:
         """Refuse targets that do not fit the outputs."""
         values = self.values(f, y)
@@ -107,6 +123,19 @@ class SquaredError(Loss):
         eye = torch.eye(N, dtype=torch.float64, device=f.device) * (2 * self._factor(N))
         return eye.expand(len(f), N, N)
 
+    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """A multiple of u."""
+        return lambda u: u.to(torch.float64) * (2 * self._factor(f.shape[1]))
+
+    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Of the Gaussian whose -log p the loss is: C itself."""
+        return self.bend(f, y)
+
+    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
+        """Gaussian, with C as covariance."""
+        noise: Tensor = torch.randn(len(f), draws, f.shape[1], dtype=torch.float64, generator=generator).to(f.device)
+        return noise * math.sqrt(2 * self._factor(f.shape[1]))
+
 
 @final
 class CrossEntropy(Loss):
@@ -162,6 +191,22 @@ class CrossEntropy(Loss):
         C.diagonal(dim1=1, dim2=2).copy_(p * others)
         return C * self._target_sum(p, self._target(f, y))[:, None, None]
 
+    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Without the matrices: (sum_k a_k) (p u - p <p, u>)."""
+        p = f.detach().to(torch.float64).softmax(1)
+        return _softmax_covariance(p, self._target_sum(p, self._target(f, y)))
+
+    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Of the softmax's categorical distribution; the label's weight is the mass, smoothing plays no part."""
+        return _softmax_covariance(f.detach().to(torch.float64).softmax(1), self.mass(f, y))
+
+    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
+        """p - e_k, k drawn from p."""
+        p = f.detach().to(torch.float64).softmax(1)
+        drawn = torch.multinomial(p.cpu(), draws, replacement=True, generator=generator).to(p.device)
+        slopes = p[:, None] - F.one_hot(drawn, p.shape[1]).to(p.dtype)
+        return slopes * self.mass(f, y).sqrt()[:, None, None]
+
     def _target_sum(self, p: Tensor, target: Tensor) -> Tensor:
         """sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
         w, eps = self._weight(p), self.label_smoothing
@@ -169,6 +214,16 @@ class CrossEntropy(Loss):
             return ((1 - eps) * target.to(w) + eps / p.shape[1]) @ w
         seen = target != self.ignore_index
         return torch.where(seen, (1 - eps) * w[target.where(seen, 0)] + eps * w.mean(), 0.0)
+
+
+def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:
+    """u -> factor_i (diag(p) - p p^T) u, as p * (u - <p, u>): exact where p is confident."""
+
+    def apply(u: Tensor) -> Tensor:
+        u = u.to(torch.float64)
+        return factor[:, None] * p * (u - (p * u).sum(1, keepdim=True))
+
+    return apply
 
 
 @final

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
 import torch
@@ -27,6 +28,9 @@ class Problem:
     Construction runs the model once over the data: it must give finite outputs of shape (n, N), the same ones when
     asked twice, each sample's its own. The model is left as it was; it may be trained further between measurements.
 
+    `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises by the `ghost_batch` samples
+    it sees together. Samples are coupled then: what is defined per sample is undefined, curvature operators work.
+
     >>> net = nn.Linear(3, 2)
     >>> problem = Problem(net, "mse", (torch.zeros(5, 3), torch.zeros(5, 2)))
     >>> problem.n, problem.outputs
@@ -44,8 +48,11 @@ class Problem:
         parameters: Literal["trainable", "all"] | Iterable[str] = "trainable",
         dtype: torch.dtype | None = None,
         memory: str | int = "1GiB",
+        batchnorm: Literal["eval", "train"] = "eval",
+        ghost_batch: int | None = None,
     ) -> None:
         _require_usable(model, dtype)
+        _require_ghosts(batchnorm, ghost_batch)
         self.model = model
         self.loss = as_loss(loss)
         self.data = data if isinstance(data, Data) else Data(data, "data=...")
@@ -55,13 +62,28 @@ class Problem:
         self.dtype = dtype or _measuring_dtype(model)
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
+        self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
         require_finite_weights(model)
         copied = self.measured()
-        with measuring(copied), torch.no_grad():
+        with self.measuring(copied), torch.no_grad():
             self._check_first(copied)
             self.n, self.outputs, self.mass = self._census(copied, self.data)
-            if self.test is not None:
+        if self.test is not None:
+            with measuring(copied), torch.no_grad():
                 self._census(copied, self.test)
+
+    @property
+    def coupled(self) -> bool:
+        """Whether samples see each other, through the statistics of their batch."""
+        return self.ghost_batch is not None
+
+    def measuring(self, model: nn.Module) -> AbstractContextManager[None]:
+        """The state in which the risk is differentiated."""
+        return measuring(model, batch_statistics=self.coupled)
+
+    def batches(self, most: int) -> Iterator[Batch]:
+        """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
+        return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
 
     def measured(self) -> nn.Module:
         """The network that is differentiated: the model itself, or a copy of it in `dtype`."""
@@ -97,10 +119,10 @@ class Problem:
 
     def _check_first(self, model: nn.Module) -> None:
         """Deterministic, and sample by sample, on the first batch."""
-        first = next(self.data.chunks(256), None)
+        first = next(self.batches(256), None)
         if first is None or size(first) == 0:
             raise BadData("Problem(data=...): the data is empty: at least one sample is needed")
-        for _ in self.data.chunks(256):  # read again from the start: the first batch must come back the same
+        for _ in self.batches(256):  # read again from the start: the first batch must come back the same
             break
         require_finite(first, self.data.where)
         once, _ = self._first_run(model, self.place(first))
@@ -116,6 +138,8 @@ class Problem:
                 f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
                 f"forward()?"
             )
+        if self.coupled:
+            return
         middle = len(once) // 2  # either half alone: coupling may run forwards only, as in a recurrence over samples
         halves = [take(first, *ends) for ends in ((0, middle), (middle, len(once))) if ends[0] < ends[1]]
         parts = [self.run(model, self.place(half))[0] for half in halves]
@@ -124,7 +148,7 @@ class Problem:
             raise BadModel(
                 f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
                 f"they are coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running "
-                f"statistics?"
+                f'statistics? batchnorm="train" with ghost_batch=k measures it in batches of k'
             )
 
     def _first_run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
@@ -152,10 +176,15 @@ class Problem:
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
         """(n, N, sum of masses); refuses what is not finite."""
         n, outputs, mass = 0, 0, 0.0
-        for number, raw in enumerate(data.chunks(1024)):
+        for number, raw in enumerate(self.batches(1024) if data is self.data else data.chunks(1024)):
             require_finite(raw, data.where)
             if data is self.data and number & (number - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
                 self.probes.append(spaced(raw, PROBE))
+            if data is self.data and self.coupled and size(raw) < 2:
+                raise BadInput(
+                    f"Problem(ghost_batch={self.ghost_batch}): the last ghost batch would hold one sample alone: leave "
+                    f"it out, or choose another size"
+                )
             batch = self.place(raw)
             f, y = self.run(model, batch)
             if not bool(torch.isfinite(f).all()):
@@ -185,6 +214,19 @@ class Problem:
 
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _require_ghosts(batchnorm: object, ghost_batch: object) -> None:
+    """Refuse half a description of how samples are coupled."""
+    if batchnorm not in ("eval", "train"):
+        raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
+    if batchnorm == "eval" and ghost_batch is not None:
+        raise BadInput("Problem(ghost_batch=...): it counts with batchnorm='train' only")
+    if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
+        raise BadInput(
+            f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "
+            f"needed, at least 2"
+        )
 
 
 def _kind(y: Any) -> str:

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 
 
 @contextmanager
-def measuring(model: nn.Module) -> Iterator[None]:
+def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
     """Eval mode, gradients on, attention differentiable twice; mode, buffers and RNG are restored, also after an error.
+
+    With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
 
     `.grad` is never touched: everything inside uses `torch.autograd.grad`.
 
@@ -25,10 +28,19 @@ def measuring(model: nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone(), buffer._version) for buffer in model.buffers()]
+    norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
+    sparse = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
         model.eval()
+        for embedding in sparse:
+            embedding.sparse = False  # a sparse gradient cannot be differentiated again
+        for norm, _ in norms if batch_statistics else []:
+            norm.training, norm.track_running_stats = (
+                True,
+                False,
+            )  # so that running statistics are neither used nor moved
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
         with (
             torch.random.fork_rng(devices),
@@ -43,6 +55,10 @@ def measuring(model: nn.Module) -> Iterator[None]:
             module.training = mode
             module._buffers.clear()
             module._buffers.update(held)  # forward() may put another tensor in a buffer's place
+        for embedding in sparse:
+            embedding.sparse = True
+        for norm, tracked in norms:
+            norm.track_running_stats = tracked
         with torch.no_grad():
             for buffer, before, version in buffers:
                 if buffer._version != version:

@@ -1,0 +1,21 @@
+"""Second derivatives of the risk without ever forming them: operators, eigenvalues, traces."""
+
+from flatlens.curvature.jacobians import InputJacobian, ParameterJacobian
+from flatlens.curvature.krylov import Eigenpairs, lanczos
+from flatlens.curvature.operators import Fisher, GaussNewton, Hessian, Operator, Residual
+from flatlens.curvature.spectrum import Density, eigenpairs, spectral_density
+
+__all__ = [
+    "Density",
+    "Eigenpairs",
+    "Fisher",
+    "GaussNewton",
+    "Hessian",
+    "InputJacobian",
+    "Operator",
+    "ParameterJacobian",
+    "Residual",
+    "eigenpairs",
+    "lanczos",
+    "spectral_density",
+]

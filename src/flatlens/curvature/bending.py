@@ -1,0 +1,121 @@
+"""How the network itself bends along a layer's weight: what a Hessian has beyond its Gauss-Newton part.
+
+    H_l = GGN_l + mean_i sum_k (dl_i/df_k) d2 f_ik / dW2
+
+A weight used in one call is perturbed through its pre-activation, each sample apart: a direction is one double backward
+over all samples. A weight used in several calls is perturbed itself, since a later call sees what an earlier one
+changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.utils._pytree import tree_map
+
+from flatlens.curvature.directions import Directions, Shifts
+from flatlens.curvature.operators import slopes
+from flatlens.estimate import Progress
+from flatlens.grams import Layout, Weight
+from flatlens.grams.leftover import Runner, slow_batching_is_fine
+from flatlens.grams.record import run_recorded
+from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem.data import size
+from flatlens.problem.layers import by_position, by_sample, matrix, patches
+
+TOGETHER = 16  #: directions differentiated in one batched call
+
+
+def bending_along(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    layer: str,
+    directions: Directions,
+    progress: Progress | None = None,
+) -> Iterator[Tensor]:
+    """n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V: (samples of a chunk, directions) float64.
+
+    Their mean over samples is the risk's.
+    """
+    weight = layout.weights[layer]
+    most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
+    along = _along_preactivation if len(weight.calls) == 1 else _along_weight
+    assert len(weight.calls) == 1 or not isinstance(directions, Shifts)
+    done = 0
+    with measuring(model):
+        for raw in problem.data.chunks(most):
+            with slow_batching_is_fine():
+                forms = along(problem, model, layout, weight, problem.place(raw), directions)
+            yield forms.detach().to(torch.float64) * problem.n
+            done += size(raw)
+            if progress is not None:
+                progress("curvature products", done, problem.n)
+
+
+def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
+    """A few directions at a time, stacked."""
+    block: list[Tensor] = []
+    for direction in directions:
+        block.append(direction)
+        if len(block) == TOGETHER:
+            yield torch.stack(block)
+            block = []
+    if block:
+        yield torch.stack(block)
+
+
+def _along_preactivation(
+    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, directions: Directions
+) -> Tensor:
+    tape, _, f, y = run_recorded(problem, model, batch)
+    n, call, axis = len(f), tape.linear[weight.layer], layout.batch_axis[weight.layer]
+    W = matrix(weight.module).detach()
+    phi = patches(weight.module, by_sample(call.x.detach(), axis), n)
+    (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), call.z, create_graph=True)
+    straight = not slope.requires_grad
+    slope = by_position(weight.module, by_sample(slope, axis), n)
+    forms = []
+    for U in _blocks(directions.at_preactivation(W, phi)):
+        if straight:
+            forms.append(f.new_zeros(len(U), n))
+            continue
+        (HU,) = torch.autograd.grad(slope, call.z, U, retain_graph=True, is_grads_batched=True)
+        rows = torch.stack([by_position(weight.module, by_sample(h, axis), n) for h in HU])
+        forms.append((U * rows).sum((2, 3, 4)))
+    return torch.cat(forms).T
+
+
+def _along_weight(
+    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, directions: Directions
+) -> Tensor:
+    f, y = problem.run(model, batch)
+    slope = slopes(problem, f, y)
+    W = weight.module.weight.detach()
+    bend = _bend_of_sample(Runner(problem, model), f"model.{weight.layer.partition(':')[0]}.weight", W)
+    batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
+    counted = tree_map(
+        lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
+    )
+    over_samples = vmap(vmap(bend, in_dims=(None, None, 0)), in_dims=(counted, 0, None))
+    blocks = _blocks(directions.of_weight(matrix(weight.module).detach()))
+    return torch.cat([over_samples(batch, slope, V.reshape(len(V), *W.shape)).detach() for V in blocks], 1)
+
+
+def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
+    """(sample, its slope, V) -> <slope, d2 f / dV2>."""
+
+    def bend(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
+        single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
+
+        def along(eps: Tensor) -> Tensor:
+            outputs: Tensor = functional_call(runner, {name: W + eps * V}, (single,))[0]
+            return (slope * outputs).sum()
+
+        result: Tensor = grad(grad(along))(W.new_zeros(()))
+        return result
+
+    return bend

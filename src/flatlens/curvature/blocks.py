@@ -1,0 +1,96 @@
+"""Hessian blocks of one dense layer in closed form: no product with the network at all.
+
+H_l V    = mean_i (J_i^T C_i J_i) V phi_i phi_i^T    the layer's Gauss-Newton block; all of H_l where the network
+                                                     is piecewise linear above it
+H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             a row's block, D_i = J_i^T C_i J_i + the network's own bending
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.krylov import Eigenpairs, lanczos
+from flatlens.estimate import Progress
+from flatlens.grams import Layout, one_pass, quadratic
+from flatlens.grams.dense import DenseJacobian
+from flatlens.problem import Problem
+
+SMALL = 200  #: matrices up to this size are diagonalised outright
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBlock:
+    """J (n, N, d), C (n, N, N) and phi (n, m) of all samples, in the network's arithmetic."""
+
+    J: Tensor
+    C: Tensor
+    phi: Tensor
+
+    def __call__(self, v: Tensor) -> Tensor:
+        """H_l v for v (d m,)."""
+        V = v.reshape(self.J.shape[2], self.phi.shape[1])
+        u = self.J @ (self.phi @ V.T)[..., None]
+        back = (self.J.mT @ (self.C @ u))[..., 0]
+        return (back.T @ self.phi / len(self.phi)).reshape(-1)
+
+    def row_curvatures(self) -> Tensor:
+        """C's part of D_i[s,s], (n, d) float64."""
+        return quadratic(self.C.to(torch.float64), self.J.to(torch.float64))
+
+    def largest(self, tolerance: float, progress: Progress | None = None) -> Eigenpairs:
+        """The largest eigenvalue of the block."""
+        start = torch.randn(
+            self.J.shape[2] * self.phi.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+        )
+        return lanczos(self, start.to(self.phi), tolerance=tolerance, progress=progress)
+
+
+def fits(problem: Problem, layout: Layout, layer: str) -> bool:
+    """Whether a dense layer's factors fit in half the problem's memory."""
+    weight = layout.weights[layer]
+    if not weight.dense:
+        return False
+    _, d, m = weight.matrix.W.shape
+    itemsize = torch.empty(0, dtype=problem.dtype).element_size()
+    return problem.n * (problem.outputs * (d + problem.outputs) + m) * itemsize <= problem.memory // 2
+
+
+def dense_blocks(
+    problem: Problem, model: nn.Module, layout: Layout, layers: list[str], progress: Progress | None = None
+) -> dict[str, DenseBlock]:
+    """The factors of some dense layers, from one pass."""
+    gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
+    Cs: list[Tensor] = []
+    for chunk in one_pass(problem, model, layout, None, progress, {"K"}):
+        for layer in layers:
+            jacobian = chunk.layers[layer].weight
+            assert isinstance(jacobian, DenseJacobian)
+            gathered[layer].append((jacobian.J.to(problem.dtype, copy=True), jacobian.phi))
+        Cs.append(next(iter(chunk.layers.values())).C.to(problem.dtype))
+    C = torch.cat(Cs)
+    return {
+        layer: DenseBlock(torch.cat([J for J, _ in parts]), C, torch.cat([phi for _, phi in parts]))
+        for layer, parts in gathered.items()
+    }
+
+
+def row_block_maxima(D: Tensor, phi: Tensor, tolerance: float, progress: Progress | None = None) -> Tensor:
+    """lmax(mean_i D_is phi_i phi_i^T) for each row s: D (n, d), phi (n, m) -> (d,) float64."""
+    phi, maxima = phi.to(torch.float64), []
+    for s, weight in enumerate(D.to(torch.float64).T):
+        if phi.shape[1] <= SMALL:
+            maxima.append(torch.linalg.eigvalsh((phi * weight[:, None]).T @ phi / len(phi))[-1])
+        else:
+
+            def apply(v: Tensor, weight: Tensor = weight) -> Tensor:
+                return phi.T @ (weight * (phi @ v)) / len(phi)
+
+            start = phi.T @ weight if bool(weight.any()) else torch.ones_like(phi[0])
+            found = lanczos(apply, start + 1e-3 * start.norm() * torch.ones_like(start), tolerance=tolerance)
+            maxima.append(found.values[0])
+        if progress is not None:
+            progress("rows", s + 1, D.shape[1])
+    return torch.stack([value.cpu() for value in maxima])

@@ -1,0 +1,153 @@
+"""Families of perturbations V of one layer's weight, whose quadratic forms are summed or listed.
+
+    Rows(T, scale)   V = T_r (x) e_t / scale_t     sum = Tr H_l for T = I, relative flatness for T^T T = W W^T
+    Entries()        V = W_st e_s (x) e_t          sum = sum_st W_st^2 H_st,st: adaptive sharpness
+    Columns()        V = w_j (x) e_j               each = w_j^T H_jj w_j: neuron-wise flatness
+    Units()          V = e_s (x) e_t               each = H_st,st
+    Shifts(b)        z + b_s e_s                   each = b_s^2 H of the bias; b = 1 if None
+
+Seen at the pre-activation z = W phi + b at positions p, V is U = V phi; where only a sum is wanted, phi is replaced
+by a factor E with E^T E = phi^T phi, which has min(m, P) rows.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+
+class Directions(ABC):
+    """Perturbations of a weight W (g, d, m)."""
+
+    @abstractmethod
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """U, (n, g, d, P) each, from phi (n, g, m, P)."""
+
+    @abstractmethod
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """V, (g, d, m) each."""
+
+
+def factor(phi: Tensor) -> Tensor:
+    """E with E^T E = phi^T phi, (n, g, min(m, P), P)."""
+    one = phi.shape[3] == 1
+    E: Tensor = torch.linalg.vector_norm(phi, dim=2, keepdim=True) if one else torch.linalg.qr(phi, mode="r").R
+    return E
+
+
+def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
+    U = torch.zeros_like(like)
+    U[..., group, row, :] = value
+    return U
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Rows(Directions):
+    """T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
+
+    T: Tensor
+    scale: Tensor | None = None
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """T_r (x) a row of the factor of phi / scale."""
+        E = factor(phi if self.scale is None else phi / self.scale[..., None].to(phi.dtype))
+        T = self.T.to(phi)
+        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
+        for group in range(len(W)):
+            for row in T[group]:
+                for e in E[:, group].unbind(1):
+                    yield _put(like, group, slice(None), row[:, None] * e[:, None])
+
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """As they are."""
+        T, columns = self.T.to(W), torch.ones_like(W[:, 0]) if self.scale is None else 1 / self.scale.to(W)
+        for group in range(len(W)):
+            for row in T[group]:
+                for t in range(W.shape[2]):
+                    V = torch.zeros_like(W)
+                    V[group, :, t] = row * columns[group, t]
+                    yield V
+
+
+@final
+class Entries(Directions):
+    """W_st e_s (x) e_t."""
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """Row s moves along the factor of W_st phi_t."""
+        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
+        for group in range(len(W)):
+            for s, row in enumerate(W[group].to(phi)):
+                for e in factor(phi[:, group : group + 1] * row[:, None])[:, 0].unbind(1):
+                    yield _put(like, group, s, e)
+
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """Each entry times its own value."""
+        for V, w in zip(Units().of_weight(W), W.flatten(), strict=True):
+            yield V * w
+
+
+@final
+class Columns(Directions):
+    """w_j (x) e_j, each column along itself."""
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """w_j phi_j."""
+        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
+        for group in range(len(W)):
+            for j, w in enumerate(W[group].T.to(phi)):
+                yield _put(like, group, slice(None), w[:, None] * phi[:, group, j, None])
+
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """As they are."""
+        for group in range(len(W)):
+            for j in range(W.shape[2]):
+                V = torch.zeros_like(W)
+                V[group, :, j] = W[group, :, j]
+                yield V
+
+
+@final
+class Units(Directions):
+    """e_s (x) e_t."""
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """Row s moves along phi_t."""
+        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
+        for group in range(len(W)):
+            for s in range(W.shape[1]):
+                for t in range(W.shape[2]):
+                    yield _put(like, group, s, phi[:, group, t])
+
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """One entry each."""
+        for entry in range(W.numel()):
+            V = torch.zeros_like(W)
+            V.view(-1)[entry] = 1
+            yield V
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Shifts(Directions):
+    """z_s + b_s at every position; b is (g, d)."""
+
+    b: Tensor | None = None
+
+    def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
+        """Row s moves as a whole."""
+        like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
+        for group in range(len(W)):
+            for s in range(W.shape[1]):
+                value = like.new_ones(()) if self.b is None else self.b[group, s].to(like)
+                yield _put(like, group, s, value)
+
+    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
+        """A bias is no weight."""
+        raise NotImplementedError

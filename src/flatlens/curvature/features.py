@@ -1,0 +1,66 @@
+"""Spectral norms of whole feature matrices: samples are coupled, so no per-sample contraction gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.krylov import lanczos
+from flatlens.grams import Layout
+from flatlens.grams.record import record
+from flatlens.problem import Problem, measuring
+from flatlens.problem.layers import by_sample
+
+TOLERANCE = 1e-9  #: of the squared norm's residual; its value is then right to rounding
+
+
+def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
+    """||X_l||_2 of the inputs X_l (n x M_l) of each linear call, by Lanczos on X^T X.
+
+    The features are kept while they fit in half the problem's memory, else made anew for each product.
+    """
+    kept, complete = _features(problem, model, layout)
+    norms = {}
+    for key in layout.batch_axis:
+        sizes = [part[key].shape[1] for part in kept if key in part]
+        if not sizes:
+            continue
+
+        def apply(v: Tensor, key: str = key) -> Tensor:
+            parts = kept if complete else _walk(problem, model, layout)
+            total = torch.zeros_like(v)
+            for part in parts:
+                X = part[key].to(torch.float64)
+                total += X.T @ (X @ v)
+            return total
+
+        start = torch.randn(sizes[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), tolerance=TOLERANCE).largest) ** 0.5
+    return norms
+
+
+def _features(problem: Problem, model: nn.Module, layout: Layout) -> tuple[list[dict[str, Tensor]], bool]:
+    """(features of each chunk, whether they are all there)."""
+    kept: list[dict[str, Tensor]] = []
+    held = 0
+    for part in _walk(problem, model, layout):
+        held += sum(X.numel() * X.element_size() for X in part.values())
+        if kept and held > problem.memory // 2:
+            return kept[:1], False
+        kept.append(part)
+    return kept, True
+
+
+def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
+    """The input of every linear call, (n, M_l), chunk by chunk."""
+    with measuring(model), torch.no_grad():
+        for raw in problem.data.chunks(512):
+            with record(model) as tape:
+                f, _ = problem.run(model, problem.place(raw))
+            yield {
+                key: by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1)
+                for key, call in tape.linear.items()
+                if key in layout.batch_axis
+            }

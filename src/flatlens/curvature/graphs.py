@@ -1,0 +1,102 @@
+"""Graphs kept between products: a product then costs one backward through them, not a forward and two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Generic, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size, spaced
+
+T = TypeVar("T")
+CHUNK = 1024  #: samples at most: more gain nothing
+
+
+@contextmanager
+def differentiable(parameters: list[Tensor]) -> Iterator[None]:
+    """Frozen parameters can be differentiated in here."""
+    frozen = [p for p in parameters if not p.requires_grad]
+    try:
+        for p in frozen:
+            p.requires_grad_()
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+@final
+class Graphs(Generic[T]):
+    """What `make` builds from each batch of the data; kept while it fits in half the problem's memory, else made
+    anew."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: nn.Module,
+        parameters: list[Tensor],
+        make: Callable[[Batch, int], T],
+        every: int = 1,
+    ) -> None:
+        self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
+        self._every = every  #: one sample in so many; one ghost batch in so many where samples are coupled
+        self._kept: list[T] = []
+        self._all_kept = False
+        self._bytes: int | None = None
+
+    def __iter__(self) -> Iterator[T]:
+        with differentiable(self._parameters):
+            yield from self._kept
+            if not self._all_kept:
+                with self._problem.measuring(self._model):
+                    yield from self._rest(len(self._kept))
+
+    def _rest(self, known: int) -> Iterator[T]:
+        each = self.bytes_per_sample
+        budget = self._problem.memory // 2
+        most = max(1, min(CHUNK, budget // (2 * each)))
+        seen = 0
+        for number, raw in enumerate(self._batches(most)):
+            seen += size(raw)
+            if number < known:
+                continue
+            made = self._make(self._problem.place(raw), number)
+            if number == len(self._kept) and seen * each <= budget:
+                self._kept.append(made)
+            yield made
+            del made  # before the next one is built
+        self._all_kept = number + 1 == len(self._kept)
+
+    def _batches(self, most: int) -> Iterator[Batch]:
+        if self._every == 1:
+            yield from self._problem.batches(most)
+        elif self._problem.coupled:
+            yield from islice(self._problem.batches(most), 0, None, self._every)
+        else:
+            for raw in self._problem.batches(most * self._every):
+                yield spaced(raw, -(-size(raw) // self._every))
+
+    @property
+    def bytes_per_sample(self) -> int:
+        """What autograd saves for one sample, counted on a probe."""
+        if self._bytes is None:
+            probe = self._problem.place(self._problem.probes[0])
+            held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in self._model.parameters()}
+
+            def count(tensor: Tensor) -> Tensor:
+                storage = tensor.untyped_storage()
+                held[storage.data_ptr()] = (
+                    storage.nbytes() if storage.data_ptr() not in held else held[storage.data_ptr()]
+                )
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+                made = self._make(probe, 0)
+            del made
+            self._bytes = max(1, sum(held.values()) // size(probe))
+        return self._bytes

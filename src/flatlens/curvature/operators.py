@@ -1,0 +1,247 @@
+"""Second-derivative matrices of the risk, known by their products with vectors.
+
+    Hessian       d2 L / dtheta2
+    GaussNewton   (1/mass) sum_i J_i^T C_i J_i
+    Residual      Hessian - GaussNewton: (1/mass) sum_i sum_k (dl_i/df_k) d2 f_ik / dtheta2
+    Fisher        (1/mass) sum_i J_i^T F_i J_i, F_i = E[s s^T] over targets drawn from the model (exact or sampled), or
+                  of the targets given (empirical)
+
+All over any named parameters, the tied ones once, unused ones as zeros. Sums run over all batches and are divided once.
+A product takes and gives vectors as one tensor (P,), as k of them (k, P), or as a dict by parameter name; each counts
+once, whatever the number of batches.
+
+>>> from flatlens import Problem
+>>> net = nn.Linear(2, 1, bias=False)
+>>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+>>> Hessian(problem)(torch.tensor([1.0, 0.0]))  # x x^T
+tensor([ 9., 12.])
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, TypeAlias, TypeVar, final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.graphs import Graphs
+from flatlens.curvature.space import Space, space_of
+from flatlens.errors import BadInput
+from flatlens.problem import Batch, Problem
+
+Product: TypeAlias = Callable[[Tensor], Tensor]
+Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
+
+
+class Operator(ABC):
+    """A symmetric matrix over named parameters."""
+
+    def __init__(
+        self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
+    ) -> None:
+        self.problem = problem
+        self.model = problem.measured() if model is None else model
+        self.space: Space = space_of(problem, self.model, parameters)
+        self.products = 0  #: vectors multiplied so far
+        self._graphs: Graphs[Product] = Graphs(problem, self.model, self.space.tensors, self._open)
+
+    @property
+    def size(self) -> int:
+        """The matrix is size x size."""
+        return self.space.size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its vectors."""
+        return self.space.dtype
+
+    def __call__(self, vectors: Vectors) -> Vectors:
+        """The product with one vector, or with k of them."""
+        if isinstance(vectors, Mapping):
+            return self.space.named(self(self.space.flat(vectors)))
+        if vectors.shape[-1] != self.size or vectors.ndim not in (1, 2):
+            raise BadInput(
+                f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
+            )
+        rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype)
+        total = torch.zeros_like(rows)
+        for product in self._graphs:
+            for k, row in enumerate(rows):
+                total[k] += product(row)
+        self.products += len(rows)
+        return total.reshape(vectors.shape)
+
+    @abstractmethod
+    def _open(self, batch: Batch, number: int) -> Product:
+        """The product's share of one batch, its graph built."""
+
+    def on_every(self, share: int) -> Product:
+        """The same product on one sample in `share` alone, of the same scale; it does not count."""
+        graphs: Graphs[Product] = Graphs(self.problem, self.model, self.space.tensors, self._open, share)
+
+        def apply(v: Tensor) -> Tensor:
+            total = torch.zeros_like(v)
+            for product in graphs:
+                total += product(v)
+            return total * share
+
+        return apply
+
+    def matrix(self) -> Tensor:
+        """The whole matrix, (P, P), in P products: for small networks, and for checks."""
+        return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
+
+
+def _derivative(of: list[Tensor | None], space: Space, retain: bool = True) -> Product:
+    """v -> d<of, v>/dtheta, through a graph that is kept."""
+    slices = list(space.slices().values())
+    live = [(g, where) for g, where in zip(of, slices, strict=True) if g is not None and g.requires_grad]
+
+    def product(v: Tensor) -> Tensor:
+        if not live:
+            return torch.zeros_like(v)
+        rows = torch.autograd.grad(
+            [g for g, _ in live],
+            space.tensors,
+            [v[where].reshape(g.shape) for g, where in live],
+            retain_graph=retain,
+            allow_unused=True,
+        )
+        return _side_by_side(rows, space)
+
+    return product
+
+
+def _side_by_side(rows: Iterable[Tensor | None], space: Space) -> Tensor:
+    return torch.cat([
+        p.new_zeros(p.numel()) if row is None else row.to_dense().reshape(-1) if row.is_sparse else row.reshape(-1)
+        for row, p in zip(rows, space.tensors, strict=True)
+    ])  # fmt: skip
+
+
+def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
+    """d of / d theta with its own graph; None where nothing depends on a parameter."""
+    if not of.requires_grad:
+        return [None] * len(space.tensors)
+    return list(torch.autograd.grad(of, space.tensors, create_graph=True, allow_unused=True))
+
+
+@final
+class Hessian(Operator):
+    """Of the risk: two backwards, the first one's graph kept."""
+
+    def _open(self, batch: Batch, number: int) -> Product:
+        f, y = self.problem.run(self.model, batch)
+        risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+        return _derivative(_gradients(risk, self.space), self.space)
+
+
+@final
+class Residual(Operator):
+    """Hessian less Gauss-Newton: the curvature of the network itself, weighted by the loss's slopes."""
+
+    def _open(self, batch: Batch, number: int) -> Product:
+        f, y = self.problem.run(self.model, batch)
+        return _derivative(_gradients((slopes(self.problem, f, y) * f).sum(), self.space), self.space)
+
+
+def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
+    """dl_i/df / mass, (n, N), of f's dtype, with no graph."""
+    with torch.enable_grad():
+        leaf = f.detach().to(torch.float64).requires_grad_()
+        (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)
+    return slope.to(f.dtype)
+
+
+class _Squared(Operator):
+    """J^T A J with A block-diagonal over samples."""
+
+    def _open(self, batch: Batch, number: int) -> Product:
+        f, y = self.problem.run(self.model, batch)
+        between = self._between(f, y, number)
+        forward, backward = jacobian_products(f, self.space)
+        mass = self.problem.mass
+
+        def product(v: Tensor) -> Tensor:
+            return backward((between(forward(v)) / mass).to(f.dtype))
+
+        return product
+
+    @abstractmethod
+    def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
+        """u -> A_i u_i, (n, N)."""
+
+
+def jacobian_products(f: Tensor, space: Space) -> tuple[Product, Product]:
+    """(v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph; J v by two backwards."""
+    if not f.requires_grad:
+        return (lambda v: torch.zeros_like(f)), (lambda w: torch.zeros(space.size, dtype=space.dtype, device=f.device))
+    dummy = torch.zeros_like(f).requires_grad_()
+    rows = torch.autograd.grad(f, space.tensors, dummy, create_graph=True, allow_unused=True)
+    where = list(space.slices().values())
+    live = [(g, at) for g, at in zip(rows, where, strict=True) if g is not None and g.requires_grad]
+
+    def forward(v: Tensor) -> Tensor:
+        if not live:
+            return torch.zeros_like(f)
+        parts = [v[at].reshape(g.shape) for g, at in live]
+        (out,) = torch.autograd.grad([g for g, _ in live], dummy, parts, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(f) if out is None else out
+
+    def backward(w: Tensor) -> Tensor:
+        return _side_by_side(torch.autograd.grad(f, space.tensors, w, retain_graph=True, allow_unused=True), space)
+
+    return forward, backward
+
+
+@final
+class GaussNewton(_Squared):
+    """(1/mass) sum_i J_i^T C_i J_i, C the loss's second derivative in the outputs."""
+
+    def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
+        return self.problem.loss.bend(f, y)
+
+
+@final
+class Fisher(_Squared):
+    """The Fisher matrix of the model's own predictions, or the empirical one.
+
+    `kind`: "exact", the expectation over targets drawn from the model, in closed form (the Gauss-Newton matrix for
+    plain cross-entropy and squared errors); "sampled", over `draws` of them per sample, the same ones in every
+    product; "empirical", with the targets given: (1/mass) sum_i mass_i g_i g_i^T, g_i the gradient of sample i's own
+    loss.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        parameters: str | Iterable[str] | None = None,
+        *,
+        kind: Literal["exact", "sampled", "empirical"] = "exact",
+        draws: int = 1,
+        generator: torch.Generator | None = None,
+        model: nn.Module | None = None,
+    ) -> None:
+        if kind not in ("exact", "sampled", "empirical"):
+            raise BadInput(f"Fisher(kind={kind!r}): 'exact', 'sampled' or 'empirical' is needed")
+        if not (isinstance(draws, int) and draws >= 1):
+            raise BadInput(f"Fisher(draws={draws!r}): a whole number, at least 1, is needed")
+        super().__init__(problem, parameters, model=model)
+        self.kind, self.draws = kind, draws
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self._seed = int(torch.randint(2**40, (), generator=generator))
+
+    def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
+        loss = self.problem.loss
+        if self.kind == "exact":
+            return loss.fisher(f, y)
+        if self.kind == "sampled":  # a batch made anew draws the same targets
+            generator = torch.Generator().manual_seed(self._seed + number)
+            s = loss.draw_slopes(f, y, self.draws, generator) / self.draws**0.5
+        else:
+            weight = loss.mass(f, y)
+            s = slopes(self.problem, f, y).to(torch.float64) * self.problem.mass
+            s = torch.where(weight[:, None] > 0, s / weight.clamp(min=1e-300).sqrt()[:, None], 0.0)[:, None]
+        return lambda u: (s.mT @ (s @ u.to(s.dtype)[..., None]))[..., 0]

@@ -1,0 +1,95 @@
+"""Where curvature vectors live: some named parameters, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadInput, UnknownName
+from flatlens.problem import Problem
+
+
+@dataclass(frozen=True, eq=False)
+class Space:
+    """Named parameters as one long vector: `flat` and `named` go back and forth.
+
+    >>> space = Space({"w": torch.ones(2, 3), "b": torch.zeros(2)})
+    >>> space.size, list(space.named(torch.arange(8.0))["b"])
+    (8, [tensor(6.), tensor(7.)])
+    """
+
+    parameters: Mapping[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """How many parameters there are."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The parameters themselves."""
+        return list(self.parameters.values())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the vectors."""
+        return next(iter(self.parameters.values())).dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the vectors."""
+        return next(iter(self.parameters.values())).device
+
+    def point(self) -> Tensor:
+        """The parameters' values, (P,)."""
+        return self.flat({name: p.detach() for name, p in self.parameters.items()})
+
+    def flat(self, named: Mapping[str, Tensor | None]) -> Tensor:
+        """One vector (P,); what is missing or None is zero."""
+        for name in named:
+            if name not in self.parameters:
+                raise UnknownName.among("parameter of this operator", name, self.parameters)
+        parts = []
+        for name, p in self.parameters.items():
+            part = named.get(name)
+            if part is not None and part.shape != p.shape:
+                raise BadInput(f"a vector's part {name!r} must have shape {tuple(p.shape)}, got {tuple(part.shape)}")
+            parts.append(p.new_zeros(p.numel()) if part is None else part.detach().to(p).reshape(-1))
+        return torch.cat(parts)
+
+    def named(self, v: Tensor) -> dict[str, Tensor]:
+        """Views of a vector (P,), or of k of them (k, P), shaped as the parameters."""
+        parts = torch.split(v, [p.numel() for p in self.parameters.values()], dim=-1)
+        return {
+            name: part.reshape(*v.shape[:-1], *p.shape)
+            for (name, p), part in zip(self.parameters.items(), parts, strict=True)
+        }
+
+    def slices(self) -> dict[str, slice]:
+        """Where each parameter lies."""
+        found, start = {}, 0
+        for name, p in self.parameters.items():
+            found[name] = slice(start, start + p.numel())
+            start += p.numel()
+        return found
+
+
+def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | None = None) -> Space:
+    """The parameters named, each once: parameters themselves or modules, whose parameters are meant. All measured ones
+    if None."""
+    known = dict(model.named_parameters())
+    if names is None:
+        chosen = {name: p for name, p in known.items() if name in problem.parameters}
+        if not chosen:
+            raise BadInput("no parameter is measured: Problem(parameters=...) chose none, or all are frozen")
+        return Space(chosen)
+    wanted: dict[str, Tensor] = {}
+    for name in [names] if isinstance(names, str) else names:
+        inside = {key: p for key, p in known.items() if key == name or key.startswith(f"{name}.")}
+        if not inside:
+            raise UnknownName.among("parameter or module", name, known)
+        wanted |= inside
+    return Space({name: p for name, p in known.items() if name in wanted})

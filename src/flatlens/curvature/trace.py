@@ -1,0 +1,257 @@
+"""The trace of the network's own bending, by probes: what Tr H has beyond the exact Gauss-Newton trace.
+
+A parameter-space probe v gives v^T (H - GGN) v, whose noise is all of H - GGN's off-diagonal. Where a weight is used in
+one call, z = W phi + b, every sample can be given a weight perturbation of its own, V_i, since U_i = V_i phi_i is all
+that the network sees: the same double backward then averages n independent probes. Other parameters (norms, bare
+ones, weights of several calls) share a probe within a chunk, and have another in the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.bending import bending_along
+from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
+from flatlens.curvature.graphs import differentiable
+from flatlens.curvature.operators import Residual, slopes
+from flatlens.curvature.probes import signs
+from flatlens.estimate import Progress
+from flatlens.grams import Layout, Weight
+from flatlens.grams.contract import pieces
+from flatlens.grams.leftover import slow_batching_is_fine
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem.data import size
+from flatlens.problem.layers import by_position, by_sample, matrix, patches
+
+CHUNK = 128  #: samples that share a probe where a parameter has to
+
+
+@dataclass(frozen=True, eq=False)
+class Curved:
+    """The measured parameters along which the network may bend."""
+
+    weights: dict[str, str]  #: layer -> name of its weight, where used in one call
+    biases: dict[str, str]  #: layer -> name of its bias
+    others: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return (*self.weights.values(), *self.biases.values(), *self.others)
+
+
+def curved_parameters(problem: Problem, layout: Layout) -> Curved:
+    """Leaves out what the network is (piecewise) affine in: there H = GGN, and nothing is to be added."""
+    weights: dict[str, str] = {}
+    biases: dict[str, str] = {}
+    flat: set[str] = set()
+    for layer, weight in layout.weights.items():
+        for name, found in ((weight.parameter, weights), (weight.bias, biases)):
+            if name in problem.parameters and name is not None:
+                if layer in layout.affine:
+                    flat.add(name)
+                elif len(weight.calls) == 1:
+                    found[layer] = name
+    for call, names in layout.norms.items():
+        flat |= {name for name in names if name is not None and call in layout.affine_norms}
+    known = {*weights.values(), *biases.values(), *flat}
+    return Curved(weights, biases, tuple(sorted(problem.parameters - known)))
+
+
+def bending_trace(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    curved: Curved,
+    *,
+    probes: int,
+    weighted: bool,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """Unbiased values of sum_j d2/dtheta_j2 (of sum_j theta_j^2 d2/dtheta_j2 if `weighted`) of each curved parameter,
+    (probes,) float64 each."""
+    totals = {name: torch.zeros(probes, dtype=torch.float64) for name in curved.names}
+    if not totals:
+        return totals
+    most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample)))
+    parameters: dict[str, Tensor] = dict(model.named_parameters())
+    done = 0
+    with measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():
+        for raw in problem.data.chunks(most):
+            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
+            for probe in range(probes):
+                for name, value in chunk.probe(generator).items():
+                    totals[name][probe] += value
+            done += size(raw)
+            if progress is not None:
+                progress("curvature products", done, problem.n)
+    return totals
+
+
+class _Chunk:
+    """One chunk's slopes, their graph kept, at what is to be perturbed."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        model: nn.Module,
+        layout: Layout,
+        curved: Curved,
+        batch: Batch,
+        parameters: dict[str, Tensor],
+        weighted: bool,
+    ) -> None:
+        tape, _, f, y = run_recorded(problem, model, batch)
+        self.n, self.curved, self.weighted = len(f), curved, weighted
+        self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
+        self.axes = layout.batch_axis
+        self.others = {name: parameters[name] for name in curved.others}
+        self.z = {layer: tape.linear[layer].z for layer in self.layers}
+        self.phi = self._inputs(tape)
+        self.at = [*self.z.values(), *self.others.values()]
+        rows = torch.autograd.grad((slopes(problem, f, y) * f).sum(), self.at, create_graph=True, allow_unused=True)
+        self.slopes = list(rows)
+
+    def _inputs(self, tape: Tape) -> dict[str, Tensor]:
+        """phi of each layer whose weight counts, as it is or as its factor, whichever is smaller to draw for."""
+        found = {}
+        for layer in self.curved.weights:
+            weight = self.layers[layer]
+            phi = patches(weight.module, by_sample(tape.linear[layer].x.detach(), self.axes[layer]), self.n)
+            found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
+        return found
+
+    def probe(self, generator: torch.Generator) -> dict[str, float]:
+        """One double backward: each parameter's share."""
+        moves = {layer: self._move(layer, weight, generator) for layer, weight in self.layers.items()}
+        steps = {name: signs(p.shape, p, generator) for name, p in self.others.items()}
+        if self.weighted:
+            steps = {name: step * self.others[name].detach() for name, step in steps.items()}
+        onto = [self._as_output(layer, sum(parts.values())) for layer, parts in moves.items()] + list(steps.values())
+        live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _bends(slope)]
+        bent: tuple[Tensor | None, ...] = (None,) * len(self.at)
+        if live:
+            bent = torch.autograd.grad(
+                [slope for slope, _ in live], self.at, [step for _, step in live], retain_graph=True, allow_unused=True
+            )
+        shares = {}
+        for (layer, parts), row in zip(moves.items(), bent, strict=False):
+            for name, U in parts.items():
+                shares[name] = (
+                    0.0 if row is None else float((U * self._by_position(layer, row)).sum(dtype=torch.float64))
+                )
+        for (name, step), row in zip(steps.items(), bent[len(moves) :], strict=True):
+            shares[name] = 0.0 if row is None else float((step * row).sum(dtype=torch.float64))
+        return shares
+
+    def _move(self, layer: str, weight: Weight, generator: torch.Generator) -> dict[str, Tensor]:
+        """Of weight and bias, as the pre-activation sees them, (n, g, d, P); every sample has its own."""
+        z = self._by_position(layer, self.z[layer].detach())
+        parts = {}
+        if layer in self.curved.weights:
+            parts[self.curved.weights[layer]] = self._weight_move(weight, self.phi[layer], z, generator)
+        if layer in self.curved.biases:
+            b = signs((*z.shape[:3], 1), z, generator)
+            if self.weighted:
+                assert isinstance(weight.module.bias, Tensor)
+                b = b * weight.module.bias.detach().reshape(z.shape[1], z.shape[2], 1)
+            parts[self.curved.biases[layer]] = b.expand_as(z)
+        return parts
+
+    def _weight_move(self, weight: Weight, phi: Tensor, z: Tensor, generator: torch.Generator) -> Tensor:
+        W = matrix(weight.module).detach()
+        n, g, m, P = phi.shape
+        d = W.shape[1]
+        if self.weighted and P == 1:  # sum_t v_st W_st phi_t has the second moments of one sign times the root of this
+            size = (W.square() @ phi.square()).sqrt()
+            return signs((n, g, d, 1), phi, generator) * size
+        U = torch.empty_like(z)
+        for piece in pieces(n, g * d * m * phi.element_size()):
+            V = signs((len(phi[piece]), g, d, m), phi, generator)
+            U[piece] = (V * W if self.weighted else V) @ phi[piece]
+        return U
+
+    def _by_position(self, layer: str, z: Tensor) -> Tensor:
+        return by_position(self.layers[layer].module, by_sample(z, self.axes[layer]), self.n)
+
+    def _as_output(self, layer: str, U: Tensor | int) -> Tensor:
+        """(n, g, d, P) in the shape of the layer's output."""
+        assert isinstance(U, Tensor)
+        z = self.z[layer]
+        leaf = torch.zeros_like(z).requires_grad_()
+        with torch.enable_grad():
+            (shaped,) = torch.autograd.grad(
+                self._by_position(layer, leaf), leaf, U
+            )  # a permutation: its transpose inverts it
+        return shaped
+
+
+def _bends(slope: Tensor | None) -> bool:
+    return slope is not None and slope.requires_grad
+
+
+def exact_bending_trace(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    curved: Curved,
+    *,
+    weighted: bool,
+    progress: Progress | None = None,
+) -> tuple[dict[str, float], int]:
+    """The same, exactly: every direction in turn; with how many products it took."""
+    found: dict[str, float] = {}
+    products = 0
+
+    def total(layer: str, directions: Directions) -> float:
+        nonlocal products
+        value, count = 0.0, 0
+        for forms in bending_along(problem, model, layout, layer, directions, progress):
+            value, count = value + float(forms.sum()) / problem.n, forms.shape[1]
+        products += count
+        return value
+
+    for layer, name in curved.weights.items():
+        W = layout.weights[layer].matrix.W
+        found[name] = total(layer, Entries() if weighted else Rows(torch.eye(W.shape[1]).expand(len(W), -1, -1)))
+    for layer, name in curved.biases.items():
+        module = layout.weights[layer].module
+        assert isinstance(module.bias, Tensor)
+        found[name] = total(
+            layer, Shifts(module.bias.detach().reshape(layout.weights[layer].matrix.W.shape[:2]) if weighted else None)
+        )
+    if curved.others:
+        residual = Residual(problem, curved.others, model=model)
+        point, where = residual.space.point(), residual.space.slices()
+        diagonal = _diagonal(residual, progress)
+        products += residual.size
+        scaled = diagonal * point.to(diagonal).square() if weighted else diagonal
+        found |= {name: float(scaled[where[name]].sum()) for name in curved.others}
+    return found, products
+
+
+def _diagonal(residual: Residual, progress: Progress | None) -> Tensor:
+    """By unit vectors, a few at a time."""
+    entries = torch.empty(residual.size, dtype=torch.float64)
+    for start in range(0, residual.size, 16):
+        stop = min(start + 16, residual.size)
+        units = torch.zeros(stop - start, residual.size, dtype=residual.dtype)
+        units[range(stop - start), range(start, stop)] = 1
+        entries[start:stop] = residual(units)[range(stop - start), range(start, stop)].to("cpu", torch.float64)
+        if progress is not None:
+            progress("curvature products", stop, residual.size)
+    return entries
+
+
+def exact_products(layout: Layout, curved: Curved, sizes: dict[str, int]) -> int:
+    """How many products `exact_bending_trace` takes."""
+    weights = 0
+    for layer in curved.weights:
+        weight = layout.weights[layer]
+        weights += weight.matrix.W.shape[:2].numel() * min(weight.matrix.W.shape[2], weight.positions)
+    return weights + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))

@@ -1,0 +1,200 @@
+"""The minimisation behind normalised sharpness, with a certificate of how far from the minimum it stopped.
+
+    F(u, v) = sum_ij h_ij u_i v_j + w_ij / (u_i v_j)  over positive u (d,) and v (m,);  h, w (d, m), not negative
+
+In a = log u, b = log v this is convex: a matrix balancing. With p_ij = h_ij u_i v_j and q_ij = w_ij / (u_i v_j) the
+gradient is the row and column sums of p - q, and the Hessian the Laplacian of the bipartite graph of weights p + q.
+
+Where the infimum is not attained. Read h_ij > 0 as an edge from row i to column j, and w_ij > 0 as one from j to i. The
+entries between different strongly connected blocks of this graph can be made as small as one likes, all at once: with
+the blocks numbered in topological order, lower each row's log u, and raise each column's log v, by T times its block's
+number. Within blocks nothing changes, and an entry between two falls as exp(-T) at least. Within a block each edge lies
+on a cycle, so that in any direction but (u c, v / c) some entry grows without bound, and the minimum is attained. So
+inf F is the sum of the blocks' minima. A dead unit (a row or column all zero in h or w) is a block without entries: 0.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
+from scipy.sparse.linalg import LinearOperator, cg
+from torch import Tensor
+
+from flatlens.errors import BadInput
+
+EPS = torch.finfo(torch.float64).eps
+DIRECT = 2048  #: up to so many rows the Newton system is solved directly, beyond by conjugate gradients
+NEARLY = 1e-9  #: a gap below this that no longer halves in five sweeps is down to rounding
+FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
+
+
+@dataclass(frozen=True, eq=False)
+class Balance:
+    """A point near the infimum of F, and how near."""
+
+    value: float  #: F at (u, v), over the entries within blocks: an upper bound of inf F
+    gap: float  #: certified: value - inf F <= gap
+    u: Tensor  #: (d,), known up to one factor a block; free where there is no block
+    v: Tensor  #: (m,), likewise, up to its inverse
+    sweeps: int  #: rounds of half steps and one Newton step
+
+
+def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> Balance:
+    """Minimise F until gap <= tolerance * value, or as far as rounding or `most` sweeps let it, with the gap reached.
+
+    For Tsuzuku et al. (2019), as in compression Eq. 36, h is the Hessian's diagonal and w = W^2 / (4 lambda^2); u and v
+    are sigma^2 and sigma'^2. Entries below 1e-300 of their matrix's largest count as 0.
+
+    >>> round(balance(torch.tensor([[4.0]]), torch.tensor([[9.0]])).value, 12)  # 2 sqrt(h w)
+    12.0
+    """
+    h, w = _checked(h, w)
+    if h.shape[0] > h.shape[1]:  # the smaller side is the one solved for
+        turned = balance(h.T, w.T, tolerance, most)
+        return Balance(turned.value, turned.gap, turned.v, turned.u, turned.sweeps)
+    u, v = h.new_ones(h.shape[0]), h.new_ones(h.shape[1])
+    top_h, top_w = (float(x.max()) or 1.0 if x.numel() else 1.0 for x in (h, w))
+    h, w, roots = _within_blocks(h / top_h, w / top_w)
+    if not len(roots):
+        return Balance(0.0, 0.0, u, v, 0)
+    gaps: list[float] = []
+    while True:
+        u = _half_step(h, w, v)
+        v = _half_step(h.T, w.T, u)
+        p, q = h * u[:, None] * v, w / u[:, None] / v
+        value = float(p.sum() + q.sum())
+        alpha, beta = _newton(p, q)
+        enough = max(tolerance, NEARLY) if len(gaps) + 1 < most else math.inf
+        gaps.append(_gap(p / value, q / value, alpha, beta, roots, enough))
+        stuck = len(gaps) > 5 and NEARLY > gaps[-1] > gaps[-6] / 2
+        if stuck or gaps[-1] <= tolerance or len(gaps) >= most:
+            break
+        u, v = _moved(h, w, u, v, alpha, beta)
+    scale, stretch = math.sqrt(top_h) * math.sqrt(top_w), (top_w**0.25 / top_h**0.25)
+    return Balance(scale * value, scale * value * gaps[-1], u * stretch, v * stretch, len(gaps))
+
+
+def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64; refused unless of one shape, finite and not negative."""
+    if h.ndim != 2 or h.shape != w.shape:
+        raise BadInput(f"balance(h, w): two matrices of one shape are needed, not {(*h.shape,)} and {(*w.shape,)}")
+    for name, x in (("h", h), ("w", w)):
+        if not (x.isfinite() & (x >= 0)).all():
+            raise BadInput(f"balance({name}=): entries must be finite, none negative; here {x.min():g} to {x.max():g}")
+    return h.detach().to(torch.float64), w.detach().to(torch.float64)
+
+
+def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h and w without the entries between blocks, and one row of each block that has entries."""
+    there, back = (sparse.csr_array((x > 0).cpu().numpy()) for x in (h, w.T))
+    graph = sparse.block_array([[None, there], [back, None]], format="csr")
+    labels = torch.from_numpy(connected_components(graph, connection="strong")[1]).to(h.device)
+    rows, columns = labels[: len(h)], labels[len(h) :]
+    inside = rows[:, None] == columns
+    h, w = h * inside, w * inside
+    live = (h + w).sum(1).nonzero()[:, 0].flip(0)
+    first = dict(zip(rows[live].tolist(), live.tolist(), strict=True))  # the last one set stays
+    return h, w, torch.tensor(list(first.values()), dtype=torch.long, device=h.device)
+
+
+def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """The best u for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j); 1 where there is nothing to choose."""
+    return ((w @ (1 / v)).sqrt() / (h @ v).sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
+
+
+def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """The Newton step (alpha, beta) in (log u, log v), with the columns eliminated: I - B B^T for the rows.
+
+    B is p + q with rows and columns divided by the roots of their sums. Each block has the null vector (1, -1); a shift
+    of rounding size makes the matrix definite. What it spoils shows in the certificate.
+    """
+    k = p + q
+    rows, columns = (x.where(x > 0, 1.0).sqrt() for x in (k.sum(1), k.sum(0)))
+    B = k / rows[:, None] / columns
+    down = (p - q).sum(0) / columns
+    right = B @ down - (p - q).sum(1) / rows
+    if len(B) > DIRECT:
+        x = _conjugate_gradients(B, right)
+    else:
+        M = torch.eye(len(B), dtype=B.dtype, device=B.device) * (1 + 4 * len(B) * EPS) - B @ B.T
+        factor, failed = torch.linalg.cholesky_ex(M)
+        x = _conjugate_gradients(B, right) if failed else torch.cholesky_solve(right[:, None], factor)[:, 0]
+    return x / rows, -(down + B.T @ x) / columns
+
+
+def _conjugate_gradients(B: Tensor, right: Tensor) -> Tensor:
+    """x with (I - B B^T) x = right, to nine digits or as far as 300 products lead."""
+    K = B.cpu().numpy()
+    product = LinearOperator((len(K), len(K)), lambda x: x - K @ (x @ K), dtype=np.float64)
+    return torch.from_numpy(cg(product, right.cpu().numpy(), rtol=1e-9, maxiter=300)[0]).to(B.device)
+
+
+def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """The point along the step where F has stopped falling, roughly: full steps near the minimum, long ones far off."""
+
+    def at(length: float) -> tuple[Tensor, Tensor]:
+        a, b = u * (length * alpha).exp(), v * (length * beta).exp()
+        return a.clamp(1 / FAR, FAR), b.clamp(1 / FAR, FAR)
+
+    def slope(length: float) -> float:
+        a, b = at(length)
+        down = a * (h @ b) - (w @ (1 / b)) / a
+        return float(alpha @ down + beta @ (b * (a @ h) - ((1 / a) @ w) / b))
+
+    start, low, high, length = -slope(0.0), 0.0, math.inf, 1.0
+    for _ in range(60):
+        now = slope(length)
+        if -0.2 * start <= now <= 0.1 * start:
+            return at(length)
+        low, high = (length, high) if now < 0 else (low, length)
+        length = 2 * length if high == math.inf else (low + high) / 2
+    return at(low)
+
+
+def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
+    """A bound of F - inf F, both in units of F (p + q sums to 1); its last part is left out where it is above `enough`.
+
+    At the minimum each entry has moved to p e^t, q e^-t with t_ij = x_i - z_j, x = da, z = -db. For any y,
+    p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s), whose minimum is where P = p e^s, Q = q e^-s make P - Q = y.
+    So F - min F <= sum KL(P | p) + KL(Q | q) - sum y t, without cancellation. The Newton step's y = p - q + (p + q)
+    (alpha + beta) has row and column sums 0, and so has sum y t. What these keep, of rounding and of entries clipped to
+    the sign that a p or q of 0 asks for, counts with the largest |x_i|, |z_j| possible.
+    """
+    p, q = (x.where(x > 1e-290, 0.0) for x in (p, q))  # a lower bound all the same, and every ratio is finite
+    y = p - q + (p + q) * (alpha[:, None] + beta)
+    y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
+    mean = p.sqrt() * q.sqrt()
+    large = (y.abs() + y.hypot(2 * mean)) / 2
+    small = (mean * (mean / large)).where(large > 0, 0.0)
+    gap = _kl(large.where(y > 0, small), p) + _kl(small.where(y > 0, large), q) + 4 * EPS
+    if gap <= enough:
+        far = [_reach(-x.log(), -z.log(), roots) for x, z in ((p, q), (q, p))]
+        for axis, (x, z) in enumerate(zip(*far, strict=True)):
+            left = y.sum(1 - axis).abs() + 4 * EPS * y.abs().sum(1 - axis)
+            gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
+    return gap if gap <= 1 else 1.0  # F itself, if nothing better (a NaN, too): inf F is not negative
+
+
+def _kl(P: Tensor, p: Tensor) -> float:
+    """sum P log(P / p) - P + p, exact for P near p; where p = 0, P is 0."""
+    off = (P / p - 1).where(p > 0, 0.0)
+    return float((p * (torch.special.xlog1py(1 + off, off) - off)).sum())
+
+
+def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots: shortest paths.
+
+    These bound a minimum, where no entry exceeds F: t <= -log p, -t <= -log q.
+    """
+    x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
+    while True:
+        z = (x[:, None] + back).amin(0)
+        new = (z + there).amin(1).minimum(x)
+        if torch.equal(new, x):
+            return x, z
+        x = new

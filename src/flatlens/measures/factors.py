@@ -1,0 +1,72 @@
+"""The factors of the Gauss-Newton matrix, layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from flatlens.curvature import GaussNewton
+from flatlens.curvature.blocks import dense_blocks, fits
+from flatlens.curvature.features import feature_norms
+from flatlens.estimate import Estimate, undefined
+from flatlens.grams import one_pass
+from flatlens.grams.contract import gram
+from flatlens.measures.card import PERMUTATION, Parts, Run, by_products
+from flatlens.measures.hessian import NO_LAYER, as_estimate, top_of
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+
+@by_products(
+    id="M17",
+    family="hessian",
+    symbol=r"\lambda_{max}(C\,Jf\,Df_l\,Df_l^T Jf^T C^T)",
+    source="sharpening Eq. 4, App. C",
+    unit="loss / parameter^2",
+    cost="one pass; Lanczos: some 10 Gauss-Newton products a layer that is not dense",
+    invariant_under={PERMUTATION},
+)
+def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+    """The summands of the Gauss-Newton matrix's conjugate, one a layer: lmax of each, and of its factors; summed.
+
+    A row is lmax of the layer's Gauss-Newton block, in its weight alone: it couples the samples, so it is
+    matrix-free. The sum is an upper bound of lmax of the whole (biases and norms apart). `.loss_curvature` is
+    ||C^(1/2)||, its C divided by the number of samples; `.features` the spectral norm of the matrix of features
+    f_{l-1}(X); `.jacobian` the norm of the Jacobian from the layer's output up, the largest over samples. For an
+    unshared layer the block is at most the product of the squares of the three; a layer with shared weights has no
+    such bound.
+    """
+    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    if not weights:
+        return {("", None): undefined(NO_LAYER)}
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    curvature, above = 0.0, dict.fromkeys(weights, 0.0)
+    for chunk in one_pass(lens.problem, lens.model, lens.layout, None, run.progress, {"K"}):
+        for name in weights:
+            g = chunk.layers[name]
+            curvature = max(curvature, float(torch.linalg.eigvalsh(g.C)[:, -1].max()))
+            JJ = gram(g.linear.J)
+            above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
+    features = feature_norms(lens.problem, lens.model, lens.layout)
+    closed = [name for name in weights if fits(lens.problem, lens.layout, name)]
+    blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    for name, weight in weights.items():
+        if name in blocks:
+            parts["", name] = as_estimate(blocks[name].largest(tol, run.progress), 0)
+        else:
+            assert weight.parameter is not None
+            operator = GaussNewton(lens.problem, [weight.parameter], model=lens.model)
+            parts["", name] = top_of(lens, run, f"layer_factors {name}", operator, tol)
+        parts["features", name] = Estimate(features[name], unit="feature")
+        parts["jacobian", name] = Estimate(max(0.0, above[name]) ** 0.5, unit="output / feature")
+    kinds = {parts["", name].kind for name in weights}
+    parts["", None] = Estimate(
+        sum(parts["", name].value for name in weights),
+        kind="exact" if kinds == {"exact"} else "lower bound",
+        products=sum(parts["", name].products for name in weights),
+    )
+    root = (max(0.0, curvature) / lens.problem.n) ** 0.5
+    parts["loss_curvature", None] = Estimate(root, unit="sqrt loss / output")
+    return parts

@@ -1,0 +1,269 @@
+"""Eigenvalues and spectrum of the Hessian and of the Gauss-Newton matrix, whole or a layer at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
+from flatlens.curvature.bending import bending_along
+from flatlens.curvature.blocks import SMALL, dense_blocks, fits, row_block_maxima
+from flatlens.curvature.directions import Shifts
+from flatlens.curvature.spectrum import spectral_density as density_of
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, by_products
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+NO_LAYER = "the network has no linear layer whose weight acts through its own calls alone"
+
+
+def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
+    """A Ritz value: a lower bound of the largest eigenvalue, an eigenvalue within its residual."""
+    residual, value = float(pairs.residuals[0]), float(pairs.values[0])
+    note = "" if pairs.exact else f"an eigenvalue lies within {residual:.1g}"
+    if not pairs.converged and not pairs.exact:
+        note += f"; stopped short of the tolerance after {products} products"
+    return Estimate(
+        value,
+        kind="exact" if pairs.exact else "lower bound",
+        note=note,
+        products=products,
+        arrays={"eigenvalues": pairs.values, "residuals": pairs.residuals},
+    )
+
+
+def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
+    """The ends of an operator's spectrum, begun where an earlier lens found them."""
+    if not (isinstance(top, int) and top >= 1 and isinstance(bottom, int) and bottom >= 0):
+        raise BadInput(f"options top={top!r}, bottom={bottom!r}: whole numbers, top at least 1, are needed")
+    if not (isinstance(tol, int | float) and 0 < tol < 1):
+        raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
+    pairs = eigenpairs(
+        operator,
+        top=top,
+        bottom=bottom,
+        tolerance=tol,
+        start=lens.eigenvectors.get((key, None)),
+        generator=run.generator,
+        progress=run.progress,
+    )
+    lens.products += operator.products
+    lens.eigenvectors[key, None] = pairs.vectors.sum(0)
+    return as_estimate(pairs, operator.products)
+
+
+def owners(lens: Lens) -> dict[str, list[str]]:
+    """The measured parameters of each linear layer, by layer; every other one by itself."""
+    found: dict[str, list[str]] = {}
+    known = set()
+    for layer, weight in lens.layout.weights.items():
+        mine = [name for name in (weight.parameter, weight.bias) if name in lens.problem.parameters and name]
+        if mine:
+            found[layer] = mine
+            known |= set(mine)
+    return found | {name: [name] for name in sorted(lens.problem.parameters - known)}
+
+
+def by_layer(lens: Lens, run: Run, kind: type[Operator], name: str, tol: float) -> Parts:
+    """The largest eigenvalue of each layer's block: its weight and bias together."""
+    return {
+        ("", place): top_of(lens, run, f"{name} {place}", kind(lens.problem, names, model=lens.model), tol)
+        for place, names in owners(lens).items()
+    }
+
+
+@by_products(
+    id="H1",
+    family="hessian",
+    symbol=r"\lambda_{max}(H)",
+    source="sharpening section 3",
+    unit="loss / parameter^2",
+    cost="Lanczos: some 10 Hessian products",
+    invariant_under={PERMUTATION},
+    works_coupled=True,
+)
+def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float = 1e-3, layers: bool = False) -> Parts:
+    """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
+
+    Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `tol` times the value: a
+    lower bound, an eigenvalue that close to it. `arrays` has the `top` largest and `bottom` smallest eigenvalues with
+    their residuals. `layers` adds the diagonal block of each layer, weight and bias.
+    """
+    whole = top_of(lens, run, "sharpness", Hessian(lens.problem, model=lens.model), tol, top, bottom)
+    return {("", None): whole, **(by_layer(lens, run, Hessian, "sharpness", tol) if layers else {})}
+
+
+@by_products(
+    id="H2",
+    family="hessian",
+    symbol=r"\lambda_{max}(GN)",
+    source="sharpening B.3",
+    unit="loss / parameter^2",
+    cost="Lanczos: some 10 Gauss-Newton products",
+    invariant_under={PERMUTATION},
+    works_coupled=True,
+)
+def ggn_norm(lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False) -> Parts:
+    """Operator norm of the Gauss-Newton matrix, its largest eigenvalue. Options as of `sharpness`."""
+    whole = top_of(lens, run, "ggn_norm", GaussNewton(lens.problem, model=lens.model), tol, top)
+    return {("", None): whole, **(by_layer(lens, run, GaussNewton, "ggn_norm", tol) if layers else {})}
+
+
+@by_products(
+    id="H4",
+    family="hessian",
+    symbol=r"\sum_l \lambda_{max}(H_l)",
+    source="reparam2019 Def. 1, Table 1",
+    unit="loss / parameter^2",
+    cost="one pass for dense layers of piecewise-linear networks; else some 10 Hessian products a layer",
+    invariant_under={PERMUTATION},
+)
+def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+    """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
+
+    `.kappa` is ||W_l||_F^2 lmax(H_l), the 2019 flatness measure, which survives a layer-wise rescaling; `.max` and
+    `.kappa_max` are the largest layer's. Of a convolution, H_l is the Hessian in its kernel.
+    """
+    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    if not weights:
+        return {("", None): undefined(NO_LAYER)}
+    closed = [name for name in weights if name in lens.layout.affine and fits(lens.problem, lens.layout, name)]
+    blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    for name, weight in weights.items():
+        if name in blocks:
+            found = as_estimate(blocks[name].largest(tol, run.progress), 0)
+        else:
+            assert weight.parameter is not None
+            operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
+            found = top_of(lens, run, f"layer_sharpness {name}", operator, tol)
+        parts["", name] = found
+        parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
+    for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
+        parts[part, None] = _combined([parts[of, name] for name in weights], combine is sum)
+    return parts
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    return Estimate(estimate.value * factor, kind=estimate.kind, unit="loss", products=estimate.products)
+
+
+def _combined(layers: list[Estimate], add: bool) -> Estimate:
+    values = [e.value for e in layers]
+    exact = all(e.kind == "exact" for e in layers)
+    return Estimate(
+        sum(values) if add else max(values),
+        kind="exact" if exact else "lower bound",
+        unit=layers[0].unit,
+        products=sum(e.products for e in layers),
+    )
+
+
+@by_products(
+    id="H5",
+    family="flatness",
+    symbol=r"\kappa^\phi",
+    source="relative2021 Def. 13",
+    unit="loss",
+    cost="one pass for dense layers (d Hessian products more below a smooth activation); else Lanczos for each row",
+    invariant_under={LAYERWISE, PERMUTATION},
+)
+def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+    """Maximal relative flatness: sum_s ||w_s||^2 lmax(H_ss), over the rows s of a layer's weight.
+
+    H_ss is the Hessian of the risk in row s alone. The network's answer is the last linear layer's; `.sum` and `.max`
+    over layers beside it. Rows of a convolution are its output channels.
+    """
+    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    if not weights:
+        return {("", None): undefined(NO_LAYER)}
+    closed = [name for name in weights if fits(lens.problem, lens.layout, name)]
+    blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    for name, weight in weights.items():
+        before = lens.products
+        if name in blocks:
+            D = blocks[name].row_curvatures()
+            if name not in lens.layout.affine:
+                D = D + _bends(lens, name, run).to(D)
+            maxima = row_block_maxima(D, blocks[name].phi, tol, run.progress)
+        else:
+            assert weight.parameter is not None
+            maxima = _rows_one_by_one(lens, run, weight.parameter, tol)
+        norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
+        outright = name in blocks and blocks[name].phi.shape[1] <= SMALL
+        parts["", name] = Estimate(
+            float((norms * maxima).sum()),
+            kind="exact" if outright else "lower bound",
+            products=lens.products - before,
+            arrays={"rows": maxima},
+        )
+    layers = [parts["", name] for name in weights]
+    parts["", None] = layers[-1]
+    parts["sum", None], parts["max", None] = _combined(layers, True), _combined(layers, False)
+    return parts
+
+
+def _bends(lens: Lens, layer: str, run: Run) -> Tensor:
+    """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
+    parts = list(bending_along(lens.problem, lens.model, lens.layout, layer, Shifts(), run.progress))
+    lens.products += parts[0].shape[1]
+    return torch.cat(parts)
+
+
+def _rows_one_by_one(lens: Lens, run: Run, parameter: str, tol: float) -> Tensor:
+    """lmax of each row's block of a weight, by Lanczos on the Hessian between that row and itself."""
+    operator = Hessian(lens.problem, [parameter], model=lens.model)
+    rows = operator.space.tensors[0].shape[0]
+    maxima = []
+    for s in range(rows):
+
+        def apply(v: Tensor, s: int = s) -> Tensor:
+            whole = v.new_zeros(rows, len(v))
+            whole[s] = v
+            return operator(whole.flatten()).reshape(rows, -1)[s]
+
+        start = torch.randn(operator.size // rows, generator=run.generator, dtype=torch.float64)
+        maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), tolerance=tol).values[0])
+        if run.progress is not None:
+            run.progress("rows", s + 1, rows)
+    lens.products += operator.products
+    return torch.stack(maxima)
+
+
+@by_products(
+    id="H6",
+    family="hessian",
+    symbol=r"\rho(\lambda)",
+    source="density2019 section 2 (also in PyHessian)",
+    unit="loss / parameter^2",
+    cost="probes x steps Hessian products",
+    invariant_under={PERMUTATION},
+    works_coupled=True,
+)
+def spectral_density(
+    lens: Lens, run: Run, *, probes: int = 8, steps: int = 40, ggn: bool = False, layers: bool = False
+) -> Parts:
+    """Density of the Hessian's eigenvalues; the value is their root mean square, ||H||_F / sqrt(P).
+
+    `arrays` has `grid`, `density` and its standard error, `stderr`; the smoothing is 1% of the spectrum's range. `ggn`:
+    of the Gauss-Newton matrix. `layers`: of each layer's diagonal block, too.
+    """
+    kind = GaussNewton if ggn else Hessian
+
+    def of(names: list[str] | None) -> Estimate:
+        operator = kind(lens.problem, names, model=lens.model)
+        found = density_of(operator, probes=probes, steps=steps, generator=run.generator, progress=run.progress)
+        lens.products += operator.products
+        arrays = {"grid": found.grid, "density": found.density, "stderr": found.stderr}
+        return Estimate(found.rms, found.rms_stderr, "estimate", arrays=arrays, products=operator.products)
+
+    parts: dict[tuple[str, str | None], Estimate] = {("", None): of(None)}
+    if layers:
+        parts |= {("", place): of(names) for place, names in owners(lens).items()}
+    return parts

@@ -1,0 +1,101 @@
+"""Sharpness in units of the weights themselves: what a rescaling of the network cannot change, in whole or in part."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatlens.errors import BadInput
+from flatlens.grams import LayerGrams, Weight
+from flatlens.measures.balance import balance
+from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, per_sample
+from flatlens.measures.reduce import Reduced
+
+
+@per_sample(
+    id="M12",
+    family="normalised",
+    symbol=r"S_{adaptive}^{GN}",
+    source="compression Lemma E.2",
+    unit="loss",
+    place="parameters",
+    needs={"adaptive"},
+    cost="one pass, per-sample gradients of shared weights",
+    invariant_under=FUNCTION,
+)
+def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
+    """Curvature along each parameter in units of its value, Gauss-Newton part, summed over parameters.
+
+    mean_i sum_j theta_j^2 ||C^(1/2) df_i/dtheta_j||^2 over all parameters measured, biases and norms too; the lemma has
+    C = I. An entry of a convolution's kernel is one parameter: its positions are summed before squaring.
+    """
+    return g.adaptive
+
+
+def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
+    """||W|| sqrt(mean trace)."""
+    W = weight.matrix.W
+    norm = float(W.square().sum().sqrt()) if measure.option("frobenius") else weight.spectral_norm
+    return Reduced(norm * float(traces.mean().clamp(min=0)) ** 0.5, None)
+
+
+@per_sample(
+    id="M13",
+    family="normalised",
+    symbol=r"\sum_l \|W_l\|_2 \sqrt{S(W_l)}",
+    source="compression Eq. 35",
+    unit="output",
+    place="weight",
+    needs={"K"},
+    finish=by_norm,
+    cost="one pass, operator norms",
+    invariant_under={LAYERWISE, PERMUTATION},
+)
+def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Tensor:
+    """Matrix-normalised sharpness: sum_l ||W_l||_2 sqrt(mean_i ||df_i/dW_l||_F^2), of the weights alone.
+
+    The norm of a convolution is the operator's, which the bounds want; for shared weights the published inequality that
+    this bounds the layers' MLS can fail. `frobenius` takes ||W_l||_F in its place, of the kernel as stored.
+    """
+    return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
+
+
+def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
+    """The minimum of Eq. 36, of each group's block."""
+    lam = measure.option("lam")
+    if not (isinstance(lam, int | float) and lam > 0):
+        raise BadInput(f"normalized_sharpness(lam={lam!r}): a positive number is needed")
+    W = weight.matrix.W.cpu()
+    blocks = diagonal.cpu().reshape(W.shape)
+    found = [balance(h, w.square() / (4 * lam**2)) for h, w in zip(blocks, W, strict=True)]
+    value, gap = sum(b.value for b in found), sum(b.gap for b in found)
+    arrays = {"sigma": torch.cat([b.u.sqrt() for b in found]), "sigma_prime": torch.cat([b.v.sqrt() for b in found])}
+    certified = gap <= 1e-9 * value or value == 0
+    note = f"certified: at most {gap:.1g} above the minimum"
+    return Reduced(value, None, note, "exact" if certified else "upper bound", arrays=arrays)
+
+
+@per_sample(
+    id="M14",
+    family="normalised",
+    symbol=r"\min_{\sigma,\sigma'} \sum_{ij} H_{ij}\sigma_i^2\sigma_j'^2 + W_{ij}^2/(4\lambda^2\sigma_i^2\sigma_j'^2)",
+    source="compression Eq. 36",
+    unit="sqrt loss",
+    place="weight",
+    needs={"diagonal"},
+    total=True,
+    finish=balanced,
+    cost="one pass, per-sample gradients of shared weights; a convex minimisation a layer",
+    invariant_under=FUNCTION,
+)
+def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
+    """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.
+
+    The least of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s and s' (in `arrays`, as sigma
+    and sigma_prime).
+
+    H is the diagonal of the layer's Gauss-Newton matrix (nonnegative, as the problem needs; the Hessian's own where the
+    network is piecewise linear). Convex in the logarithms; solved to a duality gap that the note states. Dead rows and
+    columns contribute their infimum, 0. `lam` only divides the value.
+    """
+    return g.linear.diagonal()

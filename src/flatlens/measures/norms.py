@@ -1,0 +1,130 @@
+"""Sizes: of weights, of features, of outputs; and the Fisher-Rao norm."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature.features import feature_norms
+from flatlens.curvature.jacobians import ParameterJacobian
+from flatlens.curvature.operators import slopes
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
+from flatlens.problem import measuring
+from flatlens.problem.operator_norm import kernel_norm
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+
+@on_lens(
+    id="M16",
+    family="norms",
+    symbol=r"\|W\|_F",
+    source="relative2021 Fig. 5",
+    unit="parameter",
+    cost="operator norms",
+    invariant_under={PERMUTATION},
+)
+def weight_norm(lens: Lens) -> Parts:
+    """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
+
+    `.spectral` is ||W_l||_2, of a convolution that of the operator on its input's size; `.kernel` that of the kernel
+    as a matrix out x (in k k). The network's are the largest of its layers', as of one block-diagonal matrix.
+    """
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    weights = lens.layout.weights
+    if not weights:
+        return {("", None): undefined("the network has no linear layer")}
+    squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
+    parts["", None] = Estimate(math.sqrt(sum(squares.values())))
+    parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
+    spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
+    kernel = {layer: kernel_norm(weight.module) for layer, weight in weights.items()}
+    for part, values in (("spectral", spectral), ("kernel", kernel)):
+        parts[part, None] = Estimate(max(values.values()))
+        parts |= {(part, layer): Estimate(value) for layer, value in values.items()}
+    return parts
+
+
+@on_lens(
+    id="M18",
+    family="norms",
+    symbol=r"\|f(X)\|_F",
+    source="sharpening App. B.4",
+    unit="output",
+    invariant_under=FUNCTION,
+)
+def output_norm(lens: Lens) -> Estimate:
+    """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
+    norms = []
+    with measuring(lens.model), torch.no_grad():
+        for raw in lens.problem.data.chunks(1024):
+            f, _ = lens.problem.run(lens.model, lens.problem.place(raw))
+            norms.append(f.to(torch.float64).norm(dim=1).cpu())
+    samples = torch.cat(norms)
+    return Estimate(float(samples.square().sum().sqrt()), samples=samples)
+
+
+@on_lens(
+    id="M18",
+    family="norms",
+    symbol=r"\|f_{l-1}(X)\|_2",
+    source="sharpening App. C",
+    unit="feature",
+    cost="one forward, Lanczos on the features",
+    invariant_under={PERMUTATION},
+)
+def feature_norm(lens: Lens) -> Parts:
+    """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.
+
+    A convolution's features are its whole input, flattened; a module called twice has two rows.
+    """
+    norms = feature_norms(lens.problem, lens.model, lens.layout)
+    if not norms:
+        return {("", None): undefined("the network has no linear layer")}
+    return {("", None): Estimate(max(norms.values())), **{("", layer): Estimate(v) for layer, v in norms.items()}}
+
+
+@on_lens(
+    id="M15",
+    family="norms",
+    symbol=r"\|\theta\|_{fr}",
+    source="relative2021 Fig. 5 (Liang et al. 2019)",
+    unit="loss",
+    cost="one forward, one Jacobian product",
+    invariant_under=FUNCTION,
+)
+def fisher_rao(lens: Lens) -> Parts:
+    """Fisher-Rao norm: (number of weight layers) * sqrt(mean_i <dl_i/df_i, f_i>^2).
+
+    `.parameters` is sqrt(theta^T F theta) with F = mean_i g_i g_i^T the empirical Fisher matrix of the measured
+    parameters: sqrt(mean_i <dl_i/df_i, sum_j theta_j df_i/dtheta_j>^2). The two are equal where the outputs are
+    homogeneous in the parameters of degree the number of layers: ReLU networks without biases. Elsewhere the note says
+    how far they part.
+    """
+    jacobian = ParameterJacobian(lens.problem, model=lens.model)
+    along = jacobian.times(jacobian.space.point()).to(torch.float64)
+    outer, inner, start = [], [], 0
+    with measuring(lens.model):
+        for raw in lens.problem.data.chunks(1024):
+            f, y = lens.problem.run(lens.model, lens.problem.place(raw))
+            f = f.detach().to(torch.float64)
+            s = slopes(lens.problem, f, y) * lens.problem.n
+            outer.append((s * f).sum(1).cpu())
+            inner.append((s * along[start : start + len(f)]).sum(1).cpu())
+            start += len(f)
+    layers = len({id(weight.module.weight) for weight in lens.layout.weights.values()})
+    whole, parameters = layers * _root_mean_square(outer), _root_mean_square(inner)
+    apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
+    note = (
+        "" if apart < 1e-4 else f"sqrt(theta^T F theta) is {parameters:.4g}: the network is not homogeneous (biases?)"
+    )
+    return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=1)}
+
+
+def _root_mean_square(parts: list[Tensor]) -> float:
+    return float(torch.cat(parts).square().mean().sqrt())

@@ -1,0 +1,273 @@
+"""Traces of the Hessian: the exact Gauss-Newton part from the pass, and the network's own bending, exact or by
+probes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature import Hessian
+from flatlens.curvature.bending import bending_along
+from flatlens.curvature.directions import Directions, Rows, Shifts, Units
+from flatlens.curvature.probes import signs, student
+from flatlens.curvature.trace import bending_trace, curved_parameters, exact_bending_trace, exact_products
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, by_products
+from flatlens.measures.normalised import adaptive_sharpness_ggn
+from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness
+from flatlens.problem.losses import SquaredError
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+FIRST = 4  #: probes to begin with
+MOST = 4096  #: probes at most
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How a trace is to be had."""
+
+    rtol: float  #: standard error wanted, relative to the value
+    probes: int | None  #: exactly so many, whatever the error
+    exact: bool  #: every direction, no probes
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.rtol, int | float) and self.rtol > 0):
+            raise BadInput(f"option rtol={self.rtol!r}: a positive number is needed")
+        if self.probes is not None and not (isinstance(self.probes, int) and self.probes >= 2):
+            raise BadInput(f"option probes={self.probes!r}: None or a whole number of at least 2 is needed")
+
+
+def bending(
+    lens: Lens, run: Run, effort: Effort, weighted: bool, size: float
+) -> tuple[Mapping[str, Estimate], Estimate]:
+    """Of each curved parameter, and of all together, what the trace has beyond its Gauss-Newton part, `size`."""
+    problem, model, layout = lens.problem, lens.model, lens.layout
+    curved = curved_parameters(problem, layout)
+    if not curved.names:
+        return {}, Estimate(0.0)
+    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    all_of_them = exact_products(layout, curved, sizes)
+    drawn: dict[str, Tensor] = {name: torch.empty(0, dtype=torch.float64) for name in curved.names}
+    wanted = 0 if effort.exact else effort.probes or FIRST
+    while not effort.exact and (effort.probes is not None or wanted < all_of_them):
+        more = wanted - len(next(iter(drawn.values())))
+        fresh = bending_trace(
+            problem,
+            model,
+            layout,
+            curved,
+            probes=more,
+            weighted=weighted,
+            generator=run.generator,
+            progress=run.progress,
+        )
+        drawn = {name: torch.cat([drawn[name], fresh[name]]) for name in drawn}
+        total = _of_probes(torch.stack(list(drawn.values())).sum(0))
+        allowed = effort.rtol * abs(size + total.value)
+        if effort.probes is not None or total.stderr <= allowed or wanted >= MOST:
+            lens.products += wanted
+            shares = {name: _of_probes(values) for name, values in drawn.items()}
+            return shares, total
+        needed = wanted * (total.stderr / allowed) ** 2 if allowed else math.inf
+        wanted = min(MOST, max(wanted + 2, math.ceil(min(needed, MOST))))
+    values, products = exact_bending_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
+    lens.products += products
+    return {name: Estimate(value) for name, value in values.items()}, Estimate(sum(values.values()), products=products)
+
+
+def _of_probes(values: Tensor) -> Estimate:
+    mean, stderr = student(values)
+    return Estimate(float(mean), float(stderr), "estimate", arrays={"probes": values}, products=len(values))
+
+
+def traced(
+    lens: Lens, run: Run, gauss_newton: Measure, effort: Effort, weighted: bool
+) -> dict[tuple[str, str | None], Estimate]:
+    """The Gauss-Newton part plus the bending, at every place and in all."""
+    values = lens.per_sample([gauss_newton], run.progress)
+    places = {at: v for (key, at), v in list(values.items()) if key == gauss_newton.key and at is not None}
+    if not places:
+        return {("", None): undefined("no parameter is measured")}
+    size = sum(float(v.mean()) for v in places.values())
+    shares, beyond = bending(lens, run, effort, weighted, size)
+    mine = {
+        name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name is not None
+    }
+    parts: dict[tuple[str, str | None], Estimate] = {}
+    for at, v in places.items():
+        here = [e for name, e in shares.items() if mine.get(name, name) == at]
+        parts["", at] = _plus(float(v.mean()), here)
+    total = Estimate(
+        size + beyond.value, beyond.stderr, beyond.kind, products=beyond.products,
+        arrays={} if "probes" not in beyond.arrays else {"probes": size + beyond.arrays["probes"]},
+    )  # fmt: skip
+    return {
+        ("", None): total,
+        ("gauss_newton", None): Estimate(size),
+        ("bending", None): replace(beyond, arrays={}),
+        **parts,
+    }
+
+
+def _plus(exact: float, shares: list[Estimate]) -> Estimate:
+    """A number known exactly and the estimates of one place; those come of the same probes, so they add probe by
+    probe."""
+    if all("probes" not in e.arrays for e in shares):
+        return Estimate(exact + sum(e.value for e in shares))
+    total = _of_probes(torch.stack([e.arrays["probes"] for e in shares]).sum(0))
+    return Estimate(exact + total.value, total.stderr, "estimate", products=total.products)
+
+
+@by_products(
+    id="H3",
+    family="hessian",
+    symbol=r"\mathrm{Tr}\,H",
+    source="compression Eq. 2",
+    unit="loss / parameter^2",
+    cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
+    invariant_under={PERMUTATION},
+    works_coupled=True,
+)
+def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
+    """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
+
+    The exact Gauss-Newton trace, plus the trace of H - GGN: 0 in piecewise-linear networks that use each weight once,
+    else by random probes until the standard error is below `rtol` times the value (`probes` fixes their number), or
+    along every direction in turn where that is fewer products (`exact` insists). `.gauss_newton` and `.bending` are
+    the two parts.
+    """
+    effort = Effort(rtol, probes, exact)
+    if lens.problem.coupled:
+        return {("", None): _hutchinson(lens, run, effort)}
+    return traced(lens, run, ggn_trace, effort, weighted=False)
+
+
+def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
+    """Where samples are coupled there is no pass: plain probes on the Hessian, or unit vectors."""
+    operator = Hessian(lens.problem, model=lens.model)
+    like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
+    values: list[float] = []
+    wanted = min(effort.probes or FIRST, MOST)
+    while not effort.exact and (effort.probes is not None or wanted < operator.size):
+        while len(values) < wanted:
+            v = signs((operator.size,), like, run.generator)
+            values.append(float((v * operator(v)).sum(dtype=torch.float64)))
+            if run.progress is not None:
+                run.progress("curvature products", len(values), wanted)
+        found = _of_probes(torch.tensor(values, dtype=torch.float64))
+        allowed = effort.rtol * abs(found.value)
+        if effort.probes is not None or found.stderr <= allowed or wanted >= MOST:
+            lens.products += operator.products
+            return found
+        wanted = min(MOST, max(wanted + 2, math.ceil(min(wanted * (found.stderr / allowed) ** 2, MOST))))
+    total = 0.0
+    for j in range(operator.size):
+        unit = torch.zeros(operator.size, dtype=operator.dtype, device=operator.space.device)
+        unit[j] = 1
+        total += float(operator(unit)[j])
+    lens.products += operator.products
+    return Estimate(total, products=operator.products)
+
+
+@by_products(
+    id="M12",
+    family="normalised",
+    symbol=r"S_{adaptive}",
+    source="compression Def. E.1",
+    unit="loss",
+    cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
+    invariant_under=FUNCTION,
+)
+def adaptive_sharpness(
+    lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
+) -> Parts:
+    """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of the average-case one as rho -> 0.
+
+    `adaptive_sharpness_ggn` plus the network's own bending; options and parts as of `hessian_trace`.
+    """
+    return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
+
+
+@by_products(
+    id="H7",
+    family="hessian",
+    symbol=r"\mathrm{Tr}\,H - S",
+    source="compression Lemma B.1",
+    unit="loss / parameter^2",
+    cost="as hessian_trace; with bound=True a Hessian product for every direction",
+    invariant_under={PERMUTATION},
+)
+def interpolation_gap(
+    lens: Lens,
+    run: Run,
+    *,
+    rtol: float = 0.01,
+    probes: int | None = None,
+    exact: bool = False,
+    adaptive: bool = False,
+    bound: bool = False,
+) -> Parts:
+    """How far the trace of the Hessian is from `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
+
+    The lemma speaks of the half squared error; under other losses the difference holds their C, too. `adaptive` is
+    Lemma E.2's version: theta_j^2 before every term. `bound` adds the lemma's middle term as `.bound`, mean_i sum_j
+    |<f_i - y_i, d2f_i/dtheta_j2>|, which is never above its m M epsilon.
+    """
+    gauss_newton = adaptive_sharpness_ggn if adaptive else ggn_trace
+    parts = traced(lens, run, gauss_newton, Effort(rtol, probes, exact), adaptive)
+    trace = parts["", None]
+    if trace.kind == "undefined":
+        return {("", None): trace}
+    if adaptive and not _is_half_square(lens):
+        return {("", None): undefined("Lemma E.2 is about the half squared error")}
+    plain = sum(
+        float(v.mean())
+        for (key, _), v in lens.per_sample([interpolation_sharpness]).items()
+        if key == interpolation_sharpness.key
+    )
+    base = parts["gauss_newton", None].value if adaptive else plain
+    found: dict[tuple[str, str | None], Estimate] = {("", None): replace(trace, value=trace.value - base, arrays={})}
+    if bound:
+        found["bound", None] = _lemma_bound(lens, run, adaptive)
+    return found
+
+
+def _is_half_square(lens: Lens) -> bool:
+    loss = lens.problem.loss
+    return isinstance(loss, SquaredError) and loss.name == "half_squared_error"
+
+
+def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
+    """mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|, every parameter in turn; of a dense layer one direction a row."""
+    if not _is_half_square(lens):
+        return undefined("Lemma B.1 is about the half squared error")
+    curved = curved_parameters(lens.problem, lens.layout)
+    if curved.others:
+        return undefined(f"{curved.others[0]!r} and others act outside one call of a linear layer")
+    total, products = 0.0, 0
+    for layer in {**curved.weights, **curved.biases}:
+        weight = lens.layout.weights[layer]
+        W = weight.matrix.W
+        families: list[tuple[Directions, Tensor | None]] = []
+        if layer in curved.weights:
+            rows = weight.dense and not adaptive
+            family: Directions = Rows(torch.eye(W.shape[1]).expand(1, -1, -1)) if rows else Units()
+            families.append((family, W.flatten().square() if adaptive else None))
+        if layer in curved.biases:
+            assert weight.matrix.b is not None
+            families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
+        for family, scale in families:
+            for forms in bending_along(lens.problem, lens.model, lens.layout, layer, family, run.progress):
+                weighed = forms.abs() if scale is None else forms.abs() * scale
+                total, count = total + float(weighed.sum()) / lens.problem.n, forms.shape[1]
+            products += count
+    lens.products += products
+    return Estimate(total, products=products)
