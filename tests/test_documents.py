@@ -8,6 +8,8 @@ import pytest
 
 import flatlens as fl
 from flatlens.cli import app
+from flatlens.measures.papers import PAPERS
+from flatlens.report.reference import page
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -67,3 +69,20 @@ def test_the_table_of_invariances_is_the_catalogue():
         if card.family != "generalisation"
     ]
     assert told == known
+
+
+def test_the_questions_star_what_is_run_only_when_named():
+    questions = (ROOT / "docs" / "choosing.md").read_text().partition("## Between")[0]
+    products = {name for name, one in fl.measures.MEASURES.items() if one.place == "products"}
+    assert set(re.findall(r"`(\w+)`\\\*", questions)) == products
+    assert set(re.findall(r"`(\w+)`", questions)) >= set(fl.measures.MEASURES)
+
+
+def test_the_table_of_sources_is_that_of_the_papers():
+    table = (ROOT / "docs" / "choosing.md").read_text().partition("## Sources")[2]
+    assert dict(re.findall(r"^\| (\w+) \| (.*) \|$", table, re.M)) == {"name": "paper", **PAPERS}
+
+
+def test_the_page_of_measures_is_what_the_measures_say():
+    written = (ROOT / "docs" / "measures.md").read_text()
+    assert written == page(), "write it anew: flatlens list measures --markdown > docs/measures.md"

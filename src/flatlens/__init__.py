@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatlens import curvature as curvature
     from flatlens import measures as measures
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
@@ -29,12 +30,12 @@ _HOME = {
     "catalogue": "flatlens.measures",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "measures"]
+__all__ = [*_HOME, "curvature", "measures"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "measures":
-        return import_module("flatlens.measures")
+    if name in ("curvature", "measures"):
+        return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'flatlens' has no attribute {name!r}")

@@ -1,16 +1,24 @@
 """The command line's own promises: instant help, clean stdout, one line for every mistake, exit status."""
 
 import json
+import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from functools import partial
 
 import pytest
+from rich.console import Console
 
 import flatlens
 from flatlens import cli
-from flatlens.cli.output import plain, show_json
+from flatlens.cli import output
+from flatlens.cli.output import show_json
 from flatlens.errors import BadInput, StaleLens
+from flatlens.measures import MEASURES
+from flatlens.report.cards import FAMILIES, by_family, plain
+from flatlens.report.reference import page
 
 
 def test_help_leaves_torch_alone():
@@ -118,12 +126,49 @@ def test_experiments_are_listed(capsys):
 
 def test_measures_are_listed(capsys):
     assert cli.run(["list", "measures"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.split())
     assert cli.run(["list", "measures", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {"mls", "relative_flatness", "interpolation_sharpness"} <= {row["name"] for row in rows}
     assert all(row["name"] in text for row in rows)
     assert all(isinstance(row["invariant_under"], list) for row in rows)
+    named = {row["name"] for row in rows if row["run"] == "only when asked for by name"}
+    assert "sharpness" in named
+    assert set(re.findall(r"([a-z]\w+) \* ", text)) == named
+
+
+@pytest.mark.parametrize("columns", [100, 160])
+def test_the_list_of_measures_fits_its_width_and_loses_nothing(capsys, monkeypatch, columns):
+    monkeypatch.setattr("rich.console.Console", partial(Console, width=columns, force_terminal=True, no_color=True))
+    assert cli.run(["list", "measures"]) == 0
+    text = re.sub("\x1b[^m]*m", "", capsys.readouterr().out)
+    assert max(map(len, text.splitlines())) <= columns
+    squeezed = "".join(text.split())  # what is wrapped stands beside another column
+    assert "…" not in squeezed
+    for name, one in MEASURES.items():
+        assert name in squeezed
+        assert plain(one.card.symbol).partition(" ")[0] in squeezed
+    if columns == 160:
+        assert "Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2." in text
+
+
+def test_every_symbol_has_letters_and_every_family_its_words():
+    assert all(plain(one.card.symbol) for one in MEASURES.values())
+    assert set(by_family()) == set(FAMILIES)
+    assert sum(map(len, by_family().values())) == len(MEASURES)
+
+
+def test_a_measure_of_ones_own_is_listed_in_a_family_of_its_own():
+    own = MEASURES["mls"]
+    own = replace(own, card=replace(own.card, family="own"))
+    assert list(by_family([own, MEASURES["nmls"]])) == ["sensitivity", "own"]
+
+
+def test_the_page_of_measures_is_printed(capsys, refused):
+    assert cli.run(["list", "measures", "--markdown"]) == 0
+    assert capsys.readouterr().out == page()
+    assert "--markdown" in refused("list", "experiments", "--markdown")
+    assert "--markdown" in refused("list", "measures", "--markdown", "--json")
 
 
 def test_a_reader_that_has_seen_enough_is_no_error():
@@ -137,5 +182,5 @@ def test_json_has_no_nan(capsys):
     assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5], "b": None}
     import numpy as np
 
-    assert plain(np.float64("nan")) is None
-    assert plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}
+    assert output.plain(np.float64("nan")) is None
+    assert output.plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}

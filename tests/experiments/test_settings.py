@@ -7,6 +7,8 @@ import pytest
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Quantity, Study
+from flatlens.experiments.network import measure_network
+from flatlens.experiments.quantities import LEFT_OUT
 from flatlens.experiments.settings import DataSettings, NetworkSettings
 from flatlens.measures import MEASURES
 
@@ -63,9 +65,24 @@ def test_quantities_are_undefined_rather_than_wrong():
     assert Quantity("missing", "other").of(networks).isna().all()
 
 
-def test_a_study_measures_and_compares_all_there_is():
+def test_a_study_measures_and_compares_all_that_needs_no_products_and_says_something_new():
     study = Study.digits("smoke")
-    assert study.measures == tuple(MEASURES)
+    left_out = {*LEFT_OUT, *(name for name, one in MEASURES.items() if one.place == "products")}
+    assert set(study.measures) == set(MEASURES) - left_out
     axes = {q.column for q in study.quantities}
-    alike = {"relative_flatness_ggn"}  # the same number on these networks
-    assert axes >= {name for name, one in MEASURES.items() if one.card.family != "generalisation"} - alike
+    assert axes >= {name for name in study.measures if MEASURES[name].card.family != "generalisation"}
+
+
+def test_what_a_study_leaves_out_as_the_same_number_is_the_same_number():
+    network = Study.digits("smoke").networks()[0]
+    split = network.data.load()
+    model = network.model.build()
+    alike = {name: why.removeprefix("the same number as ") for name, why in LEFT_OUT.items() if "same number" in why}
+    report = measure_network(model, split, replace(network, measures=(*alike, *network.measures)))
+    found = {
+        name: report[twin.partition(" of ")[0], "fc1"] if " of " in twin else report[twin]
+        for name, twin in alike.items()
+    }
+    assert len(found) == 4
+    for name, twin in found.items():
+        assert report[name].value == pytest.approx(twin.value, rel=1e-10), name

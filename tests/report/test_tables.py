@@ -50,6 +50,24 @@ def test_the_risk_comes_first_and_has_no_badges():
     assert row(lines, "loss") == ["loss", "0.25", "exact"]
 
 
+def test_a_family_stands_together_whatever_the_order():
+    answers = ("mls", "local_volume", "nmls", "my_own", "log_volume")
+    lines = printed(Report({(name, None): Estimate(1.0) for name in answers}, {}))
+    shown = [line.split()[0] for line in lines[4:12]]
+    assert shown == ["sensitivity", "mls", "nmls", "compression", "local_volume", "log_volume", "other", "my_own"]
+
+
+@pytest.mark.parametrize(("count", "parts"), [(3, True), (40, False)])
+def test_parts_make_room_where_there_is_much_to_show(count, parts):
+    spelled = [f"local_volume(top_k={k})" for k in range(1, count)]
+    names = ["relative_flatness", "relative_flatness.max", *spelled]
+    estimates = {(name, None): Estimate(1.0) for name in names} | {("relative_flatness.max", "fc1"): Estimate(2.0)}
+    lines = printed(Report(estimates, {}), 100)
+    assert all(any(line.split()[:1] == [name] for line in lines) for name in ("relative_flatness", *spelled))
+    assert any("relative_flatness.max" in line for line in lines) == parts
+    assert any("--json" in line for line in lines) != parts
+
+
 def test_layers_stand_in_execution_order():
     lines = printed(report())
     start = lines.index("Layer by layer".ljust(len(next(x for x in lines if x.startswith("Layer by layer")))))

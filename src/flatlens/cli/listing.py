@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.output import Flag, note, show, show_json
 from flatlens.cli.study import STUDIES
+from flatlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from flatlens.measures import Card
 
 KEY = (
-    "\nlayer, neuron, order: does the number survive a layer-wise rescaling of the weights, a neuron-wise one, a "
-    "permutation of the neurons? All three leave the network's function as it is."
+    "\n* multiplies with curvature operators: run only when asked for by name."
+    "\nsurvives: layer: the number stays under a layer-wise rescaling of the weights; neuron: under a neuron-wise one; "
+    "order: under a permutation of the neurons; all: under all three, which leave the network's function as it is. "
+    "An option may change that."
+    "\nEverything about each of them: docs/measures.md, or --markdown."
 )
 
 
@@ -21,6 +29,7 @@ def list_names(
     /,
     *,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+    as_markdown: Annotated[bool, Flag, Parameter(name="--markdown")] = False,
 ) -> None:
     """List the measures, transforms, bounds or experiments.
 
@@ -31,41 +40,65 @@ def list_names(
     Args:
         kind: What to list.
         as_json: Print a JSON array.
+        as_markdown: Of measures: print all that is known of each, as the page docs/measures.md.
     """
+    if as_markdown:
+        if kind != "measures" or as_json:
+            raise BadInput("--markdown goes with `flatlens list measures` alone")
+        from flatlens.report.reference import page
+
+        print(page(), end="")
+        return
     rows = _rows(kind)
     if as_json:
         show_json(rows)
     elif not rows:
         note(f"this version has no {kind} yet")
     elif kind == "measures":
-        show(_measures(rows), KEY, _papers())
+        show(*_measures(), KEY, _papers())
     else:
         show(_experiments(rows))
 
 
 def _rows(kind: str) -> list[dict[str, Any]]:
     if kind == "measures":
-        import flatlens as fl
+        from flatlens.measures import MEASURES
+        from flatlens.report.cards import runs
 
-        return [asdict(card) for card in fl.catalogue()]
+        return [asdict(one.card) | {"run": runs(one)} for one in MEASURES.values()]
     if kind == "experiments":
         return [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
     return []
 
 
-def _measures(rows: list[dict[str, Any]]) -> Any:
+def _measures() -> Iterator[Any]:
+    """A table a family; where there is room two lines a measure: name and meaning; symbol, unit, cost and source."""
+    from rich.console import Group
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
+    from flatlens.report.cards import FAMILIES, RUN_WHEN_NAMED, by_family, plain, runs
+
+    for number, (family, members) in enumerate(by_family().items()):
+        title = Text(f"\n{family}: {FAMILIES.get(family, '')}", style="bold")
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left", show_header=number == 0)
+        table.add_column("measure", width=29)
+        table.add_column("survives", width=12)
+        table.add_column("meaning; unit; cost; source")
+        for one in members:
+            card, star = one.card, " *" if runs(one) == RUN_WHEN_NAMED else ""
+            symbol = Padding(Text(plain(card.symbol), style="dim"), (0, 0, 0, 2))
+            facts = Text(f"{card.unit}; {card.cost}; {card.source}", style="dim")
+            table.add_row(Group(Text(card.name + star), symbol), _survived(card), Group(Text(card.meaning), facts))
+        yield table
+
+
+def _survived(card: Card) -> str:
     from flatlens.report.cards import MOVES
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("measure", *(short for _, short, _ in MOVES), "meaning", "source"):
-        table.add_column(heading, no_wrap=heading == "measure")
-    for row in rows:
-        survives = ["yes" if move in row["invariant_under"] else "no" for move, _, _ in MOVES]
-        table.add_row(*(Text(cell) for cell in (row["name"], *survives, row["meaning"], row["source"])))
-    return table
+    moves = [short for move, short, _ in MOVES if move in card.invariant_under]
+    return "all" if len(moves) == len(MOVES) else ", ".join(moves) or "none"
 
 
 def _papers() -> str:

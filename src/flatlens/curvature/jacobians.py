@@ -9,7 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import final
 
 import torch
@@ -64,6 +65,36 @@ class ParameterJacobian:
         return total
 
 
+@dataclass(frozen=True, eq=False)
+class _Blocks:
+    """One batch: its inputs as leaves of a kept graph, its outputs, and df/dx^T w as a function of w."""
+
+    inputs: list[Tensor]
+    f: Tensor
+    w: Tensor
+    rows: tuple[Tensor | None, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(x[0].numel() for x in self.inputs)
+
+    def times(self, v: Tensor) -> Tensor:
+        parts = torch.split(v, [x[0].numel() for x in self.inputs], dim=1)
+        live = [(g, part) for g, part in zip(self.rows, parts, strict=True) if g is not None and g.requires_grad]
+        if not live:
+            return torch.zeros_like(self.f)
+        onto = [part.reshape(g.shape) for g, part in live]
+        (out,) = torch.autograd.grad([g for g, _ in live], self.w, onto, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self.f) if out is None else out
+
+    def transposed_times(self, w: Tensor) -> Tensor:
+        if not self.f.requires_grad:
+            return w.new_zeros(len(w), self.width)
+        back = torch.autograd.grad(self.f, self.inputs, w, retain_graph=True, allow_unused=True)
+        filled = [torch.zeros_like(x) if g is None else g for g, x in zip(back, self.inputs, strict=True)]
+        return torch.cat([g.reshape(len(w), -1) for g in filled], 1)
+
+
 @final
 class InputJacobian:
     """df/dx of every sample: n blocks N x M, one below the other on the diagonal."""
@@ -76,56 +107,36 @@ class InputJacobian:
         self.problem = problem
         self.model = problem.measured() if model is None else model
         self.products = 0
-        self._graphs: Graphs[tuple[int, Product, Product]] = Graphs(problem, self.model, [], self._open)
+        self._graphs: Graphs[_Blocks] = Graphs(problem, self.model, [], self._open)
 
-    def _open(self, batch: Batch, number: int) -> tuple[int, Product, Product]:
+    def _open(self, batch: Batch, number: int) -> _Blocks:
         _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         if not inputs:
             raise BadInput("InputJacobian(...): the network has no floating input and no embedding to differentiate to")
-        n = len(f)
+        w = torch.zeros_like(f).requires_grad_()
         if not f.requires_grad:
-            return n, (lambda v: torch.zeros_like(f)), (lambda w: f.new_zeros(n, sum(x[0].numel() for x in inputs)))
-        dummy = torch.zeros_like(f).requires_grad_()
-        rows = torch.autograd.grad(f, inputs, dummy, create_graph=True, allow_unused=True)
-
-        def forward(v: Tensor) -> Tensor:
-            parts = torch.split(v, [x[0].numel() for x in inputs], dim=1)
-            live = [(g, part) for g, part in zip(rows, parts, strict=True) if g is not None and g.requires_grad]
-            if not live:
-                return torch.zeros_like(f)
-            (out,) = torch.autograd.grad(
-                [g for g, _ in live],
-                dummy,
-                [part.reshape(g.shape) for g, part in live],
-                retain_graph=True,
-                allow_unused=True,
-            )
-            return torch.zeros_like(f) if out is None else out
-
-        def backward(w: Tensor) -> Tensor:
-            back = torch.autograd.grad(f, inputs, w, retain_graph=True, allow_unused=True)
-            filled = [torch.zeros_like(x) if g is None else g for g, x in zip(back, inputs, strict=True)]
-            return torch.cat([g.reshape(n, -1) for g in filled], 1)
-
-        return n, forward, backward
+            return _Blocks(inputs, f, w, (None,) * len(inputs))
+        return _Blocks(inputs, f, w, torch.autograd.grad(f, inputs, w, create_graph=True, allow_unused=True))
 
     def times(self, v: Tensor) -> Tensor:
         """J_i v_i of every sample, (n, N), for v (n, M)."""
-        return self._each(v, 1)
+        return self._each(v, _Blocks.times, lambda blocks: blocks.width)
 
     def transposed_times(self, w: Tensor) -> Tensor:
         """J_i^T w_i of every sample, (n, M), for w (n, N)."""
-        return self._each(w, 2)
+        return self._each(w, _Blocks.transposed_times, lambda blocks: blocks.f.shape[1])
 
-    def _each(self, vectors: Tensor, side: int) -> Tensor:
+    def _each(
+        self, vectors: Tensor, product: Callable[[_Blocks, Tensor], Tensor], width: Callable[[_Blocks], int]
+    ) -> Tensor:
         if len(vectors) != self.problem.n:
             raise BadInput(f"InputJacobian: {self.problem.n} vectors are needed, one a sample, got {len(vectors)}")
-        self.products += 1
         vectors = vectors.to(self.problem.dtype)
         parts, start = [], 0
-        for graph in self._graphs:
-            n = graph[0]
-            product = graph[1] if side == 1 else graph[2]
-            parts.append(product(vectors[start : start + n]).detach())
+        for blocks in self._graphs:
+            n = len(blocks.f)
+            _require_shape("InputJacobian: a batch of vectors", vectors[start : start + n], (n, width(blocks)))
+            parts.append(product(blocks, vectors[start : start + n]).detach())
             start += n
+        self.products += 1
         return torch.cat(parts)

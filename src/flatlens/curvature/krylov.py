@@ -67,7 +67,7 @@ class Krylov:
         self.T[: j + 1, j] = self.T[j, : j + 1] = h
         self.steps = j + 1
         self.beta = float(w.norm())
-        tiny = 10 * torch.finfo(w.dtype).eps * max(scale, float(self.T[: j + 1, : j + 1].abs().max()))
+        tiny = 100 * torch.finfo(w.dtype).eps * max(scale, float(self.T[: j + 1, : j + 1].abs().max()))
         if self.beta <= tiny:
             self.beta = 0.0
         else:
@@ -127,9 +127,10 @@ def lanczos(
     """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
     `most` products at most; `room` basis vectors at a time (restarted thickly beyond). The bottom ones' residuals are
-    measured against the largest eigenvalue in size, since they may be zero. A start vector that misses part of the
-    spectrum shows when the basis closes on itself: it is then continued from a random vector, until what is found
-    cannot be improved, so that repeated eigenvalues are found as often as they occur.
+    measured against the largest eigenvalue in size, since they may be zero. Where the basis closes on itself it is
+    continued from a random vector until what is found cannot be improved: a start that misses part of the spectrum does
+    no harm then, and repeated eigenvalues are found as often as they occur. A basis that never closes sees a repeated
+    eigenvalue once, or again through rounding.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
 
@@ -137,33 +138,76 @@ def lanczos(
         return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
     usable = bool(torch.isfinite(start).all()) and float(start.norm()) > 0
-    wanted = min(top + bottom, len(start))
-    krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * wanted + 4))
+    wanted = _Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
+    krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
     while krylov.products < most:
         krylov.extend()
-        theta, S, residuals = krylov.ritz()
-        ends = _ends(len(theta), top, bottom)
         if progress is not None:
             progress("curvature products", krylov.products, most)
         if krylov.beta == 0:  # the basis is closed under A: all its Ritz pairs are eigenpairs
-            newest = torch.linalg.eigvalsh(krylov.T[block : krylov.steps, block : krylov.steps])
-            enough = len(ends) == wanted and block_is_random and _cannot_improve(newest, theta, top, bottom)
+            enough = block_is_random and wanted.cannot_improve(krylov, block)
             block, block_is_random = krylov.steps, True
             if enough or krylov.full or not krylov.turn(fresh):
                 closed = enough or krylov.steps == len(start)
                 break
-        elif len(ends) == wanted and bool((residuals[ends] <= _allowed(theta, ends, top, tolerance, start)).all()):
+        elif wanted.met(krylov, 0) and wanted.settled(krylov, block):
             break
         elif krylov.full:
-            krylov.compress(_ends(len(theta), min(top + 3, len(theta) // 2), min(bottom + 1, len(theta) // 2)))
+            theta, _, _ = krylov.ritz()
+            half = len(theta) // 2
+            krylov.compress(_ends(len(theta), min(top + 3, half), min(bottom + 1, half)))
             block = 0
     theta, S, residuals = krylov.ritz()
     ends = _ends(len(theta), top, bottom)
-    met = bool((residuals[ends] <= _allowed(theta, ends, top, tolerance, start)).all())
     return Eigenpairs(
-        theta[ends], krylov.vectors(S[:, ends]), residuals[ends], krylov.products, met and len(ends) == wanted, closed
+        theta[ends],
+        krylov.vectors(S[:, ends]),
+        residuals[ends],
+        krylov.products,
+        wanted.met(krylov, 0),
+        closed,
     )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What a search is for, and whether it has it."""
+
+    top: int
+    bottom: int
+    tolerance: float
+
+    def met(self, krylov: Krylov, block: int) -> bool:
+        """Whether the basis from `block` on has that many ends, each to its residual."""
+        theta, S = torch.linalg.eigh(krylov.T[block : krylov.steps, block : krylov.steps])
+        ends = _ends(len(theta), self.top, self.bottom)
+        scale = float(theta.abs().max())
+        allowed = self.tolerance * theta[ends].abs()
+        allowed[self.top :] = self.tolerance * scale
+        allowed = allowed.clamp(min=100 * torch.finfo(krylov.Q.dtype).eps * scale)
+        residuals = krylov.beta * S[-1].abs()
+        return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
+
+    def settled(self, krylov: Krylov, block: int) -> bool:
+        """Whether the block begun last has gone some way, and found as many ends itself.
+
+        A start at or near an eigenvector has a small residual at once, whichever it is.
+        """
+        least = min(self.top + self.bottom + 3, krylov.Q.shape[1] - block)
+        return krylov.steps - block >= least and (block == 0 or self.met(krylov, block))
+
+    def cannot_improve(self, krylov: Krylov, block: int) -> bool:
+        """Whether the closed block begun at random outside the older ones holds nothing beyond what is found."""
+        theta, _, _ = krylov.ritz()
+        if len(theta) < self.top + self.bottom:
+            return False
+        if block == 0:  # it has seen every eigenvalue, but each once
+            return self.top <= 1 and self.bottom <= 1
+        newest = torch.linalg.eigvalsh(krylov.T[block : krylov.steps, block : krylov.steps])
+        slack = 1e-9 * float(theta.abs().max())
+        above = self.top == 0 or float(newest[-1]) <= float(theta[-self.top]) + slack
+        return above and (self.bottom == 0 or float(newest[0]) >= float(theta[self.bottom - 1]) - slack)
 
 
 def _ends(count: int, top: int, bottom: int) -> Tensor:
@@ -171,19 +215,3 @@ def _ends(count: int, top: int, bottom: int) -> Tensor:
     top = min(top, count)
     bottom = min(bottom, count - top)
     return torch.tensor([*range(count - 1, count - 1 - top, -1), *range(bottom)], dtype=torch.long)
-
-
-def _allowed(theta: Tensor, ends: Tensor, top: int, tolerance: float, start: Tensor) -> Tensor:
-    """The residual each value may have."""
-    scale = float(theta.abs().max())
-    allowed = tolerance * theta[ends].abs()
-    allowed[top:] = tolerance * scale
-    return allowed.clamp(min=100 * torch.finfo(start.dtype).eps * scale)
-
-
-def _cannot_improve(newest: Tensor, theta: Tensor, top: int, bottom: int) -> bool:
-    """Whether the newest closed block, begun at random outside the older ones, holds nothing beyond what is found."""
-    slack = 1e-9 * float(theta.abs().max())
-    above = top == 0 or len(newest) == len(theta) or float(newest[-1]) <= float(theta[-min(top, len(theta))]) + slack
-    below = bottom == 0 or len(newest) == len(theta) or float(newest[0]) >= float(theta[bottom - 1]) - slack
-    return above and below and (len(newest) < len(theta) or (top <= 1 and bottom <= 1))

@@ -61,7 +61,7 @@ class Operator(ABC):
         """The product with one vector, or with k of them."""
         if isinstance(vectors, Mapping):
             return self.space.named(self(self.space.flat(vectors)))
-        if vectors.shape[-1] != self.size or vectors.ndim not in (1, 2):
+        if vectors.ndim not in (1, 2) or vectors.shape[-1] != self.size:
             raise BadInput(
                 f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
             )

@@ -35,6 +35,11 @@ def eigenpairs(
     operator on every 8th sample are mixed: `WARMING` products there cost 1.5 on all of them, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
+    for what, count, least in (("top", top, 1), ("bottom", bottom, 0)):
+        if not (isinstance(count, int) and count >= least):
+            raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
+    if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
+        raise BadInput(f"eigenpairs(tolerance={tolerance!r}): a number between 0 and 1 is needed")
     if start is not None and start.shape != (operator.size,):
         raise BadInput(f"eigenpairs(start=...): shape ({operator.size},) is needed, got {tuple(start.shape)}")
     if start is None:
@@ -124,7 +129,8 @@ def spectral_density(
         nodes[probe, : len(theta)], weights[probe, : len(theta)] = theta, S[0].square()
     seen = nodes[~nodes.isnan()]
     low, high = float(seen.min()), float(seen.max())
-    spread = (high - low) or abs(high) or 1.0
+    size = max(abs(low), abs(high))
+    spread = high - low if high - low > 1e-6 * size else size or 1.0
     width = 0.01 * spread if width is None else width
     grid = torch.linspace(low - 4 * width, high + 4 * width, points, dtype=torch.float64)
     bumps = torch.exp(-0.5 * ((grid - nodes.nan_to_num()[..., None]) / width).square()) / (
@@ -132,5 +138,12 @@ def spectral_density(
     )
     density, stderr = student((weights[..., None] * bumps).sum(1))
     mean_square, square_stderr = student((weights * nodes.nan_to_num().square()).sum(1))
-    rms = float(mean_square.clamp(min=0).sqrt())
-    return Density(grid, density, stderr, width, rms, float(square_stderr) / (2 * rms) if rms else 0.0, nodes, weights)
+    rms, rms_stderr = _root(float(mean_square), float(square_stderr))
+    return Density(grid, density, stderr, width, rms, rms_stderr, nodes, weights)
+
+
+def _root(square: float, stderr: float) -> tuple[float, float]:
+    """The root of an estimate, with the error that maps its interval's wider side: a slope would cover too little."""
+    root, reach = max(square, 0.0) ** 0.5, 1.96 * stderr
+    down, up = root - max(square - reach, 0.0) ** 0.5, max(square + reach, 0.0) ** 0.5 - root
+    return root, max(down, up) / 1.96

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.graphs import differentiable
-from flatlens.curvature.operators import Residual, slopes
+from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.curvature.probes import signs
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
@@ -228,23 +228,23 @@ def exact_bending_trace(
     if curved.others:
         residual = Residual(problem, curved.others, model=model)
         point, where = residual.space.point(), residual.space.slices()
-        diagonal = _diagonal(residual, progress)
+        entries = diagonal(residual, progress)
         products += residual.size
-        scaled = diagonal * point.to(diagonal).square() if weighted else diagonal
+        scaled = entries * point.to(entries).square() if weighted else entries
         found |= {name: float(scaled[where[name]].sum()) for name in curved.others}
     return found, products
 
 
-def _diagonal(residual: Residual, progress: Progress | None) -> Tensor:
-    """By unit vectors, a few at a time."""
-    entries = torch.empty(residual.size, dtype=torch.float64)
-    for start in range(0, residual.size, 16):
-        stop = min(start + 16, residual.size)
-        units = torch.zeros(stop - start, residual.size, dtype=residual.dtype)
+def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
+    """Of the matrix, (P,) float64: by unit vectors, a few at a time."""
+    entries = torch.empty(operator.size, dtype=torch.float64)
+    for start in range(0, operator.size, 16):
+        stop = min(start + 16, operator.size)
+        units = torch.zeros(stop - start, operator.size, dtype=operator.dtype)
         units[range(stop - start), range(start, stop)] = 1
-        entries[start:stop] = residual(units)[range(stop - start), range(start, stop)].to("cpu", torch.float64)
+        entries[start:stop] = operator(units)[range(stop - start), range(start, stop)].to("cpu", torch.float64)
         if progress is not None:
-            progress("curvature products", stop, residual.size)
+            progress("curvature products", stop, operator.size)
     return entries
 
 

@@ -141,7 +141,8 @@ def _reversals(quantities: Sequence[Quantity], relations: pd.DataFrame, within: 
             if _clear(overall, "pearson") and _clear(inside.iloc[0], "pearson"):
                 turned.append(f"{name}, {overall['pearson']:.2f} overall but {_interval(inside.iloc[0], 'pearson')}")
         if turned:
-            sentences.append(f"Within {words}, the sign of r turns round for {'; '.join(turned)}.")
+            more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
+            sentences.append(f"Within {words}, the sign of r turns round for {'; '.join(turned[:4])}{more}.")
     return sentences
 
 

@@ -47,6 +47,20 @@ GAP = Quantity("generalisation gap", "generalisation_gap", role="result")
 SHARPNESS = Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt")
 LEARNING_RATE = Quantity("learning rate (log)", "lr", "log", role="setting")
 BATCH_SIZE = Quantity("batch size (log)", "batch_size", "log", role="setting")
+LEFT_OUT = {
+    "relative_flatness_ggn": "the same number as relative_flatness",
+    "neuron_flatness_ggn": "the same number as neuron_flatness",
+    "parameter_jacobian_frobenius": "the same number as interpolation_sharpness",
+    "input_invariant_mls": "the same number as neuron_flatness of the first layer",
+    "jacobian_frobenius": "of the same singular values as mls, and moves with it",
+    "output_norm": "set by the targets, which all networks interpolate",
+    "feature_norm": "a factor of layer_factors, and says little without the others",
+}
+"""Measures that would say nothing more of ReLU networks that interpolate under the half squared error."""
+
+STUDIED = tuple(name for name, one in MEASURES.items() if one.place != "products" and name not in LEFT_OUT)
+"""What a study measures: all that needs no products and says something of its own."""
+
 SHOWN = {
     "test_loss": (Quantity("test loss", "test_loss", role="result"),),
     "interpolation_sharpness": (SHARPNESS,),
@@ -54,7 +68,6 @@ SHOWN = {
     "mls": (Quantity("MLS", "mls"),),
     "nmls": (Quantity("NMLS", "nmls"),),
     "jacobian_norm": (Quantity("Jacobian norm", "jacobian_norm"),),
-    "normalized_mls": (Quantity("normalized MLS", "normalized_mls"),),
     "local_volume": (Quantity("local volume (log)", "local_volume", "log"),),
     "network_volume": (Quantity("network volume (log)", "network_volume", "log"),),
     "relative_flatness": (
@@ -62,8 +75,11 @@ SHOWN = {
         Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
         Quantity("relative flatness, all layers", "relative_flatness.sum"),
     ),
-    "relative_flatness_ggn": (),  # the same number on the networks of a study
-    "kappa_trace": (Quantity("kappa trace", "kappa_trace"),),
+    "adaptive_sharpness_ggn": (Quantity("adaptive sharpness", "adaptive_sharpness_ggn"),),
+    "matrix_normalized_sharpness": (Quantity("matrix-normalised sharpness", "matrix_normalized_sharpness"),),
+    "normalized_sharpness": (Quantity("normalised sharpness", "normalized_sharpness"),),
+    "normalized_mls": (Quantity("normalised MLS", "normalized_mls"),),
+    "fisher_rao": (Quantity("Fisher-Rao norm", "fisher_rao"),),
 }
 """How a measure is shown where its own name will not do."""
 

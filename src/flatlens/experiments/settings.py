@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeAlias
 
 from flatlens.data import Split, digits
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.quantities import Quantity, quantities
-from flatlens.measures import MEASURES
+from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.models import MLP
 from flatlens.training import SGD
 
@@ -94,8 +93,8 @@ class Study:
     check_every: int = 10
     activation: Literal["relu", "tanh", "gelu"] = "relu"
     loss: str = "half_squared_error"
-    measures: tuple[str, ...] = tuple(MEASURES)
-    quantities: tuple[Quantity, ...] = quantities(tuple(MEASURES))
+    measures: tuple[str, ...] = STUDIED
+    quantities: tuple[Quantity, ...] = quantities(STUDIED)
 
     @classmethod
     def digits(cls, scale: Scale = "laptop") -> Study:

@@ -9,6 +9,7 @@ from flatlens.measures.flatness import (
     relative_flatness,
     relative_flatness_ggn,
 )
+from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
 from flatlens.measures.hessian import ggn_norm, layer_sharpness, maximal_relative_flatness, sharpness, spectral_density
 from flatlens.measures.lens import Lens, Outcomes
@@ -24,7 +25,6 @@ from flatlens.measures.sensitivity import (
     nmls,
     normalized_mls,
 )
-from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
 from flatlens.measures.traces import adaptive_sharpness, hessian_trace, interpolation_gap
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 

@@ -13,7 +13,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
 from flatlens.grams.contract import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, by_products
-from flatlens.measures.hessian import NO_LAYER, as_estimate, top_of
+from flatlens.measures.hessian import NO_LAYER, as_estimate, require_tolerance, top_of
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -38,6 +38,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     unshared layer the block is at most the product of the squares of the three; a layer with shared weights has no
     such bound.
     """
+    require_tolerance(tol)
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}

@@ -39,10 +39,6 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
     """The ends of an operator's spectrum, begun where an earlier lens found them."""
-    if not (isinstance(top, int) and top >= 1 and isinstance(bottom, int) and bottom >= 0):
-        raise BadInput(f"options top={top!r}, bottom={bottom!r}: whole numbers, top at least 1, are needed")
-    if not (isinstance(tol, int | float) and 0 < tol < 1):
-        raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
     pairs = eigenpairs(
         operator,
         top=top,
@@ -55,6 +51,12 @@ def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: 
     lens.products += operator.products
     lens.eigenvectors[key, None] = pairs.vectors.sum(0)
     return as_estimate(pairs, operator.products)
+
+
+def require_tolerance(tol: object) -> None:
+    """Refuse what no residual can meet."""
+    if not (isinstance(tol, int | float) and 0 < tol < 1):
+        raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
@@ -129,6 +131,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     `.kappa` is ||W_l||_F^2 lmax(H_l), the 2019 flatness measure, which survives a layer-wise rescaling; `.max` and
     `.kappa_max` are the largest layer's. Of a convolution, H_l is the Hessian in its kernel.
     """
+    require_tolerance(tol)
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}
@@ -179,6 +182,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
     H_ss is the Hessian of the risk in row s alone. The network's answer is the last linear layer's; `.sum` and `.max`
     over layers beside it. Rows of a convolution are its output channels.
     """
+    require_tolerance(tol)
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}

@@ -71,14 +71,15 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     value, gap = sum(b.value for b in found), sum(b.gap for b in found)
     arrays = {"sigma": torch.cat([b.u.sqrt() for b in found]), "sigma_prime": torch.cat([b.v.sqrt() for b in found])}
     certified = gap <= 1e-9 * value or value == 0
-    note = f"certified: at most {gap:.1g} above the minimum"
+    note = "" if certified else f"at most {gap:.1g} above the minimum"
+    arrays["gap"] = torch.tensor([gap], dtype=torch.float64)
     return Reduced(value, None, note, "exact" if certified else "upper bound", arrays=arrays)
 
 
 @per_sample(
     id="M14",
     family="normalised",
-    symbol=r"\min_{\sigma,\sigma'} \sum_{ij} H_{ij}\sigma_i^2\sigma_j'^2 + W_{ij}^2/(4\lambda^2\sigma_i^2\sigma_j'^2)",
+    symbol=r"S_{norm}",
     source="compression Eq. 36",
     unit="sqrt loss",
     place="weight",
@@ -91,11 +92,12 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
 def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
     """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.
 
-    The least of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s and s' (in `arrays`, as sigma
-    and sigma_prime).
+    The least of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s and s' (`arrays` has them,
+    as sigma and sigma_prime).
 
     H is the diagonal of the layer's Gauss-Newton matrix (nonnegative, as the problem needs; the Hessian's own where the
-    network is piecewise linear). Convex in the logarithms; solved to a duality gap that the note states. Dead rows and
-    columns contribute their infimum, 0. `lam` only divides the value.
+    network is piecewise linear), of a shared weight summed over positions before squaring. Convex in the logarithms;
+    `arrays["gap"]` is the certificate: the value is at most that much above the minimum. Dead rows and columns
+    contribute their infimum, 0. `lam` only divides the value.
     """
     return g.linear.diagonal()

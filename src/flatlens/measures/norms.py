@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 def weight_norm(lens: Lens) -> Parts:
     """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
 
-    `.spectral` is ||W_l||_2, of a convolution that of the operator on its input's size; `.kernel` that of the kernel
-    as a matrix out x (in k k). The network's are the largest of its layers', as of one block-diagonal matrix.
+    `.spectral` is ||W_l||_2, of a convolution that of the operator on its input's size, with `.kernel` that of the
+    kernel as a matrix out x (in k k) beside it. The network's are the largest of its layers', as of one block-diagonal
+    matrix.
     """
     parts: dict[tuple[str, str | None], Estimate] = {}
     weights = lens.layout.weights
@@ -43,8 +44,11 @@ def weight_norm(lens: Lens) -> Parts:
     parts["", None] = Estimate(math.sqrt(sum(squares.values())))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
     spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
-    kernel = {layer: kernel_norm(weight.module) for layer, weight in weights.items()}
+    convolutions = {layer: w.module for layer, w in weights.items() if not isinstance(w.module, nn.Linear)}
+    kernel = {layer: kernel_norm(module) for layer, module in convolutions.items()}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
+        if not values:
+            continue
         parts[part, None] = Estimate(max(values.values()))
         parts |= {(part, layer): Estimate(value) for layer, value in values.items()}
     return parts

@@ -8,8 +8,8 @@ PAPERS = {
     ),
     "sharpening": "MacDonald et al., On Progressive Sharpening, Flat Minima and Generalisation",
     "density2019": (
-        "Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian Eigenvalue Density, ICML "
-        "2019"
+        "Ghorbani, Krishnan and Xiao, An Investigation into Neural Net Optimization via Hessian Eigenvalue Density, "
+        "ICML 2019"
     ),
     "reparam2019": (
         "Petzka, Adilova, Kamp and Sminchisescu, A Reparameterization-Invariant Flatness Measure for Deep Neural "

@@ -14,6 +14,7 @@ from flatlens.measures.flatness import (
     relative_flatness,
     relative_flatness_ggn,
 )
+from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
 from flatlens.measures.hessian import (
     ggn_norm,
@@ -32,7 +33,6 @@ from flatlens.measures.sensitivity import (
     nmls,
     normalized_mls,
 )
-from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness, parameter_jacobian_frobenius
 from flatlens.measures.traces import adaptive_sharpness, hessian_trace, interpolation_gap
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 

@@ -4,7 +4,7 @@ probes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,12 @@ from flatlens.curvature import Hessian
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions, Rows, Shifts, Units
 from flatlens.curvature.probes import signs, student
-from flatlens.curvature.trace import bending_trace, curved_parameters, exact_bending_trace, exact_products
+from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, by_products
+from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.normalised import adaptive_sharpness_ggn
-from flatlens.measures.sharpness import ggn_trace, interpolation_sharpness
 from flatlens.problem.losses import SquaredError
 
 if TYPE_CHECKING:
@@ -45,47 +45,75 @@ class Effort:
             raise BadInput(f"option probes={self.probes!r}: None or a whole number of at least 2 is needed")
 
 
-def bending(
-    lens: Lens, run: Run, effort: Effort, weighted: bool, size: float
-) -> tuple[Mapping[str, Estimate], Estimate]:
-    """Of each curved parameter, and of all together, what the trace has beyond its Gauss-Newton part, `size`."""
+def sampled(
+    draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int
+) -> tuple[Tensor, int | None] | None:
+    """(probes, of which the first so many are a pilot): draw(m) gives m rows whose sums are the values, `size` to be
+    added. None where all `everything` directions in turn are asked for, or fewer products."""
+    if effort.probes is not None:
+        return draw(effort.probes), None
+    if effort.exact or everything <= FIRST:
+        return None
+    rows = draw(FIRST)
+    pilot = of_probes(rows.sum(1), FIRST)
+    allowed = effort.rtol * abs(size + pilot.value)
+    enough = allowed > 0 and pilot.stderr < allowed * MOST
+    needed = min(MOST, math.ceil(FIRST * (pilot.stderr / allowed) ** 2)) if enough else MOST
+    if needed >= everything:
+        return None
+    return (torch.cat([rows, draw(needed - FIRST)]) if needed > FIRST else rows), FIRST
+
+
+def of_probes(values: Tensor, pilot: int | None) -> Estimate:
+    """Their mean. After a pilot its spread alone makes the error (Stein's two stages): had the spread of all decided
+    how many to draw, the interval would cover too little."""
+    mean = float(values.mean())
+    _, stderr = student(values if pilot is None else values[:pilot])
+    scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
+    return Estimate(mean, float(stderr) * scale, "estimate", arrays={"probes": values}, products=len(values))
+
+
+@dataclass(frozen=True, eq=False)
+class Bending:
+    """What a trace has beyond its Gauss-Newton part, by parameter: numbers, or probes."""
+
+    names: tuple[str, ...]
+    values: Tensor  #: (names,) or, of probes, (m, names)
+    pilot: int | None
+    products: int
+
+    def over(self, names: Collection[str]) -> Estimate:
+        """Of some parameters together: they share their probes, so they add probe by probe."""
+        chosen = [number for number, name in enumerate(self.names) if name in names]
+        total = self.values[..., chosen].sum(-1)
+        if self.values.ndim == 1:
+            return Estimate(float(total), products=self.products if chosen else 0)
+        return of_probes(total, self.pilot) if chosen else Estimate(0.0)
+
+
+def bending(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> Bending:
+    """Of every curved parameter; `size` is the Gauss-Newton part that it is to be added to."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     curved = curved_parameters(problem, layout)
     if not curved.names:
-        return {}, Estimate(0.0)
+        return Bending((), torch.zeros(0), None, 0)
+
+    def draw(probes: int) -> Tensor:
+        values = bending_trace(
+            problem, model, layout, curved,
+            probes=probes, weighted=weighted, generator=run.generator, progress=run.progress,
+        )  # fmt: skip
+        return torch.stack([values[name] for name in curved.names], 1)
+
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    all_of_them = exact_products(layout, curved, sizes)
-    drawn: dict[str, Tensor] = {name: torch.empty(0, dtype=torch.float64) for name in curved.names}
-    wanted = 0 if effort.exact else effort.probes or FIRST
-    while not effort.exact and (effort.probes is not None or wanted < all_of_them):
-        more = wanted - len(next(iter(drawn.values())))
-        fresh = bending_trace(
-            problem,
-            model,
-            layout,
-            curved,
-            probes=more,
-            weighted=weighted,
-            generator=run.generator,
-            progress=run.progress,
-        )
-        drawn = {name: torch.cat([drawn[name], fresh[name]]) for name in drawn}
-        total = _of_probes(torch.stack(list(drawn.values())).sum(0))
-        allowed = effort.rtol * abs(size + total.value)
-        if effort.probes is not None or total.stderr <= allowed or wanted >= MOST:
-            lens.products += wanted
-            shares = {name: _of_probes(values) for name, values in drawn.items()}
-            return shares, total
-        needed = wanted * (total.stderr / allowed) ** 2 if allowed else math.inf
-        wanted = min(MOST, max(wanted + 2, math.ceil(min(needed, MOST))))
+    found = sampled(draw, effort, size, exact_products(layout, curved, sizes))
+    if found is not None:
+        lens.products += len(found[0])
+        return Bending(curved.names, *found, len(found[0]))
     values, products = exact_bending_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
     lens.products += products
-    return {name: Estimate(value) for name, value in values.items()}, Estimate(sum(values.values()), products=products)
-
-
-def _of_probes(values: Tensor) -> Estimate:
-    mean, stderr = student(values)
-    return Estimate(float(mean), float(stderr), "estimate", arrays={"probes": values}, products=len(values))
+    exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
+    return Bending(curved.names, exact, None, products)
 
 
 def traced(
@@ -97,33 +125,20 @@ def traced(
     if not places:
         return {("", None): undefined("no parameter is measured")}
     size = sum(float(v.mean()) for v in places.values())
-    shares, beyond = bending(lens, run, effort, weighted, size)
-    mine = {
-        name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name is not None
-    }
+    beyond = bending(lens, run, effort, weighted, size)
+    mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
-        here = [e for name, e in shares.items() if mine.get(name, name) == at]
-        parts["", at] = _plus(float(v.mean()), here)
-    total = Estimate(
-        size + beyond.value, beyond.stderr, beyond.kind, products=beyond.products,
-        arrays={} if "probes" not in beyond.arrays else {"probes": size + beyond.arrays["probes"]},
-    )  # fmt: skip
+        here = beyond.over([name for name in beyond.names if mine.get(name, name) == at])
+        parts["", at] = replace(here, value=float(v.mean()) + here.value, arrays={})
+    all_of_it = beyond.over(beyond.names)
+    arrays = {"probes": size + all_of_it.arrays["probes"]} if all_of_it.arrays else {}
     return {
-        ("", None): total,
+        ("", None): replace(all_of_it, value=size + all_of_it.value, arrays=arrays),
         ("gauss_newton", None): Estimate(size),
-        ("bending", None): replace(beyond, arrays={}),
+        ("bending", None): replace(all_of_it, arrays={}),
         **parts,
     }
-
-
-def _plus(exact: float, shares: list[Estimate]) -> Estimate:
-    """A number known exactly and the estimates of one place; those come of the same probes, so they add probe by
-    probe."""
-    if all("probes" not in e.arrays for e in shares):
-        return Estimate(exact + sum(e.value for e in shares))
-    total = _of_probes(torch.stack([e.arrays["probes"] for e in shares]).sum(0))
-    return Estimate(exact + total.value, total.stderr, "estimate", products=total.products)
 
 
 @by_products(
@@ -140,8 +155,8 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
 
     The exact Gauss-Newton trace, plus the trace of H - GGN: 0 in piecewise-linear networks that use each weight once,
-    else by random probes until the standard error is below `rtol` times the value (`probes` fixes their number), or
-    along every direction in turn where that is fewer products (`exact` insists). `.gauss_newton` and `.bending` are
+    else by as many random probes as bring the standard error to `rtol` times the value (`probes` fixes their number),
+    or along every direction in turn where that is fewer products (`exact` insists). `.gauss_newton` and `.bending` are
     the two parts.
     """
     effort = Effort(rtol, probes, exact)
@@ -154,27 +169,23 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     """Where samples are coupled there is no pass: plain probes on the Hessian, or unit vectors."""
     operator = Hessian(lens.problem, model=lens.model)
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
-    values: list[float] = []
-    wanted = min(effort.probes or FIRST, MOST)
-    while not effort.exact and (effort.probes is not None or wanted < operator.size):
-        while len(values) < wanted:
+
+    def draw(probes: int) -> Tensor:
+        rows = []
+        for number in range(probes):
             v = signs((operator.size,), like, run.generator)
-            values.append(float((v * operator(v)).sum(dtype=torch.float64)))
+            rows.append((v * operator(v)).sum(dtype=torch.float64).cpu())
             if run.progress is not None:
-                run.progress("curvature products", len(values), wanted)
-        found = _of_probes(torch.tensor(values, dtype=torch.float64))
-        allowed = effort.rtol * abs(found.value)
-        if effort.probes is not None or found.stderr <= allowed or wanted >= MOST:
-            lens.products += operator.products
-            return found
-        wanted = min(MOST, max(wanted + 2, math.ceil(min(wanted * (found.stderr / allowed) ** 2, MOST))))
-    total = 0.0
-    for j in range(operator.size):
-        unit = torch.zeros(operator.size, dtype=operator.dtype, device=operator.space.device)
-        unit[j] = 1
-        total += float(operator(unit)[j])
+                run.progress("curvature products", number + 1, probes)
+        return torch.stack(rows)[:, None]
+
+    found = sampled(draw, effort, 0.0, operator.size)
+    if found is None:
+        total = float(diagonal(operator, run.progress).sum())
+        lens.products += operator.products
+        return Estimate(total, products=operator.products)
     lens.products += operator.products
-    return Estimate(total, products=operator.products)
+    return of_probes(found[0][:, 0], found[1])
 
 
 @by_products(

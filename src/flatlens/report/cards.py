@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
-from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, named
+from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, named
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
@@ -12,6 +13,36 @@ MOVES = (
     (NEURONWISE, "neuron", "neuron-wise rescaling"),
     (PERMUTATION, "order", "permuting the neurons"),
 )
+
+FAMILIES = {
+    "sharpness": "How strongly the outputs, and with them the risk, respond to the parameters.",
+    "sensitivity": "How strongly the outputs follow the input.",
+    "compression": "How much of a small ball of inputs survives, and in how many directions.",
+    "flatness": "Curvature of the risk along a layer's own weights, in units of these weights.",
+    "normalised": "Sharpness in units of the parameters: of each one, of rows and columns, of whole matrices.",
+    "norms": "Sizes of weights, features and outputs, to hold the others against.",
+    "hessian": "Eigenvalues, traces and the spectrum of the second derivatives.",
+    "generalisation": "The risk, and the gap between training and held-out data.",
+}
+"""What the measures of a family have in common, in the order in which families are listed."""
+
+BRACES = {
+    r"\\mathrm\{(\w+)\}": r"\1",
+    r"([_^])\{(\w+)\}(?=\\)": r"\1\2 ",
+    r"([_^])\{(\w+)\}": r"\1\2",
+    r"\\overline\{([^{}]*)\}": r"mean(\1)",
+    r"\\sqrt\{([^{}]*)\}": r"√(\1)",
+    r"\\partial ": "∂",
+}
+GREEK = {"lambda": "λ", "kappa": "κ", "rho": "ρ", "sigma": "σ", "theta": "θ", "phi": "φ", "tau": "τ"}
+WORDS = {
+    **{f"\\{name}": letter for name, letter in GREEK.items()},
+    **{r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
+    **{r"\|": "‖", r"\,": " ", "^2": "²", "^T": "ᵀ"},
+}
+"""What LaTeX the cards' symbols use, in letters."""
+
+RUN_WHEN_NAMED = "only when asked for by name"
 
 
 def spelling(name: str) -> str:
@@ -41,3 +72,37 @@ def survives(name: str, card: Card) -> tuple[bool, ...]:
     if "(" in name and card.name in MEASURES:
         under = named([spelling(name)])[0].invariant_under
     return tuple(move in under for move, _, _ in MOVES)
+
+
+def by_family(measures: Iterable[Measure] = tuple(MEASURES.values())) -> dict[str, list[Measure]]:
+    """The measures under their families, in the order of FAMILIES; a family of its own comes last."""
+    measures = list(measures)
+    families = dict.fromkeys([*FAMILIES, *(one.card.family for one in measures)])
+    found = {family: [one for one in measures if one.card.family == family] for family in families}
+    return {family: members for family, members in found.items() if members}
+
+
+def plain(symbol: str) -> str:
+    r"""A card's LaTeX in letters that a terminal shows; "" where it has a word that is not known here.
+
+    >>> [plain(s) for s in (r"\lambda_{max}(H)", r"\overline{\|x\|^2 \|Jf\|_2^2}", r"\frac{1}{2}")]
+    ['λ_max(H)', 'mean(‖x‖² ‖Jf‖_2²)', '']
+    """
+    for pattern, letters in BRACES.items():
+        symbol = re.sub(pattern, letters, symbol)
+    for word, letters in WORDS.items():
+        symbol = symbol.replace(word, letters)
+    return "" if "\\" in symbol else " ".join(symbol.split())
+
+
+def runs(measure: Measure) -> str:
+    """Whether `flatlens.measure` runs it unasked.
+
+    >>> [runs(MEASURES[name]) for name in ("mls", "sharpness")]
+    ['by default', 'only when asked for by name']
+    """
+    if measure.place == "products":
+        return RUN_WHEN_NAMED
+    if measure.curvature is not None:
+        return f"by default; at layers below a smooth activation {RUN_WHEN_NAMED}"
+    return "by default, where there is held-out data" if measure.held_out else "by default"

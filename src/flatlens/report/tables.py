@@ -14,6 +14,7 @@ from flatlens.measures import Card
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 
 LAYERS_ACROSS = 5  #: more do not fit a screen of 80 columns
+ANSWERS_DOWN = 32  #: where there are more, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 
 
@@ -27,6 +28,7 @@ def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
     Returns:
         Something for a rich console: what was measured, the network's answers, the layers' values, a key.
     """
+    whole, report = report, _without_parts(report)
     parts: list[RenderableType] = [Text(_about(report.about), style="bold"), _network_table(report, cards)]
     layers = _layer_table(report)
     if layers is not None:
@@ -35,7 +37,18 @@ def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
     if notes:
         parts.append(notes)
     parts.append(_key(report, cards))
+    if len(report) < len(whole):
+        parts.append(
+            Text("Parts such as .sum and .max are in --json and --save, and shown of measures asked for by name.")
+        )
     return Group(*parts)
+
+
+def _without_parts(report: Report) -> Report:
+    """The measures' main numbers alone, where a screen would not hold the others."""
+    if sum(layer is None for _, layer in report) <= ANSWERS_DOWN:
+        return report
+    return Report({key: estimate for key, estimate in report.items() if key[0] == spelling(key[0])}, report.about)
 
 
 def _about(about: Mapping[str, Any]) -> str:
@@ -49,7 +62,7 @@ def _about(about: Mapping[str, Any]) -> str:
 
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Table:
-    """One row a measure, the risk first, the others under their families."""
+    """One row a measure: the risk first, then families, and measures in them, in the order they were asked for."""
     table = _table("The network")
     table.add_column("measure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -59,8 +72,9 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Table:
         table.add_column(short, justify="center", no_wrap=True)
     answers = [(name, estimate) for (name, layer), estimate in report.items() if layer is None]
     group = None
-    rows = sorted(((_group(n, cards), n, e) for n, e in answers), key=lambda row: _place(row, answers))
-    for heading, name, estimate in rows:
+    rows = [(_group(name, cards), name, estimate) for name, estimate in answers]
+    families = list(dict.fromkeys(["risk", *(heading for heading, _, _ in rows)]))
+    for heading, name, estimate in sorted(rows, key=lambda row: families.index(row[0])):
         if heading != group:
             table.add_row(Text(heading, style="italic dim"))
             group = heading
@@ -73,13 +87,6 @@ def _group(name: str, cards: Sequence[Card]) -> str:
         return "risk"
     card = card_of(name, cards)
     return card.family if card else "other"
-
-
-def _place(row: tuple[str, str, Estimate], answers: Sequence[tuple[str, Estimate]]) -> tuple[int, int]:
-    """Risk first, then families and measures in the order they were asked for."""
-    heading, name, _ = row
-    order = [n for n, _ in answers]
-    return (0 if heading == "risk" else 1, order.index(name))
 
 
 def _badges(name: str, cards: Sequence[Card]) -> list[Text]:

@@ -1,0 +1,94 @@
+"""docs/measures.md, written from the measures themselves."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+from flatlens.measures import Measure
+from flatlens.report.cards import FAMILIES, MOVES, by_family, runs
+
+PREFACE = """\
+# The measures
+
+Written from the code by `flatlens list measures --markdown`: change a measure's docstring, not this page.
+[choosing.md](choosing.md) says which one answers which question, and has the papers behind the names of the sources.
+
+All are of the risk L, the mean loss over the data, and of the network f. n: samples, N: outputs, P: parameters. For a
+sample i: C_i is the second derivative of its loss in the outputs, K_i the Gram matrix of the outputs' slopes in the
+parameters (df/dtheta df/dtheta^T, N x N), G_i the same in the input. For a linear layer: W is its weight (d x m),
+phi the m features that it reads, J_p the slope of the outputs in what it gives at position p. A convolution is a
+linear layer at every position of the picture, its m = in k k; what its positions contribute to a weight is summed
+before anything is squared, and the same holds for token-wise layers and for modules called twice. *Part*: a name with a
+dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`."""
+
+
+def page() -> str:
+    """Every measure under its family, with all that its card and its docstring say, in Markdown."""
+    families = by_family()
+    index = [f"| {family} | {', '.join(f'[`{m}`](#{m})' for m in members)} |" for family, members in families.items()]
+    blocks = [PREFACE, "\n".join(["| family | measures |", "|---|---|", *index])]
+    for family, members in families.items():
+        blocks += [f"## Family: {family}", FAMILIES.get(family, ""), *(_entry(one) for one in members)]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _entry(measure: Measure) -> str:
+    """One measure's section."""
+    card = measure.card
+    meaning, *body = (inspect.getdoc(measure.compute) or "").split("\n\n")
+    facts = {
+        "Network's number": _number(measure),
+        "Unit": card.unit,
+        "Source": card.source,
+        "Cost": card.cost,
+        "Run": runs(measure),
+        "Survives": _survived(measure),
+        "Options": ", ".join(f"`{name}={default!r}`" for name, default in _options(measure).items()),
+        'With `batchnorm="train"`': "defined" if measure.works_coupled else "",
+    }
+    return "\n\n".join([
+        f"### `{card.name}`",
+        f"$`{card.symbol}`$",
+        *(_escaped(" ".join(paragraph.split())) for paragraph in (meaning, *body)),
+        "\n".join(f"- {name}: {fact if '`' in fact else _escaped(fact)}" for name, fact in facts.items() if fact),
+    ])  # fmt: skip
+
+
+def _number(measure: Measure) -> str:
+    """Where the network's answer is taken, and what stands beside it."""
+    if measure.place in ("network", "products"):
+        return ""
+    if measure.answer == "input":
+        return "at its input; by layer through that layer"
+    if measure.answer == "last":
+        return "the last linear layer's; `.sum` and `.max` over layers stand beside it"
+    return "the sum over layers" + ("; the largest as `.max`" if measure.place != "input" else "")
+
+
+def _survived(measure: Measure) -> str:
+    """The moves under which its number stays, and the options that change them."""
+    cases = {"": measure.card.invariant_under}
+    for (name, value), under in (measure.invariances or {}).items():
+        cases[f" with `{name}={value!r}`"] = under
+    told = [
+        (", ".join(words for move, _, words in MOVES if move in under) or "nothing") + option
+        for option, under in cases.items()
+    ]
+    return "; ".join(told)
+
+
+def _options(measure: Measure) -> dict[str, object]:
+    parameters = inspect.signature(measure.compute).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+def _escaped(text: str) -> str:
+    """Formulas are written in plain text: what Markdown would take for emphasis or a tag is escaped, code left alone.
+
+    >>> _escaped("||W||_F * <w_s, v> of `a_*b`")
+    '||W||\\\\_F \\\\* \\\\<w_s, v> of `a_*b`'
+    """
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[*<]", r"\\\g<0>", part) for part in parts[::2]]
+    return "`".join(parts)

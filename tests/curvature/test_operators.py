@@ -1,0 +1,466 @@
+"""Curvature operators and Jacobians against matrices written out."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+
+import pytest
+import torch
+from literal import gauss_newton, input_jacobian
+from literal_curvature import (
+    LOSSES,
+    flat_parameters,
+    hessian_of,
+    jacobian_of,
+    output_derivatives,
+    places,
+    slices,
+    with_parameters,
+)
+from networks import network
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import flatlens as fl
+from flatlens.curvature import (
+    Fisher,
+    GaussNewton,
+    Hessian,
+    InputJacobian,
+    Operator,
+    ParameterJacobian,
+    Residual,
+    eigenpairs,
+    spectral_density,
+)
+from flatlens.errors import BadInput, BadLoss, UnknownName
+
+torch.set_num_threads(1)
+
+OPERATORS: list[type[Operator]] = [Hessian, GaussNewton, Residual, Fisher]
+
+
+def explicit(net: nn.Module, loss: str, x: Tensor, y: Tensor) -> dict[type[Operator], Tensor]:
+    """Each operator's matrix over all parameters."""
+    H = hessian_of(net, lambda f: LOSSES[loss](f, y).mean(), x)
+    _, C = output_derivatives(LOSSES[loss], net(x.clone()).detach(), y)
+    G = gauss_newton(jacobian_of(net, x), C)
+    return {Hessian: H, GaussNewton: G, Residual: H - G, Fisher: G}
+
+
+def close(ours: Tensor, truth: Tensor, tolerance: float = 1e-10) -> None:
+    assert ours.shape == truth.shape
+    assert torch.allclose(ours, truth, rtol=tolerance, atol=tolerance * float(truth.abs().max()) + 1e-15)
+
+
+def seeded(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("name", ["mlp-tanh", "twice-tanh", "bare"])
+def test_whole_matrices(name: str, loss: str) -> None:
+    net, x, y = network(name, n=3)
+    problem = fl.Problem(net, loss, (x, y))
+    for kind, truth in explicit(net, loss, x, y).items():
+        close(kind(problem).matrix(), truth)
+
+
+@pytest.mark.parametrize("name", ["cnn-relu-inplace", "attention"])
+def test_products_with_convolutions_and_attention(name: str) -> None:
+    net, x, y = network(name, n=3)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    for kind, truth in explicit(net, "cross_entropy", x, y).items():
+        v = seeded(3, len(truth))
+        close(kind(problem)(v), v @ truth)
+
+
+@pytest.mark.parametrize("kind", OPERATORS, ids=lambda k: k.__name__)
+def test_subsets_dicts_and_many_vectors(kind: type[Operator]) -> None:
+    net, x, y = network("mlp-gelu")
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    whole = explicit(net, "cross_entropy", x, y)[kind]
+    for names, meant in (
+        (["0.weight"], ["0.weight"]),
+        ("2", ["2.weight", "2.bias"]),
+        (["4", "0.bias", "4.weight"], ["0.bias", "4.weight", "4.bias"]),  # in the network's order, each once
+    ):
+        operator, at = kind(problem, names), places(net, meant)
+        close(operator.matrix(), whole[at][:, at])
+        assert operator.products == operator.size == len(at)
+    operator = kind(problem, ["0.bias", "4.weight"])
+    at = places(net, ["0.bias", "4.weight"])
+    A = whole[at][:, at]
+    many = seeded(4, len(at))
+    close(operator(many), many @ A)
+    assert operator.products == 4
+    close(operator(many[0]), A @ many[0])
+    assert operator.products == 5
+    V = seeded(3, 5)
+    out = operator({"4.weight": V})
+    assert operator.products == 6
+    assert {name: v.shape for name, v in out.items()} == {"0.bias": (7,), "4.weight": (3, 5)}
+    close(torch.cat([out["0.bias"], out["4.weight"].flatten()]), A[:, 7:] @ V.flatten())
+
+
+def fishers(loss: str, f: Tensor, y: Tensor) -> Tensor:
+    """E[s s^T] of targets drawn from the model, (n, N, N)."""
+    p = f.softmax(1)
+    if loss == "cross_entropy":
+        return torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    return torch.eye(f.shape[1], dtype=f.dtype).expand(len(f), -1, -1) * (1 if loss.startswith("half") else 2 / 3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_empirical_fisher(loss: str) -> None:
+    net, x, y = network("cnn-tanh")
+    s, _ = output_derivatives(LOSSES[loss], net(x.clone()).detach(), y)
+    g = torch.einsum("nk,nkp->np", s, jacobian_of(net, x))
+    close(Fisher(fl.Problem(net, loss, (x, y)), kind="empirical").matrix(), g.T @ g / len(x))
+
+
+def test_the_exact_fisher_is_the_models_own_distribution() -> None:
+    """Label smoothing bends the loss, and targets of its own do; neither touches the model's distribution."""
+    net, x, _ = network("mlp-tanh")
+    J, f = jacobian_of(net, x), net(x).detach()
+    soft = seeded(5, 3).softmax(1)
+    for loss, y in ((nn.CrossEntropyLoss(label_smoothing=0.3), torch.arange(5) % 3), ("cross_entropy", soft)):
+        close(Fisher(fl.Problem(net, loss, (x, y))).matrix(), gauss_newton(J, fishers("cross_entropy", f, y)))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_sampled_fishers_tend_to_the_exact_one(loss: str) -> None:
+    net, x, y = network("mlp-tanh", n=4)
+    problem = fl.Problem(net, loss, (x, y))
+    exact = Fisher(problem, "4").matrix()
+    runs = torch.stack([
+        Fisher(problem, "4", kind="sampled", draws=10, generator=torch.Generator().manual_seed(seed)).matrix()
+        for seed in range(60)
+    ])  # fmt: skip
+    z = (runs.mean(0) - exact) / (runs.std(0) / len(runs) ** 0.5 + 1e-12 * exact.abs().max())
+    assert float(z.abs().max()) < 5
+
+
+def test_more_draws_are_closer() -> None:
+    net, x, y = network("mlp-tanh", n=4)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    exact = Fisher(problem, "4").matrix()
+    off = [float((Fisher(problem, "4", kind="sampled", draws=k).matrix() - exact).norm()) for k in (1, 100, 10_000)]
+    assert off[0] > 3 * off[1] > 9 * off[2]
+
+
+def loader(x: Tensor, y: Tensor) -> DataLoader[tuple[Tensor, ...]]:
+    return DataLoader(TensorDataset(x, y), batch_size=3)
+
+
+@pytest.mark.parametrize("memory", [1, "1KB", "1GiB"])
+@pytest.mark.parametrize("kind", OPERATORS, ids=lambda k: k.__name__)
+def test_batches_of_unequal_size_kept_or_not(kind: type[Operator], memory: str | int) -> None:
+    net, x, y = network("cnn-tanh", n=7)
+    operator = kind(fl.Problem(net, "cross_entropy", loader(x, y), memory=memory))
+    truth = explicit(net, "cross_entropy", x, y)[kind]
+    v = seeded(operator.size)
+    for _ in range(2):  # from graphs just made, and from what is kept of them
+        close(operator(v), truth @ v)
+    many = seeded(3, operator.size, seed=1)
+    close(operator(many), many @ truth)
+    assert operator.products == 5
+
+
+@pytest.mark.parametrize("memory", ["1KB", "1GiB"])
+def test_the_same_targets_are_drawn_for_every_product(memory: str) -> None:
+    net, x, y = network("mlp-tanh", n=7)
+    problem = fl.Problem(net, "cross_entropy", loader(x, y), memory=memory)
+    operator = Fisher(problem, kind="sampled", generator=torch.Generator().manual_seed(3))
+    v = seeded(operator.size)
+    once = operator(v)
+    assert torch.equal(operator(v), once)
+    if memory == "1GiB":
+        A = operator.matrix()
+        close(A @ v, once)
+        close(A, A.T)
+        assert int((torch.linalg.eigvalsh(A) > 1e-12).sum()) <= 7  # one draw a sample
+    again = Fisher(problem, kind="sampled", generator=torch.Generator().manual_seed(3))
+    other = Fisher(problem, kind="sampled", generator=torch.Generator().manual_seed(4))
+    assert torch.equal(again(v), once)
+    assert not torch.allclose(other(v), once)
+
+
+class Tied(nn.Module):
+    """One weight in two places, one that nothing uses, one frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.idle = nn.Linear(2, 2)
+        self.head = nn.Linear(4, 3)
+        self.first.bias.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.second(torch.tanh(self.first(x)))))
+
+
+def tied() -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return Tied().double(), torch.randn(5, 4).double(), torch.arange(5) % 3
+
+
+@pytest.mark.parametrize("kind", OPERATORS, ids=lambda k: k.__name__)
+def test_tied_unused_and_frozen_parameters(kind: type[Operator]) -> None:
+    net, x, y = tied()
+    thawed = copy.deepcopy(net)
+    for p in thawed.parameters():
+        p.requires_grad_()
+    truth = explicit(thawed, "half_squared_error", x, y)[kind]
+    everything = kind(fl.Problem(net, "half_squared_error", (x, y), parameters="all"))
+    assert everything.size == 16 + 4 + 4 + 6 + 15
+    close(everything.matrix(), truth)
+    where = slices(net)["idle.weight"]
+    assert not everything.matrix()[where].any()
+    trainable = kind(fl.Problem(net, "half_squared_error", (x, y)))
+    at = places(net, [name for name in slices(net) if name != "first.bias"])
+    close(trainable.matrix(), truth[at][:, at])
+    assert not net.first.bias.requires_grad
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_nothing_at_all_depends_on_the_parameters() -> None:
+    net, x, y = tied()
+    for kind in OPERATORS:
+        operator = kind(fl.Problem(net, "cross_entropy", (x, y)), "idle")
+        assert not operator.matrix().any()
+
+
+def weighed(ignore: int, smoothing: float = 0.0, weights: tuple[float, ...] = (0.5, 2.0, 1.3)) -> nn.CrossEntropyLoss:
+    return nn.CrossEntropyLoss(
+        torch.tensor(weights, dtype=torch.float64), ignore_index=ignore, label_smoothing=smoothing
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_class_weights_and_ignored_labels_are_divided_out_once(smoothing: float) -> None:
+    net, x, y = network("mlp-gelu", n=7)
+    y[1] = y[5] = -1
+    loss = weighed(-1, smoothing)
+    H = hessian_of(net, lambda f: loss(f, y), x)  # torch's own mean over the whole data
+    J, f = jacobian_of(net, x), net(x).detach()
+    mass = torch.where(y >= 0, loss.weight[y.clamp(min=0)], 0.0)
+
+    def one(f: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(
+            f, y, weight=loss.weight, ignore_index=-1, label_smoothing=smoothing, reduction="none"
+        ) / float(mass.sum())
+
+    s, C = output_derivatives(one, f, y)
+    G = gauss_newton(J, C) * len(x)
+    own = gauss_newton(J, fishers("cross_entropy", f, y) * mass[:, None, None]) * len(x) / mass.sum()
+    g = torch.einsum("nk,nkp->np", s, J)[mass > 0] * mass.sum()  # of l_i itself, its class weight in it
+    empirical = (g / mass[mass > 0, None]).T @ g / mass.sum()
+    v = seeded(3, len(H))
+    for memory in ("1KB", "1GiB"):
+        problem = fl.Problem(net, loss, loader(x, y), memory=memory)
+        for kind, truth in ((Hessian, H), (GaussNewton, G), (Residual, H - G), (Fisher, own)):
+            close(kind(problem)(v), v @ truth)
+        close(Fisher(problem, kind="empirical")(v), v @ empirical)
+
+
+def test_a_loss_without_a_distribution_has_no_fisher() -> None:
+    net, x, y = network("mlp-tanh")
+    problem = fl.Problem(net, lambda f, y: f.square().sum(1), (x, y))
+    for kind in ("exact", "sampled"):
+        with pytest.raises(BadLoss, match="no distribution"):
+            Fisher(problem, kind=kind)(seeded(107))
+    g = torch.einsum("nk,nkp->np", 2 * net(x).detach(), jacobian_of(net, x))
+    close(Fisher(problem, kind="empirical").matrix(), g.T @ g / len(x))
+
+
+@pytest.mark.parametrize("memory", ["1KB", "1GiB"])
+@pytest.mark.parametrize("name", ["cnn-tanh", "attention", "bare", "mlp-relu"])
+def test_jacobians_of_the_outputs(name: str, memory: str) -> None:
+    net, x, y = network(name, n=7)
+    problem = fl.Problem(net, "cross_entropy", loader(x, y), memory=memory)
+    J, w = jacobian_of(net, x), seeded(7, 3)
+    ours = ParameterJacobian(problem)
+    for _ in range(2):
+        v = seeded(ours.space.size, seed=1)
+        close(ours.times(v), J @ v)
+        close(ours.transposed_times(w), torch.einsum("nk,nkp->p", w, J))
+    assert ours.products == 4
+    layer = next(iter(slices(net))).rpartition(".")[0] or "scale"
+    part = ParameterJacobian(problem, layer)
+    at = places(net, [n for n in slices(net) if n == layer or n.startswith(f"{layer}.")])
+    close(part.transposed_times(w), torch.einsum("nk,nkp->p", w, J)[at])
+    Jx, inputs = input_jacobian(net, x), InputJacobian(problem)
+    v = seeded(*x.shape, seed=2).flatten(1)
+    for _ in range(2):
+        close(inputs.times(v), torch.einsum("nkm,nm->nk", Jx, v))
+        close(inputs.transposed_times(w), torch.einsum("nkm,nk->nm", Jx, w))
+    assert inputs.products == 4
+
+
+def with_norms(volumes: bool = False) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(6)
+        if volumes:
+            net = nn.Sequential(
+                nn.Conv2d(1, 2, 2, bias=False), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3)
+            )
+            x = torch.randn(10, 1, 3, 3)
+        else:
+            net = nn.Sequential(
+                nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+            )
+            x = torch.randn(10, 5)
+        net = net.double()
+        net(x.double())  # running statistics that are not at their defaults
+        return net, x.double(), torch.randint(0, 3, (10,))
+
+
+def in_train_mode(net: nn.Module, x: Tensor, ghost: int) -> Callable[[Tensor], Tensor]:
+    """flat parameters -> outputs on ghost batches, each normalised by itself."""
+    copied = copy.deepcopy(net).train()
+    return lambda flat: torch.cat([with_parameters(copied, flat, part) for part in x.split(ghost)])
+
+
+@pytest.mark.parametrize(
+    ("loss", "volumes", "batched", "memory"),
+    [("cross_entropy", False, False, "1GiB"), ("mse", True, True, "1GiB"), ("cross_entropy", True, True, 1)],
+)
+def test_ghost_batches(loss: str, volumes: bool, batched: bool, memory: str | int) -> None:
+    """Train-mode BatchNorm over batches of 4, 4 and 2, however the data is read; no statistic moves."""
+    net, x, y = with_norms(volumes)
+    before = {name: b.clone() for name, b in net.named_buffers()}
+    flat = flat_parameters(net)
+    outputs = in_train_mode(net, x, 4)
+    H = torch.autograd.functional.hessian(lambda v: LOSSES[loss](outputs(v), y).mean(), flat)
+    J = torch.autograd.functional.jacobian(outputs, flat)
+    _, C = output_derivatives(LOSSES[loss], outputs(flat), y)
+    G = gauss_newton(J, C)
+    net.train()
+    data = loader(x, y) if batched else (x, y)
+    problem = fl.Problem(net, loss, data, batchnorm="train", ghost_batch=4, memory=memory)
+    assert problem.coupled
+    v = seeded(len(flat))
+    for kind, truth in ((Hessian, H), (GaussNewton, G), (Residual, H - G), (Fisher, G)):
+        close(kind(problem)(v), truth @ v, 1e-9)
+    close(ParameterJacobian(problem).times(v), J @ v, 1e-9)
+    measured = ["sharpness(tol=1e-9, top=2)", "ggn_norm(tol=1e-9)", "hessian_trace(exact=True)", "hessian_trace"]
+    report = fl.measure(fl.Lens(problem), measured)
+    values = torch.linalg.eigvalsh(H)
+    top = report["sharpness(top=2, tol=1e-09)"].arrays["eigenvalues"]
+    assert torch.allclose(top, values.flip(0)[:2], rtol=1e-8, atol=1e-8 * float(values.abs().max()))
+    assert report["ggn_norm(tol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(G)[-1]), rel=1e-8)
+    assert report["hessian_trace(exact=True)"].value == pytest.approx(float(H.trace()), rel=1e-8)
+    rough = report["hessian_trace"]
+    assert rough.value == pytest.approx(float(H.trace()), abs=max(5 * rough.stderr, 1e-8 * abs(rough.value)))
+    assert net.training
+    assert all(m.training and m.track_running_stats for m in net.modules() if isinstance(m, nn.BatchNorm1d))
+    assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
+
+
+def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:
+    net, x, y = with_norms()
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))
+    report = fl.measure(lens, [m for m in fl.measures.MEASURES if not m.startswith("test_")][:-1])
+    for key in report.measures():
+        defined = fl.measures.named(key.partition(".")[0])[0].works_coupled
+        estimate = report[key]
+        assert (estimate.kind == "undefined") != defined, key
+        assert defined or "couples" in estimate.note
+        assert (estimate.value == estimate.value) == defined
+    f = in_train_mode(net, x, 5)(flat_parameters(net))
+    assert report["loss"].value == pytest.approx(float(LOSSES["cross_entropy"](f, y).mean()), rel=1e-10)
+
+
+def bad_calls() -> dict[str, Callable[[fl.Problem], object]]:
+    calls: dict[str, Callable[[fl.Problem], object]] = {
+        "short vector": lambda p: Hessian(p)(torch.ones(3)),
+        "stacked too deep": lambda p: Hessian(p)(torch.ones(1, 1, 107)),
+        "no vector": lambda p: Hessian(p)(torch.tensor(1.0)),
+        "unknown part": lambda p: Hessian(p)({"0.wieght": torch.ones(7, 6)}),
+        "part not of this operator": lambda p: Hessian(p, "0")({"2.bias": torch.ones(5)}),
+        "part of a wrong shape": lambda p: Hessian(p)({"0.weight": torch.ones(6, 7)}),
+        "unknown module": lambda p: GaussNewton(p, ["9"]),
+        "part of a name": lambda p: GaussNewton(p, "0.wei"),
+        "unknown kind": lambda p: Fisher(p, kind="true"),
+        "no draws": lambda p: Fisher(p, draws=0),
+        "half a draw": lambda p: Fisher(p, draws=0.5),
+        "short start": lambda p: eigenpairs(Hessian(p), start=torch.ones(3)),
+        "no eigenpairs": lambda p: eigenpairs(Hessian(p), top=0),
+        "negative eigenpairs": lambda p: eigenpairs(Hessian(p), top=-1),
+        "one probe": lambda p: spectral_density(Hessian(p), probes=1),
+        "no steps": lambda p: spectral_density(Hessian(p), steps=0),
+        "Jv": lambda p: ParameterJacobian(p).times(torch.ones(3)),
+        "J^T w": lambda p: ParameterJacobian(p).transposed_times(torch.ones(5, 2)),
+        "J_i v_i": lambda p: InputJacobian(p).times(torch.ones(5, 4)),
+        "J_i^T w_i": lambda p: InputJacobian(p).transposed_times(torch.ones(5, 4)),
+        "J_i of too few": lambda p: InputJacobian(p).times(torch.ones(2, 6)),
+    }
+    for spelling in (
+        "sharpness(top=0)", "sharpness(top=1.5)", "sharpness(bottom=-1)", "sharpness(tol=0)", "sharpness(tol=2)",
+        "ggn_norm(top=0)", "layer_sharpness(tol=-1)", "maximal_relative_flatness(tol=0)", "layer_factors(tol='fine')",
+        "hessian_trace(rtol=0)", "hessian_trace(probes=1)", "adaptive_sharpness(probes=2.5)",
+        "interpolation_gap(rtol='x')", "spectral_density(probes=1)", "normalized_sharpness(lam=0)",
+    ):  # fmt: skip
+        calls[spelling] = lambda p, spelling=spelling: fl.measure(fl.Lens(p), [spelling])
+    return calls
+
+
+@pytest.mark.parametrize("what", bad_calls())
+@pytest.mark.parametrize("name", ["mlp-relu", "mlp-tanh"])
+def test_bad_arguments_give_one_clear_line(what: str, name: str) -> None:
+    net, x, y = network(name)
+    with pytest.raises(BadInput) as told:
+        bad_calls()[what](fl.Problem(net, "cross_entropy", (x, y)))
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) > 20
+
+
+def test_ghost_batches_asked_wrongly() -> None:
+    net, x, y = with_norms()
+    for options in (
+        {"batchnorm": "train"}, {"batchnorm": "train", "ghost_batch": 1}, {"batchnorm": "trane", "ghost_batch": 5},
+        {"ghost_batch": 5}, {"batchnorm": "train", "ghost_batch": 3},  # 3, 3, 3, 1
+    ):  # fmt: skip
+        with pytest.raises(BadInput) as told:
+            fl.Problem(net, "cross_entropy", (x, y), **options)
+        assert "\n" not in str(told.value)
+    with pytest.raises(BadInput, match="coupled"):
+        InputJacobian(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))
+
+
+def test_a_subset_that_is_not_measured_can_still_be_asked_for() -> None:
+    net, x, y = tied()
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    thawed = copy.deepcopy(net).requires_grad_(True)
+    at = places(net, ["first.bias"])
+    close(Hessian(problem, ["first.bias"]).matrix(), explicit(thawed, "cross_entropy", x, y)[Hessian][at][:, at])
+    assert not net.first.bias.requires_grad
+
+
+def test_names_are_suggested() -> None:
+    net, x, y = tied()
+    with pytest.raises(UnknownName, match="did you mean"):
+        Hessian(fl.Problem(net, "cross_entropy", (x, y)), "head.wieght")
+
+
+def test_every_other_sample_is_the_same_operator_on_them() -> None:
+    """What a warm start multiplies with: scaled as the whole, and not counted."""
+    net, x, y = network("mlp-tanh", n=8)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    operator = Hessian(problem)
+    v = seeded(operator.size)
+    sums = [operator.on_every(share)(v) / share for share in (1, 2, 4)]
+    assert operator.products == 0
+    close(sums[0], operator(v))
+    for share, ours in zip((2, 4), sums[1:], strict=True):
+        subsets = itertools.combinations(range(8), 8 // share)
+        parts = [hessian_of(net, lambda f, i=i: LOSSES["cross_entropy"](f, y[i : i + 1]).sum() / 8, x[i : i + 1]) @ v
+                 for i in range(8)]  # fmt: skip
+        assert any(torch.allclose(sum(parts[i] for i in chosen), ours, rtol=1e-8) for chosen in subsets)
