@@ -75,7 +75,8 @@ def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
     """The rows of a measure that answers for the network as a whole."""
     if isinstance(result, Estimate):
         return {(one.key, None): result}
-    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in result.items()}
+    rows = sorted(result.items(), key=lambda row: row[0][1] is not None)  # the network's before the layers'
+    return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in rows}
 
 
 def about(lens: Lens) -> dict[str, Any]:
