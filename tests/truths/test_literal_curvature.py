@@ -347,7 +347,7 @@ def test_fisher_rao_is_one_number_without_biases_and_two_with() -> None:
     net, x, y = network("mlp-relu")
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["fisher_rao"])
     assert report["fisher_rao.parameters"].value != pytest.approx(report["fisher_rao"].value, rel=0.01)
-    assert "homogeneous" in report["fisher_rao"].note
+    assert "biases" in report["fisher_rao"].note
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -22,6 +22,7 @@ from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import run_recorded
+from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, by_sample, matrix, patches
@@ -76,6 +77,7 @@ def _along_preactivation(
     W = matrix(weight.module).detach()
     phi = patches(weight.module, by_sample(call.x.detach(), axis), n)
     (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), call.z, create_graph=True)
+    require_second_derivative([slope])
     straight = not slope.requires_grad
     slope = by_position(weight.module, by_sample(slope, axis), n)
     forms = []

@@ -55,8 +55,8 @@ def _features(problem: Problem, model: nn.Module, layout: Layout) -> tuple[list[
 
 def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
     """The input of every linear call, (n, M_l), chunk by chunk."""
-    with measuring(model), torch.no_grad():
-        for raw in problem.data.chunks(512):
+    with measuring(model):  # with gradients on: what runs under a no_grad of the model's own is no call of the pass
+        for raw in problem.data.chunks(256):
             with record(model) as tape:
                 f, _ = problem.run(model, problem.place(raw))
             yield {

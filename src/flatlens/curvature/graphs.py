@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size, spaced
+from flatlens.problem.data import checksum, size, spaced
 
 T = TypeVar("T")
 CHUNK = 1024  #: samples at most: more gain nothing
@@ -47,14 +47,22 @@ class Graphs(Generic[T]):
         self._every = every  #: one sample in so many; one ghost batch in so many where samples are coupled
         self._kept: list[T] = []
         self._all_kept = False
+        self._state: tuple[object, ...] = ()
         self._bytes: int | None = None
 
     def __iter__(self) -> Iterator[T]:
+        self._drop_if_changed()
         with differentiable(self._parameters):
             yield from self._kept
             if not self._all_kept:
                 with self._problem.measuring(self._model):
                     yield from self._rest(len(self._kept))
+
+    def _drop_if_changed(self) -> None:
+        """Graphs of a network that was trained further since are of no use."""
+        state = tuple((p.data_ptr(), p._version, checksum(p)) for p in self._model.parameters())
+        if state != self._state:
+            self._kept, self._all_kept, self._state = [], False, state
 
     def _rest(self, known: int) -> Iterator[T]:
         each = self.bytes_per_sample

@@ -21,6 +21,7 @@ from flatlens.curvature.operators import Product, jacobian_products
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
 from flatlens.grams.record import run_recorded
+from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem
 
 
@@ -116,7 +117,9 @@ class InputJacobian:
         w = torch.zeros_like(f).requires_grad_()
         if not f.requires_grad:
             return _Blocks(inputs, f, w, (None,) * len(inputs))
-        return _Blocks(inputs, f, w, torch.autograd.grad(f, inputs, w, create_graph=True, allow_unused=True))
+        rows = torch.autograd.grad(f, inputs, w, create_graph=True, allow_unused=True)
+        require_second_derivative(rows)
+        return _Blocks(inputs, f, w, rows)
 
     def times(self, v: Tensor) -> Tensor:
         """J_i v_i of every sample, (n, N), for v (n, M)."""

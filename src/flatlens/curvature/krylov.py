@@ -12,6 +12,7 @@ stopped moving, as power iterations do, 1 to 10 % too early.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -40,6 +41,11 @@ class Eigenpairs:
         return float(self.values[0])
 
 
+def length(v: Tensor) -> float:
+    """||v||, its squares in float64: those of a float32 vector over- and underflow early."""
+    return float(torch.linalg.vector_norm(v, dtype=torch.float64))
+
+
 class Krylov:
     """An orthonormal basis that grows by one product at a time, and the matrix seen in it."""
 
@@ -50,7 +56,7 @@ class Krylov:
         self.steps = 0
         self.products = 0
         self.beta = 0.0  #: ||r||
-        self._next = start / start.norm()
+        self._next = start / length(start)
 
     def extend(self) -> None:
         """One product: the next basis vector, and its row and column of T."""
@@ -59,14 +65,16 @@ class Krylov:
         w = self.apply(self._next)
         self.products += 1
         h = torch.zeros(j + 1, dtype=torch.float64)
-        scale = float(w.norm())
+        scale = length(w)
+        if not math.isfinite(scale):
+            raise ArithmeticError(f"a curvature product overflows {w.dtype}: dtype=torch.float64 may mend it")
         for _ in range(2):  # once leaves what rounding makes of cancellation; twice is enough
             step = self.Q[: j + 1] @ w
             w = w - step @ self.Q[: j + 1]
             h += step.to("cpu", torch.float64)
         self.T[: j + 1, j] = self.T[j, : j + 1] = h
         self.steps = j + 1
-        self.beta = float(w.norm())
+        self.beta = length(w)
         tiny = 100 * torch.finfo(w.dtype).eps * max(scale, float(self.T[: j + 1, : j + 1].abs().max()))
         if self.beta <= tiny:
             self.beta = 0.0
@@ -93,10 +101,10 @@ class Krylov:
             if self.steps == self.Q.shape[1]:
                 return False
             v = fresh()
-            size = float(v.norm())
+            size = length(v)
             for _ in range(2):
                 v = v - (self.Q[: self.steps] @ v) @ self.Q[: self.steps]
-            left = float(v.norm())
+            left = length(v)
             if left > 1e-4 * size:
                 self._next = v / left
                 return True
@@ -137,7 +145,7 @@ def lanczos(
     def fresh() -> Tensor:
         return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
-    usable = bool(torch.isfinite(start).all()) and float(start.norm()) > 0
+    usable = bool(torch.isfinite(start).all()) and length(start) > 0
     wanted = _Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
     krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
@@ -153,7 +161,7 @@ def lanczos(
                 break
         elif wanted.met(krylov, 0) and wanted.settled(krylov, block):
             break
-        elif krylov.full:
+        elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
             theta, _, _ = krylov.ritz()
             half = len(theta) // 2
             krylov.compress(_ends(len(theta), min(top + 3, half), min(bottom + 1, half)))

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.space import Space, space_of
 from flatlens.errors import BadInput
+from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
@@ -61,15 +62,19 @@ class Operator(ABC):
         """The product with one vector, or with k of them."""
         if isinstance(vectors, Mapping):
             return self.space.named(self(self.space.flat(vectors)))
+        if not isinstance(vectors, Tensor):
+            got = type(vectors).__name__
+            raise BadInput(f"{type(self).__name__}(v): a tensor or a dict of tensors is needed, got {got}")
         if vectors.ndim not in (1, 2) or vectors.shape[-1] != self.size:
             raise BadInput(
                 f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
             )
-        rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype)
-        total = torch.zeros_like(rows)
-        for product in self._graphs:
-            for k, row in enumerate(rows):
-                total[k] += product(row)
+        with torch.inference_mode(False):
+            rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=True)
+            total = torch.zeros_like(rows)
+            for product in self._graphs:
+                for k, row in enumerate(rows):
+                    total[k] += product(row)
         self.products += len(rows)
         return total.reshape(vectors.shape)
 
@@ -125,7 +130,9 @@ def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
     """d of / d theta with its own graph; None where nothing depends on a parameter."""
     if not of.requires_grad:
         return [None] * len(space.tensors)
-    return list(torch.autograd.grad(of, space.tensors, create_graph=True, allow_unused=True))
+    rows: list[Tensor | None] = list(torch.autograd.grad(of, space.tensors, create_graph=True, allow_unused=True))
+    require_second_derivative(rows)
+    return rows
 
 
 @final
@@ -180,6 +187,7 @@ def jacobian_products(f: Tensor, space: Space) -> tuple[Product, Product]:
         return (lambda v: torch.zeros_like(f)), (lambda w: torch.zeros(space.size, dtype=space.dtype, device=f.device))
     dummy = torch.zeros_like(f).requires_grad_()
     rows = torch.autograd.grad(f, space.tensors, dummy, create_graph=True, allow_unused=True)
+    require_second_derivative(rows)
     where = list(space.slices().values())
     live = [(g, at) for g, at in zip(rows, where, strict=True) if g is not None and g.requires_grad]
 

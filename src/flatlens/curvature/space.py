@@ -80,7 +80,7 @@ class Space:
 def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | None = None) -> Space:
     """The parameters named, each once: parameters themselves or modules, whose parameters are meant. All measured ones
     if None."""
-    known = dict(model.named_parameters())
+    known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if names is None:
         chosen = {name: p for name, p in known.items() if name in problem.parameters}
         if not chosen:

@@ -35,13 +35,14 @@ def eigenpairs(
     operator on every 8th sample are mixed: `WARMING` products there cost 1.5 on all of them, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    for what, count, least in (("top", top, 1), ("bottom", bottom, 0)):
+    for what, count, least in (("top", top, 1), ("bottom", bottom, 0), ("most", most, 1)):
         if not (isinstance(count, int) and count >= least):
             raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
     if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
         raise BadInput(f"eigenpairs(tolerance={tolerance!r}): a number between 0 and 1 is needed")
-    if start is not None and start.shape != (operator.size,):
-        raise BadInput(f"eigenpairs(start=...): shape ({operator.size},) is needed, got {tuple(start.shape)}")
+    if start is not None and not (isinstance(start, Tensor) and start.shape == (operator.size,)):
+        got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
+        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
     if start is None:
         start = _warm_start(operator, generator)
     room = max(8, operator.problem.memory // 4 // (operator.size * start.element_size()))
@@ -111,8 +112,8 @@ def spectral_density(
 
     `width` of the smoothing: 1% of the spectrum's range if None.
     """
-    if probes < 2 or steps < 1:
-        raise BadInput(f"spectral_density(probes={probes}, steps={steps}): at least 2 probes and 1 step are needed")
+    if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
+        raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)

@@ -23,6 +23,7 @@ from flatlens.grams import Layout, Weight
 from flatlens.grams.contract import pieces
 from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, by_sample, matrix, patches
@@ -115,6 +116,7 @@ class _Chunk:
         self.phi = self._inputs(tape)
         self.at = [*self.z.values(), *self.others.values()]
         rows = torch.autograd.grad((slopes(problem, f, y) * f).sum(), self.at, create_graph=True, allow_unused=True)
+        require_second_derivative(rows)
         self.slopes = list(rows)
 
     def _inputs(self, tape: Tape) -> dict[str, Tensor]:

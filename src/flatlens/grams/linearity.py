@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.grams.record import Tape
+from flatlens.grams.twice import has_second_derivative
 
 PIECEWISE_LINEAR = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
@@ -39,6 +40,8 @@ def affine_downstream(tape: Tape, total: Tensor, generator: torch.Generator) -> 
         return frozenset()
     try:
         slopes = torch.autograd.grad(total, [c.z for c in candidates], create_graph=True, allow_unused=True)
+        if not has_second_derivative(slopes):
+            return frozenset()
         flat = [slope is None or _flat(slope, c.z, generator) for slope, c in zip(slopes, candidates, strict=True)]
     except RuntimeError:  # an operation without a second derivative: nothing can be said
         return frozenset()

@@ -34,7 +34,7 @@ class Trial:
         self.n = len(self.f)
         self.embeds = bool(self.tape.embedded) and self.inputs == self.tape.embedded[:1]
         self.calls: dict[str, Call] = {call.key: call for call in self.tape.calls()}
-        self.parameters = dict(model.named_parameters())
+        self.parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         u = torch.randn(self.f.shape, generator=generator).to(self.f)
         z = [call.z for call in self.calls.values()]
         self.first = dict(zip(self.calls, _slopes((u[0] * self.f[0]).sum(), z), strict=True))

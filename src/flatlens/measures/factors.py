@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     """The summands of the Gauss-Newton matrix's conjugate, one a layer: lmax of each, and of its factors; summed.
 
-    A row is lmax of the layer's Gauss-Newton block, in its weight alone: it couples the samples, so it is
-    matrix-free. The sum is an upper bound of lmax of the whole (biases and norms apart). `.loss_curvature` is
-    ||C^(1/2)||, its C divided by the number of samples; `.features` the spectral norm of the matrix of features
-    f_{l-1}(X); `.jacobian` the norm of the Jacobian from the layer's output up, the largest over samples. For an
-    unshared layer the block is at most the product of the squares of the three; a layer with shared weights has no
-    such bound.
+    A row is lmax of the layer's Gauss-Newton block, in its weight alone: it couples the samples, so it is matrix-free.
+    The sum is an upper bound of lmax over these weights together (biases, norms and weights that are no layer's apart).
+    `.loss_curvature` is ||C^(1/2)||, its C divided by the number of samples; `.features` the spectral norm of the
+    features f_{l-1}(X); `.jacobian` the norm of the Jacobian from the layer's output up, the largest over samples.
+    For an unshared layer the block is at most the product of the squares of the three; a layer with shared weights has
+    no such bound.
     """
     require_tolerance(tol)
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
@@ -66,6 +66,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     parts["", None] = Estimate(
         sum(parts["", name].value for name in weights),
         kind="exact" if kinds == {"exact"} else "lower bound",
+        note="" if kinds == {"exact"} else f"each to a residual of {tol:g} of its size",
         products=sum(parts["", name].products for name in weights),
     )
     root = (max(0.0, curvature) / lens.problem.n) ** 0.5

@@ -109,7 +109,7 @@ def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times
     the summed test loss less the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the
     test set); "accuracy", training less test accuracy. The standard error is that of the held-out mean; the
-    empirical risk has none.
+    empirical risk has none. With `batchnorm="train"` the training loss is with batch statistics, the test loss never.
     """
     if convention not in CONVENTIONS:
         known = ", ".join(repr(one) for one in CONVENTIONS)

@@ -39,12 +39,13 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
     """The ends of an operator's spectrum, begun where an earlier lens found them."""
+    earlier = lens.eigenvectors.get((key, None))
     pairs = eigenpairs(
         operator,
         top=top,
         bottom=bottom,
         tolerance=tol,
-        start=lens.eigenvectors.get((key, None)),
+        start=earlier if earlier is not None and len(earlier) == operator.size else None,
         generator=run.generator,
         progress=run.progress,
     )
@@ -148,20 +149,30 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        parts[part, None] = _combined([parts[of, name] for name in weights], combine is sum)
+        parts[part, None] = _combined([parts[of, name] for name in weights], combine is sum, tol)
     return parts
 
 
+def _within(tol: float) -> str:
+    return f"each to a residual of {tol:g} of its size"
+
+
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(estimate.value * factor, kind=estimate.kind, unit="loss", products=estimate.products)
+    note = (
+        ""
+        if estimate.kind == "exact"
+        else f"an eigenvalue lies within {factor * float(estimate.arrays['residuals'][0]):.1g}"
+    )
+    return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
 
 
-def _combined(layers: list[Estimate], add: bool) -> Estimate:
+def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
     values = [e.value for e in layers]
     exact = all(e.kind == "exact" for e in layers)
     return Estimate(
         sum(values) if add else max(values),
         kind="exact" if exact else "lower bound",
+        note="" if exact else _within(tol),
         unit=layers[0].unit,
         products=sum(e.products for e in layers),
     )
@@ -204,12 +215,13 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
         parts["", name] = Estimate(
             float((norms * maxima).sum()),
             kind="exact" if outright else "lower bound",
+            note="" if outright else _within(tol),
             products=lens.products - before,
             arrays={"rows": maxima},
         )
     layers = [parts["", name] for name in weights]
     parts["", None] = layers[-1]
-    parts["sum", None], parts["max", None] = _combined(layers, True), _combined(layers, False)
+    parts["sum", None], parts["max", None] = _combined(layers, True, tol), _combined(layers, False, tol)
     return parts
 
 

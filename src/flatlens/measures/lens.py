@@ -52,6 +52,8 @@ class Lens:
         self.passes = 0
         self.products = 0  #: curvature-vector products over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
+        if after is not None and not isinstance(after, Lens):
+            raise BadInput(f"Lens(after=...): an earlier Lens is needed, got {type(after).__name__}")
         self.eigenvectors: dict[Key, Tensor] = {} if after is None else dict(after.eigenvectors)
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}

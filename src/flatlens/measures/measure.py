@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
-from flatlens.errors import BadInput
-from flatlens.estimate import Estimate, Key, Progress, Report, undefined
+from flatlens.errors import BadInput, FlatlensError
+from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, Parts, Run
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced
 from flatlens.measures.registry import MEASURES, named
+from flatlens.problem import measuring
 
 
 def measure(
@@ -44,22 +45,40 @@ def measure(
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
     run = Run(torch.Generator().manual_seed(0) if generator is None else generator, progress)
-    defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
-    lens.per_sample([m for m in defined if m.place not in ("network", "products")], progress)
-    estimates: dict[Key, Estimate] = {}
-    for one in chosen:
-        start = time.perf_counter()
-        if one not in defined:
-            found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
-        elif one.place in ("network", "products"):
-            found = _parts(one, one.evaluate(lens) if one.place == "network" else one.evaluate(lens, run))
-        else:
-            found = dict(_assemble(lens, one, asked, run))
-        seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
-        for key, estimate in found.items():
-            unit = estimate.unit or one.card.unit
-            estimates[key] = replace(estimate, source=one.card.source, unit=unit, seconds=seconds)
+    with measuring(
+        lens.model
+    ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
+        defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
+        lens.per_sample([m for m in defined if m.place not in ("network", "products")], progress)
+        estimates: dict[Key, Estimate] = {}
+        for one in chosen:
+            start = time.perf_counter()
+            found = _answers(lens, one, asked, run) if one in defined else {(one.key, None): undefined(COUPLED)}
+            seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
+            for key, estimate in found.items():
+                unit = estimate.unit or one.card.unit
+                estimates[key] = replace(estimate, source=one.card.source, unit=unit, seconds=seconds)
     return Report(estimates, about(lens))
+
+
+def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
+    """All rows of a measure; undefined where the network cannot be differentiated as it asks."""
+    if one.place == "products" and not lens.problem.parameters:
+        return {(one.key, None): undefined("no parameter is measured")}
+    try:
+        if one.place == "network":
+            return _parts(one, one.evaluate(lens))
+        if one.place == "products":
+            return _parts(one, one.evaluate(lens, run))
+        return dict(_assemble(lens, one, asked, run))
+    except (RuntimeError, ArithmeticError) as error:
+        if "memory" in str(error) or isinstance(error, FlatlensError):
+            raise
+        return {(one.key, None): undefined(_refused(error))}
+
+
+def _refused(error: Exception) -> str:
+    return f"the network cannot be differentiated as this asks ({' '.join(str(error).split())[:120]})"
 
 
 COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"
@@ -167,8 +186,7 @@ def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tu
         except RuntimeError as error:
             if "memory" in str(error):
                 raise
-            why = f"the network cannot be differentiated twice here ({' '.join(str(error).split())[:120]})"
-            return undefined(why), None
+            return undefined(_refused(error)), None
     if one.finish is not None:
         mean_of = values / lens.problem.n if one.total else values
         reduced = one.finish(mean_of, lens.layout.weights[layer], one)
@@ -207,6 +225,6 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     each = [e.samples for e in layers.values() if e.samples is not None]
     samples = torch.stack(each).sum(0) if combine is sum and len(each) == len(layers) else None
     products = sum(e.products for e in layers.values())
-    return Estimate(
-        combine([e.value for e in layers.values()]), samples=samples, note="; ".join(notes), products=products
-    )
+    kind: Kind = next((e.kind for e in layers.values() if e.kind != "exact"), "exact")
+    value = combine([e.value for e in layers.values()])
+    return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -67,9 +69,10 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
         raise BadInput(f"normalized_sharpness(lam={lam!r}): a positive number is needed")
     W = weight.matrix.W.cpu()
     blocks = diagonal.cpu().reshape(W.shape)
-    found = [balance(h, w.square() / (4 * lam**2)) for h, w in zip(blocks, W, strict=True)]
-    value, gap = sum(b.value for b in found), sum(b.gap for b in found)
-    arrays = {"sigma": torch.cat([b.u.sqrt() for b in found]), "sigma_prime": torch.cat([b.v.sqrt() for b in found])}
+    found = [balance(h, w.square() / 4) for h, w in zip(blocks, W, strict=True)]  # lam only divides
+    value, gap = sum(b.value for b in found) / lam, sum(b.gap for b in found) / lam
+    sigma, sigma_prime = (torch.cat(parts).sqrt() for parts in ([b.u for b in found], [b.v for b in found]))
+    arrays = {"sigma": sigma / math.sqrt(lam), "sigma_prime": sigma_prime}
     certified = gap <= 1e-9 * value or value == 0
     note = "" if certified else f"at most {gap:.1g} above the minimum"
     arrays["gap"] = torch.tensor([gap], dtype=torch.float64)

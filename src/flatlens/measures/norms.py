@@ -108,27 +108,31 @@ def fisher_rao(lens: Lens) -> Parts:
     `.parameters` is sqrt(theta^T F theta) with F = mean_i g_i g_i^T the empirical Fisher matrix of the measured
     parameters: sqrt(mean_i <dl_i/df_i, sum_j theta_j df_i/dtheta_j>^2). The two are equal where the outputs are
     homogeneous in the parameters of degree the number of layers: ReLU networks without biases. Elsewhere the note says
-    how far they part.
+    how far they part. Means weigh samples as the risk does: ignored ones count nothing.
     """
-    jacobian = ParameterJacobian(lens.problem, model=lens.model)
-    along = jacobian.times(jacobian.space.point()).to(torch.float64)
-    outer, inner, start = [], [], 0
+    problem = lens.problem
+    along = _along_parameters(lens)
+    outer, inner, start = 0.0, 0.0, 0
     with measuring(lens.model):
-        for raw in lens.problem.data.chunks(1024):
-            f, y = lens.problem.run(lens.model, lens.problem.place(raw))
-            f = f.detach().to(torch.float64)
-            s = slopes(lens.problem, f, y) * lens.problem.n
-            outer.append((s * f).sum(1).cpu())
-            inner.append((s * along[start : start + len(f)]).sum(1).cpu())
+        for raw in problem.data.chunks(1024):
+            f, y = problem.run(lens.model, problem.place(raw))
+            f, mass = f.detach().to(torch.float64), problem.loss.mass(f, y)
+            g = slopes(problem, f, y) * problem.mass / mass.clamp(min=1e-300)[:, None]  # of a sample's own loss
+            outer += float((mass * (g * f).sum(1).square()).sum()) / problem.mass
+            if along is not None:
+                inner += float((mass * (g * along[start : start + len(f)]).sum(1).square()).sum()) / problem.mass
             start += len(f)
-    layers = len({id(weight.module.weight) for weight in lens.layout.weights.values()})
-    whole, parameters = layers * _root_mean_square(outer), _root_mean_square(inner)
+    whole, parameters = len(lens.layout.weights) * math.sqrt(outer), math.sqrt(inner)
+    if along is None:
+        return {("", None): Estimate(whole), ("parameters", None): undefined("no parameter is measured")}
     apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
-    note = (
-        "" if apart < 1e-4 else f"sqrt(theta^T F theta) is {parameters:.4g}: the network is not homogeneous (biases?)"
-    )
+    note = "" if apart < 1e-4 else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
     return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=1)}
 
 
-def _root_mean_square(parts: list[Tensor]) -> float:
-    return float(torch.cat(parts).square().mean().sqrt())
+def _along_parameters(lens: Lens) -> Tensor | None:
+    """sum_j theta_j df_i/dtheta_j, (n, N)."""
+    if not lens.problem.parameters:
+        return None
+    jacobian = ParameterJacobian(lens.problem, model=lens.model)
+    return jacobian.times(jacobian.space.point()).to(torch.float64)

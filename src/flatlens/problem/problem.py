@@ -263,7 +263,7 @@ def require_finite_weights(model: nn.Module) -> None:
 
 def _chosen(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
     """The names of the parameters that count in sums over parameters."""
-    known = dict(model.named_parameters())
+    known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if isinstance(which, str):
         if which not in ("trainable", "all"):
             raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
