@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
-from flatlens.curvature.directions import Directions, Shifts
+from flatlens.curvature.directions import Directions, WeightDirections
 from flatlens.curvature.operators import slopes
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
@@ -44,13 +44,15 @@ def bending_along(
     """
     weight = layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
-    along = _along_preactivation if len(weight.calls) == 1 else _along_weight
-    assert len(weight.calls) == 1 or not isinstance(directions, Shifts)
     done = 0
     with measuring(model):
         for raw in problem.data.chunks(most):
             with slow_batching_is_fine():
-                forms = along(problem, model, layout, weight, problem.place(raw), directions)
+                if len(weight.calls) == 1:
+                    forms = _along_preactivation(problem, model, layout, weight, problem.place(raw), directions)
+                else:
+                    assert isinstance(directions, WeightDirections)
+                    forms = _along_weight(problem, model, weight, problem.place(raw), directions)
             yield forms.detach().to(torch.float64) * problem.n
             done += size(raw)
             if progress is not None:
@@ -92,7 +94,7 @@ def _along_preactivation(
 
 
 def _along_weight(
-    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, directions: Directions
+    problem: Problem, model: nn.Module, weight: Weight, batch: Batch, directions: WeightDirections
 ) -> Tensor:
     f, y = problem.run(model, batch)
     slope = slopes(problem, f, y)

@@ -22,11 +22,15 @@ from torch import Tensor
 
 
 class Directions(ABC):
-    """Perturbations of a weight W (g, d, m)."""
+    """Perturbations of a layer with weight W (g, d, m)."""
 
     @abstractmethod
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """U, (n, g, d, P) each, from phi (n, g, m, P)."""
+
+
+class WeightDirections(Directions):
+    """Perturbations of the weight itself."""
 
     @abstractmethod
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
@@ -48,7 +52,7 @@ def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Rows(Directions):
+class Rows(WeightDirections):
     """T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
 
     T: Tensor
@@ -76,7 +80,7 @@ class Rows(Directions):
 
 
 @final
-class Entries(Directions):
+class Entries(WeightDirections):
     """W_st e_s (x) e_t."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -94,7 +98,7 @@ class Entries(Directions):
 
 
 @final
-class Columns(Directions):
+class Columns(WeightDirections):
     """w_j (x) e_j, each column along itself."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -114,7 +118,7 @@ class Columns(Directions):
 
 
 @final
-class Units(Directions):
+class Units(WeightDirections):
     """e_s (x) e_t."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -147,7 +151,3 @@ class Shifts(Directions):
             for s in range(W.shape[1]):
                 value = like.new_ones(()) if self.b is None else self.b[group, s].to(like)
                 yield _put(like, group, s, value)
-
-    def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """A bias is no weight."""
-        raise NotImplementedError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from itertools import islice
 from typing import Generic, TypeVar, final
 
@@ -11,23 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import checksum, size, spaced
+from flatlens.problem.data import size, spaced
+from flatlens.problem.state import differentiable, fingerprint
 
 T = TypeVar("T")
 CHUNK = 1024  #: samples at most: more gain nothing
-
-
-@contextmanager
-def differentiable(parameters: list[Tensor]) -> Iterator[None]:
-    """Frozen parameters can be differentiated in here."""
-    frozen = [p for p in parameters if not p.requires_grad]
-    try:
-        for p in frozen:
-            p.requires_grad_()
-        yield
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
 
 
 @final
@@ -60,7 +47,7 @@ class Graphs(Generic[T]):
 
     def _drop_if_changed(self) -> None:
         """Graphs of a network that was trained further since are of no use."""
-        state = tuple((p.data_ptr(), p._version, checksum(p)) for p in self._model.parameters())
+        state = tuple(fingerprint(p) for p in self._model.parameters())
         if state != self._state:
             self._kept, self._all_kept, self._state = [], False, state
 
@@ -98,9 +85,7 @@ class Graphs(Generic[T]):
 
             def count(tensor: Tensor) -> Tensor:
                 storage = tensor.untyped_storage()
-                held[storage.data_ptr()] = (
-                    storage.nbytes() if storage.data_ptr() not in held else held[storage.data_ptr()]
-                )
+                held.setdefault(storage.data_ptr(), storage.nbytes())
                 return tensor
 
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):

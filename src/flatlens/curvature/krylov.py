@@ -86,9 +86,9 @@ class Krylov:
         """Whether the basis has no room left."""
         return self.steps == len(self.Q)
 
-    def ritz(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(values ascending, coefficients as columns, residuals)."""
-        theta, S = torch.linalg.eigh(self.T[: self.steps, : self.steps])
+    def ritz(self, block: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """(values ascending, coefficients as columns, residuals), of the basis from `block` on."""
+        theta, S = torch.linalg.eigh(self.T[block : self.steps, block : self.steps])
         return theta, S, self.beta * S[-1].abs()
 
     def vectors(self, S: Tensor) -> Tensor:
@@ -188,13 +188,12 @@ class _Wanted:
 
     def met(self, krylov: Krylov, block: int) -> bool:
         """Whether the basis from `block` on has that many ends, each to its residual."""
-        theta, S = torch.linalg.eigh(krylov.T[block : krylov.steps, block : krylov.steps])
+        theta, _, residuals = krylov.ritz(block)
         ends = _ends(len(theta), self.top, self.bottom)
         scale = float(theta.abs().max())
         allowed = self.tolerance * theta[ends].abs()
         allowed[self.top :] = self.tolerance * scale
         allowed = allowed.clamp(min=100 * torch.finfo(krylov.Q.dtype).eps * scale)
-        residuals = krylov.beta * S[-1].abs()
         return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
 
     def settled(self, krylov: Krylov, block: int) -> bool:
@@ -212,7 +211,7 @@ class _Wanted:
             return False
         if block == 0:  # it has seen every eigenvalue, but each once
             return self.top <= 1 and self.bottom <= 1
-        newest = torch.linalg.eigvalsh(krylov.T[block : krylov.steps, block : krylov.steps])
+        newest, _, _ = krylov.ritz(block)
         slack = 1e-9 * float(theta.abs().max())
         above = self.top == 0 or float(newest[-1]) <= float(theta[-self.top]) + slack
         return above and (self.bottom == 0 or float(newest[0]) >= float(theta[self.bottom - 1]) - slack)

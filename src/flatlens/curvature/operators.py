@@ -99,7 +99,7 @@ class Operator(ABC):
         return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
 
 
-def _derivative(of: list[Tensor | None], space: Space, retain: bool = True) -> Product:
+def _derivative(of: list[Tensor | None], space: Space) -> Product:
     """v -> d<of, v>/dtheta, through a graph that is kept."""
     slices = list(space.slices().values())
     live = [(g, where) for g, where in zip(of, slices, strict=True) if g is not None and g.requires_grad]
@@ -111,7 +111,7 @@ def _derivative(of: list[Tensor | None], space: Space, retain: bool = True) -> P
             [g for g, _ in live],
             space.tensors,
             [v[where].reshape(g.shape) for g, where in live],
-            retain_graph=retain,
+            retain_graph=True,
             allow_unused=True,
         )
         return _side_by_side(rows, space)
@@ -182,26 +182,42 @@ class _Squared(Operator):
 
 
 def jacobian_products(f: Tensor, space: Space) -> tuple[Product, Product]:
-    """(v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph; J v by two backwards."""
-    if not f.requires_grad:
-        return (lambda v: torch.zeros_like(f)), (lambda w: torch.zeros(space.size, dtype=space.dtype, device=f.device))
-    dummy = torch.zeros_like(f).requires_grad_()
-    rows = torch.autograd.grad(f, space.tensors, dummy, create_graph=True, allow_unused=True)
-    require_second_derivative(rows)
-    where = list(space.slices().values())
-    live = [(g, at) for g, at in zip(rows, where, strict=True) if g is not None and g.requires_grad]
+    """(v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph."""
+    times, transposed_times = derivative_of(f, space.tensors)
+    where = space.slices().values()
 
     def forward(v: Tensor) -> Tensor:
-        if not live:
-            return torch.zeros_like(f)
-        parts = [v[at].reshape(g.shape) for g, at in live]
-        (out,) = torch.autograd.grad([g for g, _ in live], dummy, parts, retain_graph=True, allow_unused=True)
-        return torch.zeros_like(f) if out is None else out
+        return times([v[at].reshape(p.shape) for at, p in zip(where, space.tensors, strict=True)])
 
     def backward(w: Tensor) -> Tensor:
-        return _side_by_side(torch.autograd.grad(f, space.tensors, w, retain_graph=True, allow_unused=True), space)
+        return _side_by_side(transposed_times(w), space)
 
     return forward, backward
+
+
+def derivative_of(
+    f: Tensor, at: list[Tensor]
+) -> tuple[Callable[[list[Tensor]], Tensor], Callable[[Tensor], list[Tensor | None]]]:
+    """(directions -> df along them, w -> df^T w at each tensor), from one graph: df itself by two backwards."""
+    nothing: list[Tensor | None] = [None] * len(at)
+    if not f.requires_grad:
+        return (lambda directions: torch.zeros_like(f)), (lambda w: nothing)
+    dummy = torch.zeros_like(f).requires_grad_()
+    rows = torch.autograd.grad(f, at, dummy, create_graph=True, allow_unused=True)
+    require_second_derivative(rows)
+
+    def times(directions: list[Tensor]) -> Tensor:
+        live = [(g, v) for g, v in zip(rows, directions, strict=True) if g is not None and g.requires_grad]
+        if not live:
+            return torch.zeros_like(f)
+        along, onto = zip(*live, strict=True)
+        (out,) = torch.autograd.grad(along, dummy, onto, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(f) if out is None else out
+
+    def transposed_times(w: Tensor) -> list[Tensor | None]:
+        return list(torch.autograd.grad(f, at, w, retain_graph=True, allow_unused=True))
+
+    return times, transposed_times
 
 
 @final

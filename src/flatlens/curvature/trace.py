@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
-from flatlens.curvature.graphs import differentiable
 from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.curvature.probes import signs
 from flatlens.estimate import Progress
@@ -27,6 +26,7 @@ from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, by_sample, matrix, patches
+from flatlens.problem.state import differentiable
 
 CHUNK = 128  #: samples that share a probe where a parameter has to
 

@@ -8,8 +8,6 @@ sum over parameters, through per-sample autograd, under its own name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -23,6 +21,7 @@ from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.layers import matrix
 from flatlens.problem.operator_norm import operator_norm
+from flatlens.problem.state import differentiable
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +94,7 @@ class Layout:
 def lay_out(problem: Problem, model: nn.Module) -> Layout:
     """Run the network on the probes and see what is where."""
     generator = torch.Generator().manual_seed(0)
-    with measuring(model), _all_differentiable(model):
+    with measuring(model), differentiable(model.parameters()):  # frozen ones too, so that none has to be believed
         trials = [Trial(problem, model, problem.place(probe), generator) for probe in problem.probes]
         axes = _axes(trials)
         weights = _weights(model, trials, axes)
@@ -118,19 +117,6 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
         bytes_per_sample=_bytes_per_sample(trials[0], sum(sizes[name] for name in leftovers)),
     )
-
-
-@contextmanager
-def _all_differentiable(model: nn.Module) -> Iterator[None]:
-    """Frozen parameters can be asked for their gradient too, so that none has to be believed."""
-    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
-    try:
-        for p in frozen:
-            p.requires_grad_()
-        yield
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
 
 
 def _axes(trials: list[Trial]) -> dict[str, int]:

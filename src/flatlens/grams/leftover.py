@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
+from flatlens.problem.state import differentiable
 
 
 @contextmanager
@@ -69,18 +70,12 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
 def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
     """df/dtheta of a batch of one, (N, size) each."""
     chosen = {name: p for name, p in model.named_parameters() if name in names}
-    frozen = [p for p in chosen.values() if not p.requires_grad]
-    for p in frozen:
-        p.requires_grad_()
-    try:
+    with differentiable(chosen.values()):
         f, _ = problem.run(model, sample)
         rows = [
             torch.autograd.grad(f[0, k], list(chosen.values()), retain_graph=True, allow_unused=True)
             for k in range(f.shape[1])
         ]
-    finally:
-        for p in frozen:
-            p.requires_grad_(False)
     return {name: torch.stack([_flat(row[i], p) for row in rows]) for i, (name, p) in enumerate(chosen.items())}
 
 

@@ -22,6 +22,7 @@ from flatlens.problem import Problem, measuring
 from flatlens.problem.data import checksum
 from flatlens.problem.losses import correct
 from flatlens.problem.problem import require_finite_weights
+from flatlens.problem.state import fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +168,7 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
     for name, module in model.named_modules():
         yield f"module {name}", (id(module),)
     for name, p in model.named_parameters():
-        yield name, (id(p), p.data_ptr(), p._version, p.requires_grad, checksum(p))
+        yield name, fingerprint(p)
     for name, b in model.named_buffers():
         yield name, (id(b), checksum(b))
 

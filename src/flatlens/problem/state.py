@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatlens.problem.data import checksum
 
 
 @contextmanager
@@ -63,3 +65,22 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
             for buffer, before, version in buffers:
                 if buffer._version != version:
                     buffer.copy_(before)
+
+
+@contextmanager
+def differentiable(parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Frozen parameters can be asked for their gradient in here, too."""
+    frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
+    try:
+        for p in frozen:
+            p.requires_grad_()
+        yield
+    finally:
+        for p in frozen:
+            p.requires_grad_(False)
+
+
+def fingerprint(p: Tensor) -> tuple[int, ...]:
+    """What tells that a parameter was changed: its identity, version and freezing, and its values, for writing to
+    `.data` bumps no version."""
+    return id(p), p.data_ptr(), p._version, p.requires_grad, checksum(p)
