@@ -67,7 +67,7 @@ def test_quantities_are_undefined_rather_than_wrong():
 
 def test_a_study_measures_and_compares_all_that_needs_no_products_and_says_something_new():
     study = Study.digits("smoke")
-    left_out = {*LEFT_OUT, *(name for name, one in MEASURES.items() if one.place == "products")}
+    left_out = {*LEFT_OUT, *(name for name, one in MEASURES.items() if one.place == "request")}
     assert set(study.measures) == set(MEASURES) - left_out
     axes = {q.column for q in study.quantities}
     assert axes >= {name for name in study.measures if MEASURES[name].card.family != "generalisation"}

@@ -25,7 +25,7 @@ NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing 
 PERMUTATION = "permutation"  #: neurons of a layer in another order
 FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
 
-Place: TypeAlias = Literal["input", "parameters", "weight", "network", "products"]
+Place: TypeAlias = Literal["input", "parameters", "weight", "network", "request"]
 Need: TypeAlias = Literal["G", "K", "R", "diagonal", "columns", "adaptive"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None
@@ -35,7 +35,7 @@ Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one call of `measure` lends to measures that run products."""
+    """What one call of `measure` lends to measures that run products, searches or random draws."""
 
     generator: torch.Generator
     progress: Progress | None = None
@@ -64,8 +64,8 @@ class Measure:
     compute: Callable[..., Any]
     reduce: Callable[[Tensor], Reduced]
     place: Place
-    """Evaluated at inputs of layers, at parameters, at weights of linear layers, on the network as a whole, or by
-    products with curvature operators."""
+    """Evaluated at inputs of layers, at parameters, at weights of linear layers, on the network as a whole, or there
+    when asked for by name."""
     answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
@@ -175,36 +175,20 @@ def on_lens(
     invariant_under: Iterable[str] = (),
     held_out: bool = False,
     works_coupled: bool = False,
+    on_request: bool = False,
 ) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
-    """Make a function of the whole network, giving an Estimate or several parts, a measure."""
+    """Make a function of the whole network, giving an Estimate or several parts, a measure.
+
+    The function takes the lens; with `on_request` the lens and the run: it costs products, searches or random draws,
+    and is run when asked for by name.
+    """
 
     def decorate(function: Callable[..., Estimate | Parts]) -> Measure:
         card = Card(
             function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
         )
-        return Measure(card, function, mean, "network", "input", held_out=held_out, works_coupled=works_coupled)
-
-    return decorate
-
-
-def by_products(
-    *,
-    id: str,
-    family: str,
-    symbol: str,
-    source: str,
-    unit: str,
-    cost: str,
-    invariant_under: Iterable[str] = (),
-    works_coupled: bool = False,
-) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
-    """Make a function (lens, run) that multiplies with curvature operators a measure: run when asked for by name."""
-
-    def decorate(function: Callable[..., Estimate | Parts]) -> Measure:
-        card = Card(
-            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
-        )
-        return Measure(card, function, mean, "products", "input", works_coupled=works_coupled)
+        place: Place = "request" if on_request else "network"
+        return Measure(card, function, mean, place, "input", held_out=held_out, works_coupled=works_coupled)
 
     return decorate
 

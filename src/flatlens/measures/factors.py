@@ -12,14 +12,14 @@ from flatlens.curvature.features import feature_norms
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
 from flatlens.grams.contract import gram
-from flatlens.measures.card import PERMUTATION, Parts, Run, by_products
+from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import NO_LAYER, as_estimate, require_tolerance, top_of
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
 
 
-@by_products(
+@on_lens(
     id="M17",
     family="hessian",
     symbol=r"\lambda_{max}(C\,Jf\,Df_l\,Df_l^T Jf^T C^T)",
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     unit="loss / parameter^2",
     cost="one pass; Lanczos: some 10 Gauss-Newton products a layer that is not dense",
     invariant_under={PERMUTATION},
+    on_request=True,
 )
 def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     """The summands of the Gauss-Newton matrix's conjugate, one a layer: lmax of each, and of its factors; summed.

@@ -14,7 +14,7 @@ from flatlens.curvature.directions import Shifts
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
-from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, by_products
+from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -80,7 +80,7 @@ def by_layer(lens: Lens, run: Run, kind: type[Operator], name: str, tol: float) 
     }
 
 
-@by_products(
+@on_lens(
     id="H1",
     family="hessian",
     symbol=r"\lambda_{max}(H)",
@@ -89,6 +89,7 @@ def by_layer(lens: Lens, run: Run, kind: type[Operator], name: str, tol: float) 
     cost="Lanczos: some 10 Hessian products",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    on_request=True,
 )
 def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float = 1e-3, layers: bool = False) -> Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
@@ -101,7 +102,7 @@ def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float
     return {("", None): whole, **(by_layer(lens, run, Hessian, "sharpness", tol) if layers else {})}
 
 
-@by_products(
+@on_lens(
     id="H2",
     family="hessian",
     symbol=r"\lambda_{max}(GN)",
@@ -110,6 +111,7 @@ def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float
     cost="Lanczos: some 10 Gauss-Newton products",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    on_request=True,
 )
 def ggn_norm(lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False) -> Parts:
     """Operator norm of the Gauss-Newton matrix, its largest eigenvalue. Options as of `sharpness`."""
@@ -117,7 +119,7 @@ def ggn_norm(lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: b
     return {("", None): whole, **(by_layer(lens, run, GaussNewton, "ggn_norm", tol) if layers else {})}
 
 
-@by_products(
+@on_lens(
     id="H4",
     family="hessian",
     symbol=r"\sum_l \lambda_{max}(H_l)",
@@ -125,6 +127,7 @@ def ggn_norm(lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: b
     unit="loss / parameter^2",
     cost="one pass for dense layers of piecewise-linear networks; else some 10 Hessian products a layer",
     invariant_under={PERMUTATION},
+    on_request=True,
 )
 def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
@@ -178,7 +181,7 @@ def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
     )
 
 
-@by_products(
+@on_lens(
     id="H5",
     family="flatness",
     symbol=r"\kappa^\phi",
@@ -186,6 +189,7 @@ def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
     unit="loss",
     cost="one pass for dense layers (d Hessian products more below a smooth activation); else Lanczos for each row",
     invariant_under={LAYERWISE, PERMUTATION},
+    on_request=True,
 )
 def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     """Maximal relative flatness: sum_s ||w_s||^2 lmax(H_ss), over the rows s of a layer's weight.
@@ -252,7 +256,7 @@ def _rows_one_by_one(lens: Lens, run: Run, parameter: str, tol: float) -> Tensor
     return torch.stack(maxima)
 
 
-@by_products(
+@on_lens(
     id="H6",
     family="hessian",
     symbol=r"\rho(\lambda)",
@@ -261,6 +265,7 @@ def _rows_one_by_one(lens: Lens, run: Run, parameter: str, tol: float) -> Tensor
     cost="probes x steps Hessian products",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    on_request=True,
 )
 def spectral_density(
     lens: Lens, run: Run, *, probes: int = 8, steps: int = 40, ggn: bool = False, layers: bool = False

@@ -49,7 +49,7 @@ def measure(
         lens.model
     ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
-        lens.per_sample([m for m in defined if m.place not in ("network", "products")], progress)
+        lens.per_sample([m for m in defined if m.place not in ("network", "request")], progress)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
@@ -63,12 +63,12 @@ def measure(
 
 def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
     """All rows of a measure; undefined where the network cannot be differentiated as it asks."""
-    if one.place == "products" and not lens.problem.parameters:
+    if one.place == "request" and not lens.problem.parameters:
         return {(one.key, None): undefined("no parameter is measured")}
     try:
         if one.place == "network":
             return _parts(one, one.evaluate(lens))
-        if one.place == "products":
+        if one.place == "request":
             return _parts(one, one.evaluate(lens, run))
         return dict(_assemble(lens, one, asked, run))
     except (RuntimeError, ArithmeticError) as error:
@@ -86,7 +86,7 @@ COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for
 
 def _default(lens: Lens) -> list[Measure]:
     """Whatever needs no products."""
-    exact = [m for m in MEASURES.values() if m.place != "products"]
+    exact = [m for m in MEASURES.values() if m.place != "request"]
     return [m for m in exact if lens.problem.test is not None or not m.held_out]
 
 

@@ -81,7 +81,7 @@ MEASURES: dict[str, Measure] = {
     )
 }
 
-ONE_PASS = tuple(measure for measure in MEASURES.values() if measure.place not in ("network", "products"))
+ONE_PASS = tuple(measure for measure in MEASURES.values() if measure.place not in ("network", "request"))
 
 
 def comes_along(asked: Iterable[Measure]) -> list[Measure]:

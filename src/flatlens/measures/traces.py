@@ -18,7 +18,7 @@ from flatlens.curvature.probes import signs, student
 from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
-from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, by_products
+from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.problem.losses import SquaredError
@@ -148,7 +148,7 @@ def traced(
     }
 
 
-@by_products(
+@on_lens(
     id="H3",
     family="hessian",
     symbol=r"\mathrm{Tr}\,H",
@@ -157,6 +157,7 @@ def traced(
     cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    on_request=True,
 )
 def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
@@ -195,7 +196,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     return of_probes(found[0][:, 0], found[1])
 
 
-@by_products(
+@on_lens(
     id="M12",
     family="normalised",
     symbol=r"S_{adaptive}",
@@ -203,6 +204,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     unit="loss",
     cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
     invariant_under=FUNCTION,
+    on_request=True,
 )
 def adaptive_sharpness(
     lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False
@@ -214,7 +216,7 @@ def adaptive_sharpness(
     return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
 
 
-@by_products(
+@on_lens(
     id="H7",
     family="hessian",
     symbol=r"\mathrm{Tr}\,H - S",
@@ -222,6 +224,7 @@ def adaptive_sharpness(
     unit="loss / parameter^2",
     cost="as hessian_trace; with bound=True a Hessian product for every direction",
     invariant_under={PERMUTATION},
+    on_request=True,
 )
 def interpolation_gap(
     lens: Lens,

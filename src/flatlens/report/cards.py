@@ -101,7 +101,7 @@ def runs(measure: Measure) -> str:
     >>> [runs(MEASURES[name]) for name in ("mls", "sharpness")]
     ['by default', 'only when asked for by name']
     """
-    if measure.place == "products":
+    if measure.place == "request":
         return RUN_WHEN_NAMED
     if measure.curvature is not None:
         return f"by default; at layers below a smooth activation {RUN_WHEN_NAMED}"

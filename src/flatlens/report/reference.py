@@ -57,7 +57,7 @@ def _entry(measure: Measure) -> str:
 
 def _number(measure: Measure) -> str:
     """Where the network's answer is taken, and what stands beside it."""
-    if measure.place in ("network", "products"):
+    if measure.place in ("network", "request"):
         return ""
     if measure.answer == "input":
         return "at its input; by layer through that layer"
