@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flatlens import curvature as curvature
+    from flatlens import distributions as distributions
     from flatlens import measures as measures
+    from flatlens import perturbation as perturbation
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
     from flatlens.estimate import Estimate as Estimate
@@ -30,11 +32,11 @@ _HOME = {
     "catalogue": "flatlens.measures",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "curvature", "measures"]
+__all__ = [*_HOME, "curvature", "distributions", "measures", "perturbation"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("curvature", "measures"):
+    if name in ("curvature", "distributions", "measures", "perturbation"):
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

@@ -35,8 +35,18 @@ def rescaled(net: nn.Sequential, how: str) -> None:
 
 HELD_OUT = ("test_loss", "test_accuracy", "generalisation_gap")
 TIGHT = {"sharpness", "ggn_norm", "layer_sharpness", "maximal_relative_flatness", "layer_factors"}  # to a residual
-KEYS = [f"{m}(tol=1e-11)" if m in TIGHT else m for m in fl.measures.MEASURES if m not in HELD_OUT]
+SPELLED = {  # so that errors are small beside what a move changes
+    "pac_bayes_flatness": "pac_bayes_flatness(of='loss', draws=200)",
+    "feature_robustness": "feature_robustness(draws=1500)",
+    "locally_constant_labels": "locally_constant_labels(delta=0.5, draws=400)",
+    **{name: f"{name}(tol=1e-11)" for name in TIGHT},
+}
+KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT]
 OPTIONS = [
+    "average_sharpness(adaptive=False)",
+    "worst_sharpness(adaptive=True)",
+    "pac_bayes_flatness(of='loss', adaptive=True)",
+    "representativeness(bandwidth='relative')",
     "relative_flatness(normalize='std')",
     "relative_flatness(normalize='variance')",
     "jacobian_norm(softmax=True)",
@@ -55,5 +65,7 @@ def test_a_measure_is_unchanged_exactly_where_its_card_says(key: str, how: str) 
     a, b = (
         fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [key])[measure.key] for net in (before, after)
     )
-    unchanged = b.value == pytest.approx(a.value, rel=1e-8, abs=4 * (a.stderr**2 + b.stderr**2) ** 0.5)
+    searched = 1e-3 if measure.card.name == "worst_sharpness" else 1e-8  # from other starts, where neurons are permuted
+    drawn = 0 if measure.card.name == "representativeness" else 4  # the same splits on either side
+    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * (a.stderr**2 + b.stderr**2) ** 0.5)
     assert unchanged == (how in measure.invariant_under), (a, b)

@@ -6,17 +6,17 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import DELAY, Bar, in_words
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
-from flatlens.errors import BadFolder
+from flatlens.errors import BadFolder, BadInput
 
 if TYPE_CHECKING:
-    from flatlens.problem import Problem
+    from flatlens.measures import Lens
 
 TRIAL = 64
 """Samples that a trial measures, to tell how long all will take."""
@@ -28,6 +28,7 @@ def measure(
     *,
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     measures: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
+    outputs: str | None = None,
     save: Path | None = None,
     seed: int = 0,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
@@ -44,6 +45,9 @@ def measure(
             (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
         measures: What to measure, with commas between or the option repeated; `flatlens list measures` has the names.
             Without it: all that one pass over the data gives.
+        outputs: `exact`, a backward pass for each of the network's outputs, or how many random combinations stand for
+            them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs, 16
+            combinations beyond.
         save: Keep the report, per-sample values and all, in this file; `flatlens.Report.load` reads it.
         seed: Of the random numbers that estimates are drawn with; exact measures use none.
         as_json: Print JSON.
@@ -60,8 +64,9 @@ def measure(
     problem = inputs.problem(model)
     names = [name for part in measures for name in split_names(part)]
     with stdout_to_stderr(), Bar() as bar:
-        _announce(problem, names)
-        found = fl.measure(fl.Lens(problem), names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
+        lens = fl.Lens(problem, outputs=_combinations(outputs))
+        _announce(lens, names)
+        found = fl.measure(lens, names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
     if save is not None:
         found.save(save)
         note(f"report saved in {save}")
@@ -89,25 +94,40 @@ def split_names(text: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _announce(problem: Problem, measures: list[str]) -> None:
+def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
+    """What `Lens(outputs=...)` takes."""
+    if outputs is None:
+        return None
+    if outputs == "exact":
+        return "exact"
+    if not outputs.isdecimal():
+        raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
+    return int(outputs)
+
+
+def _announce(lens: Lens, measures: list[str]) -> None:
     """Before work that lasts: what it consists of, and about how long it takes, from a trial."""
+    problem = lens.problem
     if problem.n < 4 * TRIAL:
         return
-    _trial(problem, measures, 4)  # the first pass of a process is slow, whatever its size
+    _trial(lens, measures, 4)  # the first pass of a process is slow, whatever its size
     start = time.monotonic()
-    n = _trial(problem, measures, TRIAL)
+    n = _trial(lens, measures, TRIAL)
     seconds = (time.monotonic() - start) * problem.n / n
     if seconds < DELAY:
         return
     size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
     passes = f"1 forward and {problem.outputs} backward passes"
+    if lens.probes is not None:
+        passes = f"{lens.probes} random combinations in place of {problem.outputs} outputs"
     note(f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory")
 
 
-def _trial(problem: Problem, measures: list[str], most: int) -> int:
+def _trial(lens: Lens, measures: list[str], most: int) -> int:
     """Measure on the first samples; how many they were."""
     import flatlens as fl
 
+    problem = lens.problem
     few = fl.Problem(
         problem.model,
         problem.loss,
@@ -116,5 +136,5 @@ def _trial(problem: Problem, measures: list[str], most: int) -> int:
         parameters=problem.parameters,
         dtype=problem.dtype,
     )
-    fl.measure(fl.Lens(few), measures or None)
+    fl.measure(fl.Lens(few, outputs=lens.probes or "exact"), measures or None)
     return few.n

@@ -28,6 +28,7 @@ from flatlens.problem.data import size
 from flatlens.problem.layers import by_position, by_sample, matrix, patches
 
 TOGETHER = 16  #: directions differentiated in one batched call
+ROWS = 10  #: a product holds as much as a pass over so many outputs
 
 
 def bending_along(
@@ -43,7 +44,7 @@ def bending_along(
     Their mean over samples is the risk's.
     """
     weight = layout.weights[layer]
-    most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample)))
+    most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
     done = 0
     with measuring(model):
         for raw in problem.data.chunks(most):
@@ -116,7 +117,7 @@ def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Te
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
 
         def along(eps: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(runner, {name: W + eps * V}, (single,))[0]
+            outputs: Tensor = functional_call(runner, {name: W + eps * V}, (single,))[0][0]
             return (slope * outputs).sum()
 
         result: Tensor = grad(grad(along))(W.new_zeros(()))

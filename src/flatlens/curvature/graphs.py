@@ -81,15 +81,20 @@ class Graphs(Generic[T]):
         """What autograd saves for one sample, counted on a probe."""
         if self._bytes is None:
             probe = self._problem.place(self._problem.probes[0])
-            held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in self._model.parameters()}
-
-            def count(tensor: Tensor) -> Tensor:
-                storage = tensor.untyped_storage()
-                held.setdefault(storage.data_ptr(), storage.nbytes())
-                return tensor
-
-            with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-                made = self._make(probe, 0)
-            del made
-            self._bytes = max(1, sum(held.values()) // size(probe))
+            self._bytes = bytes_saved(self._model, size(probe), lambda: self._make(probe, 0))
         return self._bytes
+
+
+def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
+    """What autograd saves for one of the n samples that `make` builds a graph of; parameters do not count."""
+    held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
+
+    def count(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held.setdefault(storage.data_ptr(), storage.nbytes())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+        made = make()
+    del made
+    return max(1, sum(held.values()) // n)

@@ -26,8 +26,3 @@ def student(values: Tensor) -> tuple[Tensor, Tensor]:
 def quantile(m: int) -> float:
     """How many standard errors of a normal 95% interval one of Student's with m probes is worth."""
     return float(stats.t.ppf(0.975, m - 1)) / 1.959963984540054
-
-
-def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
-    """Independent +1 and -1, the probes of least variance."""
-    return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from flatlens.curvature.krylov import Eigenpairs, Krylov, lanczos
 from flatlens.curvature.operators import Operator
-from flatlens.curvature.probes import signs, student
+from flatlens.curvature.probes import student
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
+from flatlens.grams.sketch import signs
 
 SHARE = 8  #: the start vector is sought on one sample in so many...
 WORTH = 512  #: ...where there are at least so many samples

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.bending import bending_along
+from flatlens.curvature.bending import ROWS, bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.operators import Operator, Residual, slopes
-from flatlens.curvature.probes import signs
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
 from flatlens.grams.contract import pieces
 from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.sketch import signs
 from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
@@ -79,7 +79,7 @@ def bending_trace(
     totals = {name: torch.zeros(probes, dtype=torch.float64) for name in curved.names}
     if not totals:
         return totals
-    most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample)))
+    most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample(ROWS))))
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     done = 0
     with measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():

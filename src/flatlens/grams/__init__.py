@@ -5,12 +5,14 @@ from flatlens.grams.features import feature_spread
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight, lay_out
 from flatlens.grams.one_pass import one_pass
+from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight import row_factor
 
 __all__ = [
     "ChunkGrams",
     "LayerGrams",
     "Layout",
+    "Sketch",
     "Weight",
     "feature_spread",
     "lay_out",

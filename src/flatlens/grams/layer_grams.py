@@ -48,6 +48,14 @@ class LayerGrams:
         return values.clamp(min=0)
 
     @cached_property
+    def softmax_eigenvalues(self) -> Tensor:
+        """Of P G P, the Gram of softmax(f), P = diag(p) - p p^T: ascending, not negative, (n, N)."""
+        p = self.f.softmax(1)
+        P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        values: Tensor = torch.linalg.eigvalsh(P @ self.G @ P)
+        return values.clamp(min=0)
+
+    @cached_property
     def K_weight(self) -> Tensor:
         """The weight's parameter side: (df/dW)(df/dW)^T, (n, N, N)."""
         assert self.weight is not None

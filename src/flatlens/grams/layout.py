@@ -66,7 +66,14 @@ class Layout:
     input_is: str | None  #: the one call whose input is the network's input, if there is one
     affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
     affine_norms: frozenset[str]  #: and norms, called once, whose output they are affine in
-    bytes_per_sample: int
+    held: int  #: numbers that the calls read and give, per sample
+    unexplained: int  #: entries of the parameters left over
+    itemsize: int  #: bytes of a number in the network's arithmetic
+
+    def bytes_per_sample(self, rows: int) -> int:
+        """Of a pass over so many outputs: buffers of their slopes at every call (float64 at worst), the graph's
+        activations, gradients of the leftovers."""
+        return self.held * (8 * rows + 6 * self.itemsize) + self.unexplained * rows * (8 + 2 * self.itemsize)
 
     def last(self) -> str | None:
         """The last linear layer."""
@@ -115,7 +122,9 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
         affine_norms=frozenset(call for call in norms if call in affine and _called_once(call, norms)),
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
-        bytes_per_sample=_bytes_per_sample(trials[0], sum(sizes[name] for name in leftovers)),
+        held=sum(call.x.numel() + call.z.numel() for call in trials[0].calls.values()) // trials[0].n,
+        unexplained=sum(sizes[name] for name in leftovers),
+        itemsize=trials[0].f.element_size(),
     )
 
 
@@ -183,10 +192,3 @@ def _norms(trials: list[Trial], axes: dict[str, int]) -> dict[str, tuple[str, st
 def _called_once(call: str, norms: dict[str, tuple[str, str | None]]) -> bool:
     """Whether no other call uses the norm's parameters."""
     return sum(names[0] == norms[call][0] for names in norms.values()) == 1
-
-
-def _bytes_per_sample(trial: Trial, leftover: int) -> int:
-    """Buffers of all N slopes at every call (float64 at worst), the graph's activations, gradients of the leftovers."""
-    N, itemsize = trial.f.shape[1], trial.f.element_size()
-    held = sum(call.x.numel() + call.z.numel() for call in trial.calls.values()) // trial.n
-    return held * (8 * N + 6 * itemsize) + leftover * N * (8 + 2 * itemsize)

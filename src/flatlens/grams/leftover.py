@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +33,15 @@ class Runner(nn.Module):
         self.problem = problem
         self.model = model
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Outputs only."""
-        return self.problem.run(self.model, batch)[0]
+    def forward(self, batch: Batch) -> tuple[Tensor, Any]:
+        """(outputs, targets)."""
+        return self.problem.run(self.model, batch)
 
 
-def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """df/dtheta for each named parameter, (n, N, size), in float64."""
+def per_sample_gradients(
+    problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
+) -> dict[str, Tensor]:
+    """df/dtheta for each named parameter, (n, N, size), in float64; of `rows` f where rows (n, r, N) are given."""
     if not names:
         return {}
     runner = Runner(problem, model)
@@ -46,35 +49,41 @@ def per_sample_gradients(problem: Problem, model: nn.Module, batch: Batch, names
     values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
     n = size(batch)
 
-    def one(sample: Batch, parameters: dict[str, Tensor]) -> Tensor:
+    def one(sample: Batch, row: Tensor | None, parameters: dict[str, Tensor]) -> Tensor:
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
-        outputs: Tensor = functional_call(runner, parameters, (single,))[0]
-        return outputs
+        outputs: Tensor = functional_call(runner, parameters, (single,))[0][0]
+        return outputs if row is None else row.to(outputs) @ outputs
 
-    def jacobian(sample: Batch) -> dict[str, Tensor]:
-        result: dict[str, Tensor] = jacrev(one, argnums=1)(sample, values)
+    def jacobian(sample: Batch, row: Tensor | None) -> dict[str, Tensor]:
+        result: dict[str, Tensor] = jacrev(one, argnums=2)(sample, row, values)
         return result
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     try:
         with slow_batching_is_fine():
-            rows = vmap(jacobian, in_dims=(counted,), randomness="error")(batch)
+            found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
     except RuntimeError as error:  # data-dependent control flow, no batching rule: one sample at a time
         if "memory" in str(error):
             raise
-        each = [_one_by_one(problem, model, take(batch, i, i + 1), names) for i in range(n)]
+        each = [
+            _one_by_one(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
+            for i in range(n)
+        ]
         return {name: torch.stack([row[name] for row in each]) for name in names}
-    return {name: rows[f"model.{name}"].detach().flatten(2).to(torch.float64) for name in names}
+    return {name: found[f"model.{name}"].detach().flatten(2).to(torch.float64) for name in names}
 
 
-def _one_by_one(problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...]) -> dict[str, Tensor]:
-    """df/dtheta of a batch of one, (N, size) each."""
+def _one_by_one(
+    problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
+) -> dict[str, Tensor]:
+    """df/dtheta of a batch of one, (N, size) each; of its outputs combined by (r, N), where given."""
     chosen = {name: p for name, p in model.named_parameters() if name in names}
     with differentiable(chosen.values()):
-        f, _ = problem.run(model, sample)
+        f = problem.run(model, sample)[0][0]
+        f = f if combined is None else combined.to(f) @ f
         rows = [
-            torch.autograd.grad(f[0, k], list(chosen.values()), retain_graph=True, allow_unused=True)
-            for k in range(f.shape[1])
+            torch.autograd.grad(f[k], list(chosen.values()), retain_graph=True, allow_unused=True)
+            for k in range(len(f))
         ]
     return {name: torch.stack([_flat(row[i], p) for row in rows]) for i, (name, p) in enumerate(chosen.items())}
 

@@ -19,6 +19,7 @@ from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.leftover import per_sample_gradients
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
+from flatlens.grams.sketch import Sketch
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
@@ -35,18 +36,22 @@ def one_pass(
     feature_scale: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
     needs: Collection[str] = ALL,
+    sketch: Sketch | None = None,
 ) -> Iterator[ChunkGrams]:
     """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
+
+    With a `sketch` every chunk comes once for each of its probes: as seen through a random combination of the outputs.
 
     `needs` says what will be read: without "G" no slope is taken at any input; the rest is made on first use, together.
 
     `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
     """
-    most = max(1, min(CHUNK, problem.memory // max(1, layout.bytes_per_sample)))
+    rows = problem.outputs if sketch is None else 2
+    most = max(1, min(CHUNK, problem.memory // max(1, layout.bytes_per_sample(rows))))
     with measuring(model):
-        done, pool = 0, _Pool()
-        for raw in problem.data.chunks(most):
-            yield _chunk(problem, model, layout, problem.place(raw), feature_scale or {}, pool, frozenset(needs))
+        done, walk = 0, _Walk(problem, model, layout, feature_scale or {}, _Pool(), frozenset(needs))
+        for number, raw in enumerate(problem.data.chunks(most)):
+            yield from walk.chunk(problem.place(raw), sketch, number)
             done += size(raw)
             if progress is not None:
                 progress("one pass", done, problem.n)
@@ -81,39 +86,69 @@ class _Slot:
             self.buffer[:, k] = self.shape(slope)
 
 
-def _chunk(
-    problem: Problem,
-    model: nn.Module,
-    layout: Layout,
-    batch: Batch,
-    scale: Mapping[str, Tensor],
-    pool: _Pool,
-    needs: frozenset[str],
-) -> ChunkGrams:
-    tape, inputs, f, y = run_recorded(problem, model, batch)
-    inputs = [inputs[number] for number in layout.inputs]
-    layout.require_same(tape, len(f))
-    per_mass = problem.n / problem.mass
-    C = problem.loss.output_hessian(f, y) * per_mass
-    slots = _slots(tape, layout, inputs if "G" in needs else [], f, pool, needs)
-    _fill(slots, f)
-    explicit = {
-        **_norm_jacobians(problem, tape, layout, slots),
-        **per_sample_gradients(problem, model, batch, layout.leftovers),
-    }
-    outputs = f.detach().to(torch.float64)
-    place = partial(LayerGrams, C, outputs, torch.finfo(problem.dtype).eps)
-    layers = _layers(problem, tape, layout, slots, place, scale, needs)
-    if layout.input_is is not None:
-        network: LayerGrams | None = layers[layout.input_is]
-    else:
-        network = _network_input(slots, inputs, place) if "G" in needs else None
-    values = {name: p.detach().flatten().to(torch.float64) for name, p in model.named_parameters() if name in explicit}
-    others = {
-        name: place(weight=ExplicitJacobian(M, values[name], C), counts_weight=True) for name, M in explicit.items()
-    }
-    losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-    return ChunkGrams(losses, correct(outputs, y, problem.loss.ignore_index), network, layers, others)
+@dataclass(frozen=True, eq=False)
+class _Walk:
+    """What stays the same from chunk to chunk."""
+
+    problem: Problem
+    model: nn.Module
+    layout: Layout
+    scale: Mapping[str, Tensor]
+    pool: _Pool
+    needs: frozenset[str]
+
+    def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
+        """One chunk: once as it is, or once for each probe."""
+        problem = self.problem
+        tape, inputs, f, y = run_recorded(problem, self.model, batch)
+        inputs = [inputs[number] for number in self.layout.inputs]
+        self.layout.require_same(tape, len(f))
+        per_mass = problem.n / problem.mass
+        outputs = f.detach().to(torch.float64)
+        losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
+        hits = correct(outputs, y, problem.loss.ignore_index)
+        if sketch is None:
+            grams = self._grams(tape, inputs, f, problem.loss.output_hessian(f, y) * per_mass, batch, None, False)
+            yield ChunkGrams(losses, hits, *grams)
+            return
+        for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
+            seen = (rows.to(f) @ f[..., None])[..., 0]
+            C = C * per_mass if sketch.weighted else C
+            grams = self._grams(tape, inputs, seen, C, batch, rows, probe + 1 < sketch.probes)
+            yield ChunkGrams(losses, hits, *grams)
+
+    def _grams(
+        self,
+        tape: Tape,
+        inputs: list[Tensor],
+        f: Tensor,
+        C: Tensor,
+        batch: Batch,
+        rows: Tensor | None,
+        keep_graph: bool,
+    ) -> tuple[LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
+        """(network's input, layers, parameters outside them) for outputs f, `rows` of the network's where given."""
+        problem, model, layout, needs = self.problem, self.model, self.layout, self.needs
+        slots = _slots(tape, layout, inputs if "G" in needs else [], f, self.pool, needs)
+        _fill(slots, f, keep_graph)
+        explicit = {
+            **_norm_jacobians(problem, tape, layout, slots),
+            **per_sample_gradients(problem, model, batch, layout.leftovers, rows),
+        }
+        place = partial(LayerGrams, C, f.detach().to(torch.float64), torch.finfo(problem.dtype).eps)
+        layers = _layers(problem, tape, layout, slots, place, self.scale, needs)
+        if layout.input_is is not None:
+            network: LayerGrams | None = layers[layout.input_is]
+        else:
+            network = _network_input(slots, inputs, place) if "G" in needs else None
+        named = dict(model.named_parameters())
+        others = {
+            name: place(
+                weight=ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), C), counts_weight=True
+            )
+            for name, M in explicit.items()
+        }
+        return network, layers, others
 
 
 def _slots(
@@ -154,14 +189,14 @@ def _slots(
     return slots
 
 
-def _fill(slots: dict[str, _Slot], f: Tensor) -> None:
+def _fill(slots: dict[str, _Slot], f: Tensor, keep_graph: bool) -> None:
     """N backward passes; no gradient at a weight is ever asked for."""
     N = f.shape[1]
     wanted = [slot.at for slot in slots.values()]
     for k in range(N):
         onto = torch.zeros_like(f)
         onto[:, k] = 1
-        slopes = torch.autograd.grad(f, wanted, onto, retain_graph=k + 1 < N, allow_unused=True)
+        slopes = torch.autograd.grad(f, wanted, onto, retain_graph=keep_graph or k + 1 < N, allow_unused=True)
         for slot, slope in zip(slots.values(), slopes, strict=True):
             slot.put(k, slope)
 

@@ -115,5 +115,5 @@ class Trial:
 
 def _slopes(of: Tensor, at: list[Tensor]) -> list[Tensor | None]:
     """Gradients, dense; None where nothing depends on a tensor."""
-    grads = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True)
+    grads = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True) if at else ()
     return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]

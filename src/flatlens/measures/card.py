@@ -26,7 +26,8 @@ PERMUTATION = "permutation"  #: neurons of a layer in another order
 FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
 
 Place: TypeAlias = Literal["input", "parameters", "weight", "network", "request"]
-Need: TypeAlias = Literal["G", "K", "R", "diagonal", "columns", "adaptive"]
+Need: TypeAlias = Literal["C", "G", "K", "R", "diagonal", "columns", "adaptive"]
+Sketched: TypeAlias = Literal["probes", "top", "never"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None
 Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
@@ -70,6 +71,9 @@ class Measure:
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
     needs: frozenset[Need] = frozenset()  #: what of the pass it reads: one that reads nothing new comes along for free
+    sketched: Sketched = "probes"
+    """How it is had of a few combinations of many outputs: as a mean over random ones, from the largest eigenvalue of
+    G alone, or not at all."""
     total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = (
         None  #: in place of `reduce`, where the weight is needed
@@ -132,6 +136,7 @@ def per_sample(
     reduce: Callable[[Tensor], Reduced] = mean,
     place: Place,
     needs: Iterable[Need],
+    sketched: Sketched = "probes",
     total: bool = False,
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None,
     answer: Answer = "sum",
@@ -155,6 +160,7 @@ def per_sample(
             answer,
             invariances=invariances,
             needs=frozenset(needs),
+            sketched=sketched,
             total=total,
             finish=finish,
             curvature=curvature,
@@ -173,6 +179,7 @@ def on_lens(
     unit: str,
     cost: str = "one forward",
     invariant_under: Iterable[str] = (),
+    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
     held_out: bool = False,
     works_coupled: bool = False,
     on_request: bool = False,
@@ -188,7 +195,16 @@ def on_lens(
             function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
         )
         place: Place = "request" if on_request else "network"
-        return Measure(card, function, mean, place, "input", held_out=held_out, works_coupled=works_coupled)
+        return Measure(
+            card,
+            function,
+            mean,
+            place,
+            "input",
+            invariances=invariances,
+            held_out=held_out,
+            works_coupled=works_coupled,
+        )
 
     return decorate
 

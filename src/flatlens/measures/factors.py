@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from flatlens.curvature import GaussNewton
-from flatlens.curvature.blocks import dense_blocks, fits
+from flatlens.curvature.blocks import dense_blocks
 from flatlens.curvature.features import feature_norms
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
 from flatlens.grams.contract import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.hessian import NO_LAYER, as_estimate, require_tolerance, top_of
+from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -43,6 +43,8 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}
+    if lens.probes is not None:
+        return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
     parts: dict[tuple[str, str | None], Estimate] = {}
     curvature, above = 0.0, dict.fromkeys(weights, 0.0)
     for chunk in one_pass(lens.problem, lens.model, lens.layout, None, run.progress, {"K"}):
@@ -52,7 +54,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
             JJ = gram(g.linear.J)
             above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
     features = feature_norms(lens.problem, lens.model, lens.layout)
-    closed = [name for name in weights if fits(lens.problem, lens.layout, name)]
+    closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     for name, weight in weights.items():
         if name in blocks:

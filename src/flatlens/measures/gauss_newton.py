@@ -37,7 +37,7 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
     unit="loss / parameter^2",
     reduce=mean,
     place="parameters",
-    needs={"K"},
+    needs={"C", "K"},
     invariant_under={PERMUTATION},
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
@@ -63,4 +63,5 @@ def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:
 
     The same number as `interpolation_sharpness`: mean_i ||df_i/dtheta||_F^2 = mean_i tr K_i.
     """
-    return g.K.diagonal(dim1=1, dim2=2).sum(1)
+    found: Tensor = interpolation_sharpness.evaluate(g)
+    return found

@@ -20,7 +20,7 @@ NO_CLASSES = "the targets are no class labels"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
-def _stderr(samples: Tensor) -> float:
+def stderr_of(samples: Tensor) -> float:
     """Of the mean of independent samples; NaN for one."""
     return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
 
@@ -32,7 +32,7 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     counted = samples[~torch.isnan(samples)]
     if not sampled:
         return Estimate(float(counted.mean()), samples=samples)
-    return Estimate(float(counted.mean()), stderr=_stderr(counted), kind="estimate", samples=samples)
+    return Estimate(float(counted.mean()), stderr=stderr_of(counted), kind="estimate", samples=samples)
 
 
 @on_lens(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -139,7 +140,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}
-    closed = [name for name in weights if name in lens.layout.affine and fits(lens.problem, lens.layout, name)]
+    closed = [name for name in closed_form(lens, weights) if name in lens.layout.affine]
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name, weight in weights.items():
@@ -154,6 +155,11 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
         parts[part, None] = _combined([parts[of, name] for name in weights], combine is sum, tol)
     return parts
+
+
+def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
+    """The layers whose blocks are had from one pass over every output."""
+    return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
 
 
 def _within(tol: float) -> str:
@@ -201,7 +207,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
     weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
     if not weights:
         return {("", None): undefined(NO_LAYER)}
-    closed = [name for name in weights if fits(lens.problem, lens.layout, name)]
+    closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name, weight in weights.items():

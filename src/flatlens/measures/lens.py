@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, final
 
@@ -15,22 +14,18 @@ from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
-from flatlens.grams import ChunkGrams, LayerGrams, Layout, feature_spread, lay_out, one_pass
+from flatlens.grams import Layout, Sketch, feature_spread, lay_out
 from flatlens.measures.card import Measure, Run
+from flatlens.measures.gather import Gathered, Gatherer, frames
 from flatlens.measures.registry import comes_along
 from flatlens.problem import Problem, measuring
 from flatlens.problem.data import checksum
-from flatlens.problem.losses import correct
+from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.problem import require_finite_weights
 from flatlens.problem.state import fingerprint
 
-
-@dataclass(frozen=True, eq=False)
-class Outcomes:
-    """What the network makes of each sample of a data set."""
-
-    losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
-    correct: Tensor | None  #: (n,) float64, 1 where right, NaN where ignored; None where targets are no classes
+EXACT = 128  #: outputs, and so backward passes, up to which each is taken
+PROBES = 16  #: combinations beyond
 
 
 @final
@@ -40,9 +35,16 @@ class Lens:
     A pass serves all one-pass measures that read nothing more of it than those asked for; a later one that does runs
     another pass (`passes` counts them). A model changed since raises `StaleLens`. `after`: a lens on an earlier moment
     of the same network, whose leading eigenvectors are where the search for the new ones starts.
+
+    `outputs`: "exact", a backward pass for each of the network's N outputs; a number, that many random combinations of
+    them in their place (each combination for measures with the loss's curvature, and for those without), with which
+    traces are estimates with a standard error, spectral norms lower bounds with a residual, and volumes undefined.
+    Left out: exact up to `EXACT` outputs, `PROBES` combinations beyond.
     """
 
-    def __init__(self, problem: Problem, *, after: Lens | None = None) -> None:
+    def __init__(
+        self, problem: Problem, *, outputs: Literal["exact"] | int | None = None, after: Lens | None = None
+    ) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(
                 f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
@@ -50,12 +52,14 @@ class Lens:
         require_finite_weights(problem.model)
         self.problem = problem
         self.model = problem.measured()
+        self.probes = _probes(outputs, problem.outputs)  #: None where every output is taken
         self.passes = 0
         self.products = 0  #: curvature-vector products over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
         if after is not None and not isinstance(after, Lens):
             raise BadInput(f"Lens(after=...): an earlier Lens is needed, got {type(after).__name__}")
         self.eigenvectors: dict[Key, Tensor] = {} if after is None else dict(after.eigenvectors)
+        self.residuals: dict[Key, Tensor] = {}  #: relative ones of the largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
@@ -66,41 +70,50 @@ class Lens:
         """Which parameter is explained by which layer."""
         return lay_out(self.problem, self.model)
 
-    def per_sample(self, measures: Iterable[Measure], progress: Progress | None = None) -> Mapping[Key, Tensor]:
+    def per_sample(
+        self,
+        measures: Iterable[Measure],
+        progress: Progress | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Mapping[Key, Tensor]:
         """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input.
 
-        Of a measure that adds up its samples, the sum.
+        Of a measure that adds up its samples, the sum. Of one that is had by probes, each probe's, (probes, ...).
         """
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
             self.require_fresh()
-            missing += [measure for measure in comes_along(missing) if measure.key not in self.seconds]
-            self._run(missing, progress)
+            if self.probes is None:
+                missing += [measure for measure in comes_along(missing) if measure.key not in self.seconds]
+            self._run(missing, progress, generator)
         return self._values
 
-    def _run(self, measures: list[Measure], progress: Progress | None) -> None:
+    def _run(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
         start = time.perf_counter()
-        scale = (
-            self.feature_scale()
-            if any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
-            else {}
-        )
-        gathered: dict[Key, list[Tensor]] = {}
-        losses: list[Tensor] = []
-        hits: list[Tensor | None] = []
-        needs = frozenset().union(*(measure.needs for measure in measures))
-        for chunk in one_pass(self.problem, self.model, self.layout, scale, progress, needs):
-            losses.append(chunk.losses)
-            hits.append(chunk.correct)
-            for measure in measures:
-                for place, grams in _places(measure, chunk):
-                    gathered.setdefault((measure.key, place), []).append(measure.evaluate(grams).cpu())
-        totals = {measure.key for measure in measures if measure.total}
-        for key, parts in gathered.items():
-            self._values[key] = sum(parts[1:], parts[0]) if key[0] in totals else torch.cat(parts)
-        self._outcomes["data"] = _joined(losses, hits)
-        self.passes += 1
+        scaled = any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
+        scale = self.feature_scale() if scaled else {}
+        gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
+        for found in self._walks(gatherer, measures, generator):
+            self._values |= found.values
+            self.residuals |= found.residuals
+            self.products += found.products
+            if found.outcomes is not None:
+                self._outcomes["data"] = found.outcomes
+            self.passes += 1
         self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
+
+    def _walks(
+        self, gatherer: Gatherer, measures: list[Measure], generator: torch.Generator | None
+    ) -> Iterator[Gathered]:
+        """One walk where every output is taken; else one for each kind of combination, and one for spectral norms."""
+        if self.probes is None:
+            yield gatherer.by_pass(measures)
+            return
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        for weighted, mine in frames([m for m in measures if m.sketched == "probes"]):
+            seed = int(torch.randint(2**40, (), generator=generator))
+            yield gatherer.by_pass(mine, Sketch(self.probes, seed, weighted))
+        yield from gatherer.by_top([m for m in measures if m.sketched == "top"], generator)
 
     def outcomes(self, which: Literal["data", "test"]) -> Outcomes:
         """Losses and hits on the data (free once a pass has run) or on the held-out data."""
@@ -110,24 +123,14 @@ class Lens:
         return self._outcomes[which]
 
     def _forward(self, which: Literal["data", "test"]) -> Outcomes:
-        test = self.problem.test
+        problem, model = self.problem, self.model
         if which == "data":
-            state, batches = self.problem.measuring(self.model), self.problem.batches(1024)
+            state, batches = problem.measuring(model), problem.batches(1024)
         else:
-            assert test is not None
-            state, batches = measuring(self.model), test.chunks(1024)
-        losses: list[Tensor] = []
-        hits: list[Tensor | None] = []
-        mass = 0.0
-        with state, torch.no_grad():
-            for raw in batches:
-                f, y = self.problem.run(self.model, self.problem.place(raw))
-                f = f.to(torch.float64)
-                losses.append(self.problem.loss.values(f, y))
-                hits.append(correct(f, y, self.problem.loss.ignore_index))
-                mass += float(self.problem.loss.mass(f, y).sum())
-        outcomes = _joined(losses, hits)
-        return Outcomes(outcomes.losses * len(outcomes.losses) / mass, outcomes.correct)
+            assert problem.test is not None
+            state, batches = measuring(model), problem.test.chunks(1024)
+        with state:
+            return outcomes(problem, batches, lambda batch: problem.run(model, batch))
 
     def feature_scale(self) -> Mapping[str, Tensor]:
         """The spread over the data of the features each linear layer reads, (g, m)."""
@@ -173,19 +176,12 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, (id(b), checksum(b))
 
 
-def _places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
-    """Where a measure is evaluated."""
-    if measure.place == "input":
-        if measure.answer == "input" and chunk.input is not None:
-            yield None, chunk.input
-        yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
-    elif measure.place == "weight":
-        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.explained)
-    else:
-        yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
-        yield from chunk.others.items()
-
-
-def _joined(losses: list[Tensor], hits: list[Tensor | None]) -> Outcomes:
-    known = [hit.cpu() for hit in hits if hit is not None]
-    return Outcomes(torch.cat(losses).cpu(), torch.cat(known) if len(known) == len(hits) else None)
+def _probes(outputs: object, N: int) -> int | None:
+    """How many combinations stand for N outputs."""
+    if outputs is None:
+        return None if N <= EXACT else PROBES
+    if outputs == "exact":
+        return None
+    if isinstance(outputs, bool) or not (isinstance(outputs, int) and outputs >= 2):
+        raise BadInput(f"Lens(outputs={outputs!r}): 'exact', or a number of combinations, at least 2, is needed")
+    return outputs if outputs < N else None  # every output costs no more

@@ -9,12 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from flatlens.curvature.probes import student
 from flatlens.errors import BadInput, FlatlensError
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, Parts, Run
 from flatlens.measures.lens import Lens
-from flatlens.measures.reduce import Reduced
+from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
 from flatlens.problem import measuring
 
@@ -49,7 +51,8 @@ def measure(
         lens.model
     ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
-        lens.per_sample([m for m in defined if m.place not in ("network", "request")], progress)
+        from_pass = [m for m in defined if m.place not in ("network", "request")]
+        lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
@@ -114,6 +117,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "device": str(first.device),
+        "combinations_of_outputs": lens.probes,
         "passes": lens.passes,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "threads": torch.get_num_threads(),
@@ -122,7 +126,10 @@ def about(lens: Lens) -> dict[str, Any]:
 
 def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
     """The network's answer, its parts and every layer's value."""
-    values = lens.per_sample([one])
+    if why := _unsketched(lens, one, asked):
+        yield (one.key, None), undefined(why)
+        return
+    values = lens.per_sample([one], run.progress, run.generator)
     places = [at for key, at in list(values) if key == one.key and at is not None]
     layers, largest = {}, {}
     for at in places:
@@ -136,7 +143,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
     if one.answer == "input":
         at_input = values.get((one.key, None))
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
-        yield (one.key, None), nothing if at_input is None else _of_input(lens, _estimate(one.reduce(at_input)))
+        yield (one.key, None), nothing if at_input is None else _of_input(lens, _at_input(lens, one, at_input))
     elif not layers:
         yield (
             (one.key, None),
@@ -154,6 +161,31 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
+
+
+def _unsketched(lens: Lens, one: Measure, asked: bool) -> str:
+    """Why a measure is not taken of a few combinations of the outputs; empty where it is."""
+    if lens.probes is None or one.sketched == "probes":
+        return ""
+    if one.sketched == "never":
+        return f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')"
+    return "" if asked or one.answer == "input" else "ask by name: with many outputs it takes a search at every layer"
+
+
+def _at_input(lens: Lens, one: Measure, values: Tensor) -> Estimate:
+    """The network's answer at its own input."""
+    if lens.probes is not None and one.sketched == "probes":
+        return _estimate(by_probes(one.reduce, values))
+    return _bounded(lens, (one.key, None), _estimate(one.reduce(values)))
+
+
+def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
+    """Say it where a spectral norm is a Ritz value, from below."""
+    residuals = lens.residuals.get(key)
+    if residuals is None:
+        return estimate
+    note = f"squared norms to residuals of {float(residuals.max()):.1%} at most"
+    return replace(_with_note(estimate, note), kind="lower bound", arrays={"residuals": residuals})
 
 
 def _of_input(lens: Lens, estimate: Estimate) -> Estimate:
@@ -175,7 +207,7 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
 def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
     """A layer's value, and the largest of its terms where the measure has one."""
     before = lens.products
-    values = lens.per_sample([one])[one.key, layer]
+    values = lens.per_sample([one], run.progress, run.generator)[one.key, layer]
     if one.curvature is not None and layer not in lens.layout.affine:
         if not asked:
             return undefined(
@@ -187,14 +219,25 @@ def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tu
             if "memory" in str(error):
                 raise
             return undefined(_refused(error)), None
-    if one.finish is not None:
-        mean_of = values / lens.problem.n if one.total else values
-        reduced = one.finish(mean_of, lens.layout.weights[layer], one)
+    values = values / lens.problem.n if one.total else values
+    if lens.probes is not None and one.sketched == "probes":
+        reduced = by_probes(lambda mean_of: _reduced(lens, one, layer, mean_of), values)
     else:
-        reduced = one.reduce(values)
+        reduced = _reduced(lens, one, layer, values)
     estimate = replace(_estimate(reduced), products=lens.products - before)
-    peak = None if reduced.largest is None else replace(estimate, value=reduced.largest, arrays={})
-    return _noted(lens, one, layer, estimate), peak
+    peak = None if reduced.largest is None else _peak(estimate, reduced.largest, reduced.largest_probes)
+    return _noted(lens, one, layer, _bounded(lens, (one.key, layer), estimate)), peak
+
+
+def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
+    """The largest of a sum's terms."""
+    if probes is None:
+        return replace(whole, value=largest, arrays={})
+    return replace(whole, value=largest, stderr=float(student(probes)[1]), arrays={"probes": probes})
+
+
+def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
+    return one.reduce(values) if one.finish is None else one.finish(values, lens.layout.weights[layer], one)
 
 
 def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate:
@@ -207,9 +250,8 @@ def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate
 
 
 def _estimate(reduced: Reduced) -> Estimate:
-    return Estimate(
-        reduced.value, kind=reduced.kind, note=reduced.note, samples=reduced.samples, arrays=dict(reduced.arrays)
-    )
+    arrays = {**reduced.arrays, **({} if reduced.probes is None else {"probes": reduced.probes})}
+    return Estimate(reduced.value, reduced.stderr, reduced.kind, reduced.note, reduced.samples, arrays)
 
 
 def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
@@ -227,4 +269,11 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     products = sum(e.products for e in layers.values())
     kind: Kind = next((e.kind for e in layers.values() if e.kind != "exact"), "exact")
     value = combine([e.value for e in layers.values()])
+    probes = [e.arrays["probes"] for e in layers.values() if "probes" in e.arrays]
+    if len(probes) == len(layers):  # they see the same probes: their errors go together
+        if combine is max:
+            return replace(max(layers.values(), key=lambda e: e.value), samples=None, note="; ".join(notes))
+        together = torch.stack(probes).sum(0)
+        stderr = float(student(together)[1])
+        return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)

@@ -21,7 +21,7 @@ from flatlens.measures.reduce import Reduced
     source="compression Lemma E.2",
     unit="loss",
     place="parameters",
-    needs={"adaptive"},
+    needs={"C", "adaptive"},
     cost="one pass, per-sample gradients of shared weights",
     invariant_under=FUNCTION,
 )
@@ -86,7 +86,7 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     source="compression Eq. 36",
     unit="sqrt loss",
     place="weight",
-    needs={"diagonal"},
+    needs={"C", "diagonal"},
     total=True,
     finish=balanced,
     cost="one pass, per-sample gradients of shared weights; a convex minimisation a layer",

@@ -25,6 +25,9 @@ from flatlens.measures.hessian import (
 )
 from flatlens.measures.normalised import adaptive_sharpness_ggn, matrix_normalized_sharpness, normalized_sharpness
 from flatlens.measures.norms import feature_norm, fisher_rao, output_norm, weight_norm
+from flatlens.measures.perturbation import average_sharpness, pac_bayes_flatness, worst_sharpness
+from flatlens.measures.representativeness import representativeness
+from flatlens.measures.robustness import feature_robustness, locally_constant_labels
 from flatlens.measures.sensitivity import (
     input_invariant_mls,
     jacobian_frobenius,
@@ -34,6 +37,7 @@ from flatlens.measures.sensitivity import (
     normalized_mls,
 )
 from flatlens.measures.traces import adaptive_sharpness, hessian_trace, interpolation_gap
+from flatlens.measures.variation import local_variation, mls_by_search
 from flatlens.measures.volume import local_dimension, local_volume, log_volume, network_volume
 
 MEASURES: dict[str, Measure] = {
@@ -73,6 +77,14 @@ MEASURES: dict[str, Measure] = {
         maximal_relative_flatness,
         spectral_density,
         interpolation_gap,
+        average_sharpness,
+        worst_sharpness,
+        pac_bayes_flatness,
+        feature_robustness,
+        local_variation,
+        mls_by_search,
+        representativeness,
+        locally_constant_labels,
         loss,
         accuracy,
         test_loss,
@@ -87,7 +99,7 @@ ONE_PASS = tuple(measure for measure in MEASURES.values() if measure.place not i
 def comes_along(asked: Iterable[Measure]) -> list[Measure]:
     """The one-pass measures that read nothing of the pass beyond what those asked for read already."""
     asked = list(asked)
-    keys, read = {measure.key for measure in asked}, frozenset().union(*(measure.needs for measure in asked))
+    keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
     return [measure for measure in ONE_PASS if measure.needs <= read and measure.key not in keys]
 
 

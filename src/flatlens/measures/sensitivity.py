@@ -17,10 +17,7 @@ def spectral_norm(g: LayerGrams) -> Tensor:
 
 def softmax_norm(g: LayerGrams) -> Tensor:
     """||d softmax(f)/dx||_2 per sample, (n,)."""
-    p = g.f.softmax(1)
-    P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-    values: Tensor = torch.linalg.eigvalsh(P @ g.G @ P)
-    return values[:, -1].clamp(min=0).sqrt()
+    return g.softmax_eigenvalues[:, -1].sqrt()
 
 
 @per_sample(
@@ -32,6 +29,7 @@ def softmax_norm(g: LayerGrams) -> Tensor:
     reduce=mean,
     place="input",
     needs={"G"},
+    sketched="top",
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
@@ -53,6 +51,7 @@ def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     reduce=mean,
     place="input",
     needs={"G"},
+    sketched="top",
     answer="sum",
     cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
@@ -71,6 +70,7 @@ def nmls(g: LayerGrams) -> Tensor:
     reduce=largest,
     place="input",
     needs={"G"},
+    sketched="top",
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
@@ -92,6 +92,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     reduce=mean,
     place="input",
     needs={"G"},
+    sketched="top",
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,

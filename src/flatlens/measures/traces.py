@@ -14,13 +14,15 @@ from torch import Tensor
 from flatlens.curvature import Hessian
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions, Rows, Shifts, Units
-from flatlens.curvature.probes import signs, student
+from flatlens.curvature.probes import student
 from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
 from flatlens.errors import BadInput
-from flatlens.estimate import Estimate, undefined
+from flatlens.estimate import Estimate, Kind, undefined
+from flatlens.grams.sketch import signs
 from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.normalised import adaptive_sharpness_ggn
+from flatlens.measures.reduce import by_probes, mean
 from flatlens.problem.losses import SquaredError
 
 if TYPE_CHECKING:
@@ -127,25 +129,45 @@ def traced(
     lens: Lens, run: Run, gauss_newton: Measure, effort: Effort, weighted: bool
 ) -> dict[tuple[str, str | None], Estimate]:
     """The Gauss-Newton part plus the bending, at every place and in all."""
-    values = lens.per_sample([gauss_newton], run.progress)
-    places = {at: v for (key, at), v in list(values.items()) if key == gauss_newton.key and at is not None}
+    places = passed(lens, run, gauss_newton)
     if not places:
         return {("", None): undefined("no parameter is measured")}
-    size = sum(float(v.mean()) for v in places.values())
-    beyond = bending(lens, run, effort, weighted, size)
+    whole = mean_of(lens, sum(places.values()))
+    beyond = bending(lens, run, effort, weighted, whole.value)
     mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
         here = beyond.over([name for name in beyond.names if mine.get(name, name) == at])
-        parts["", at] = replace(here, value=float(v.mean()) + here.value, arrays={})
+        parts["", at] = replace(_plus(mean_of(lens, v), here), arrays={})
     all_of_it = beyond.over(beyond.names)
-    arrays = {"probes": size + all_of_it.arrays["probes"]} if all_of_it.arrays else {}
     return {
-        ("", None): replace(all_of_it, value=size + all_of_it.value, arrays=arrays),
-        ("gauss_newton", None): Estimate(size),
+        ("", None): _plus(whole, all_of_it),
+        ("gauss_newton", None): whole,
         ("bending", None): replace(all_of_it, arrays={}),
         **parts,
     }
+
+
+def passed(lens: Lens, run: Run, measure: Measure) -> dict[str, Tensor]:
+    """What the pass gives for a measure at each of its places."""
+    values = lens.per_sample([measure], run.progress, run.generator)
+    return {at: v for (key, at), v in list(values.items()) if key == measure.key and at is not None}
+
+
+def mean_of(lens: Lens, values: Tensor | int) -> Estimate:
+    """Over samples, and over the probes of a sketch."""
+    assert isinstance(values, Tensor)
+    if lens.probes is None:
+        return Estimate(float(values.mean()))
+    found = by_probes(mean, values)
+    return Estimate(found.value, found.stderr, "estimate")
+
+
+def _plus(a: Estimate, b: Estimate) -> Estimate:
+    """Of independent errors; b's probes moved to the sum."""
+    arrays = {"probes": a.value + b.arrays["probes"]} if b.arrays else {}
+    kind: Kind = "exact" if a.kind == b.kind == "exact" else "estimate"
+    return replace(b, value=a.value + b.value, stderr=math.hypot(a.stderr, b.stderr), kind=kind, arrays=arrays)
 
 
 @on_lens(
@@ -248,13 +270,12 @@ def interpolation_gap(
     parts = traced(lens, run, gauss_newton, Effort(rtol, probes, exact), adaptive)
     if parts["", None].kind == "undefined":
         return {("", None): parts["", None]}
-    apart = 0.0  # C = I: the Gauss-Newton trace is S
+    apart = Estimate(0.0)  # C = I: the Gauss-Newton trace is S
     if not _is_half_square(lens):
-        values = lens.per_sample([interpolation_sharpness])
-        plain = sum(float(v.mean()) for (key, _), v in values.items() if key == interpolation_sharpness.key)
-        apart = parts["gauss_newton", None].value - plain
+        plain = mean_of(lens, sum(passed(lens, run, interpolation_sharpness).values()))
+        apart = _plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
     beyond = parts["bending", None]
-    found: dict[tuple[str, str | None], Estimate] = {("", None): replace(beyond, value=beyond.value + apart)}
+    found: dict[tuple[str, str | None], Estimate] = {("", None): _plus(apart, beyond)}
     if bound:
         found["bound", None] = _lemma_bound(lens, run, adaptive)
     return found

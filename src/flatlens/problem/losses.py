@@ -51,16 +51,27 @@ class Loss(ABC):
         C = self.output_hessian(f, y)
         return lambda u: (C @ u.to(C.dtype)[..., None])[..., 0]
 
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.
+
+        u and C u, in either order, half each; one row R u where C = R R^T is known.
+        """
+        Cu = self.bend(f, y)(u)
+        crossed = torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64, device=f.device)
+        return torch.stack([u.to(Cu), Cu], 1), crossed.expand(len(f), 2, 2)
+
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """u -> mass_i E[s s^T] u_i, s the slope of -log p(y|f) for y drawn from the model itself."""
-        raise BadLoss(
-            f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
-        )
+        raise self._without_fisher()
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
         """s of targets drawn from the model, times sqrt(mass_i): (n, draws, N) float64."""
-        self.fisher(f, y)
-        raise NotImplementedError
+        raise self._without_fisher()
+
+    def _without_fisher(self) -> BadLoss:
+        return BadLoss(
+            f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
+        )
 
     def check(self, f: Tensor, y: Any) -> None:
         """Refuse targets that do not fit the outputs."""
@@ -126,6 +137,11 @@ class SquaredError(Loss):
     def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """A multiple of u."""
         return lambda u: u.to(torch.float64) * (2 * self._factor(f.shape[1]))
+
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """u itself, scaled."""
+        factor = 2 * self._factor(f.shape[1])
+        return u[:, None].to(torch.float64), u.new_full((len(f), 1, 1), factor, dtype=torch.float64)
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Of the Gaussian whose -log p the loss is: C itself."""
@@ -195,6 +211,13 @@ class CrossEntropy(Loss):
         """Without the matrices: (sum_k a_k) (p u - p <p, u>)."""
         p = f.detach().to(torch.float64).softmax(1)
         return _softmax_covariance(p, self._target_sum(p, self._target(f, y)))
+
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """R u with R = diag(sqrt p) - p sqrt(p)^T: R R^T = diag(p) - p p^T, stable where p is confident."""
+        p = f.detach().to(torch.float64).softmax(1)
+        root = p.sqrt()
+        row = root * u - p * (root * u).sum(1, keepdim=True)
+        return row[:, None], self._target_sum(p, self._target(f, y))[:, None, None]
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Of the softmax's categorical distribution; the label's weight is the mass, smoothing plays no part."""

@@ -22,12 +22,14 @@ FAMILIES = {
     "normalised": "Sharpness in units of the parameters: of each one, of rows and columns, of whole matrices.",
     "norms": "Sizes of weights, features and outputs, to hold the others against.",
     "hessian": "Eigenvalues, traces and the spectrum of the second derivatives.",
+    "perturbation": "How the risk and the outputs change at a distance: at other weights, features and inputs.",
+    "data": "How well the sample stands for its distribution, and whether labels hold still near it.",
     "generalisation": "The risk, and the gap between training and held-out data.",
 }
 """What the measures of a family have in common, in the order in which families are listed."""
 
 BRACES = {
-    r"\\mathrm\{(\w+)\}": r"\1",
+    r"\\math(?:rm|cal)\{(\w+)\}": r"\1",
     r"([_^])\{(\w+)\}(?=\\)": r"\1\2 ",
     r"([_^])\{(\w+)\}": r"\1\2",
     r"\\overline\{([^{}]*)\}": r"mean(\1)",
@@ -38,7 +40,7 @@ GREEK = {"lambda": "λ", "kappa": "κ", "rho": "ρ", "sigma": "σ", "theta": "θ
 WORDS = {
     **{f"\\{name}": letter for name, letter in GREEK.items()},
     **{r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
-    **{r"\|": "‖", r"\,": " ", "^2": "²", "^T": "ᵀ"},
+    **{r"\|": "‖", r"\,": " ", r"\leq": "≤", r"\ell": "ℓ", r"\delta": "δ", "^2": "²", "^T": "ᵀ"},
 }
 """What LaTeX the cards' symbols use, in letters."""
 

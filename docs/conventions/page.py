@@ -1,0 +1,132 @@
+"""The page in Markdown."""
+
+from __future__ import annotations
+
+import torch
+
+import flatlens as fl
+from conventions import data, eigenvalues, flatness, inputs, norms, perturbation, risk, traces
+from conventions.networks import BATCHES, TEST, TRAIN, Networks
+from conventions.sources import CODE
+from conventions.table import ENTRIES, Agreed, Convention, Entry, Quantity
+from flatlens.report.cards import FAMILIES, by_family
+
+FILLED_BY = (risk, inputs, traces, eigenvalues, flatness, norms, perturbation, data)  # importing them fills ENTRIES
+
+PREFACE = """\
+# Conventions
+
+The same name often stands for several numbers: a sum or a mean, squared or not, one layer or all. Here is, for every
+measure, which conventions are about, which one flatlens uses and why, and what each gives on one small network. The
+numbers are computed: `python docs/conventions > docs/conventions.md` makes this page anew.
+
+**Before you compare a number with a published one, find its row.** *Ratio*: the row's value over flatlens's; where
+theory knows it, how. *for scale*: found in no source, there to compare sizes. n: samples, N: outputs, P: parameters,
+L: weight layers, m: inputs of a layer, d: its outputs. [measures.md](measures.md) defines the measures,
+[choosing.md](choosing.md#sources) has the papers behind the names, the [last section](#public-code-looked-at) the
+code."""
+
+NETWORKS = f"""\
+All on scikit-learn's digits: {TRAIN} to train on, {TEST} to test. Where batches matter, they are of {BATCHES[0]}, so
+that the last has {BATCHES[-1]}. float64, Adam, fixed seeds. Random rows are one draw, always the same."""
+
+
+GLANCE = "For each quantity the convention of some source that is furthest from flatlens's."
+
+CODE_PREFACE = """\
+Facts about these files at these commits, found by reading them: what a name in the tables computes there, not how well.
+Later versions may differ."""
+
+
+Made = list[tuple[Entry, Quantity | Agreed]]
+
+
+def computed() -> tuple[Networks, Made]:
+    """The networks, and every section of the page, on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        networks = Networks()
+        return networks, [(entry, entry.make(networks)) for entry in ENTRIES if entry.ready]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def page(networks: Networks, made: Made) -> str:
+    """Everything."""
+    sections: list[str] = []
+    shown: list[Quantity] = []
+    for family in by_family():
+        mine = [one for entry, one in made if fl.measures.MEASURES[entry.measures[0]].card.family == family]
+        here = [one for one in mine if isinstance(one, Quantity)]
+        shown += here
+        sections += [f"## Family: {family}", FAMILIES.get(family, "")]
+        sections += [block for one in here for block in _section(one)]
+        sections += _agreed([one for one in mine if isinstance(one, Agreed)])
+    blocks = [PREFACE, "## The networks", _networks(networks), NETWORKS, "## At a glance", GLANCE, _glance(shown)]
+    blocks += [*sections, "## Public code looked at", CODE_PREFACE, _code()]
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _section(quantity: Quantity) -> list[str]:
+    rows = [[r.text, r.found_in, number(r.value), _ratio(quantity, r)] for r in quantity.rows]
+    heading = ["convention", "found in", "value", "difference" if quantity.difference else "ratio"]
+    return [
+        f"### {quantity.name}",
+        f"flatlens: {quantity.used}. {quantity.why} Network: `{quantity.network}`{quantity.at}.",
+        _table(heading, rows, "llrr"),
+    ]
+
+
+def _ratio(quantity: Quantity, row: Convention) -> str:
+    told = number(quantity.ratio(row))
+    return told if row is quantity.rows[0] or row.exactly in ("", told) else f"{told} = {row.exactly}"
+
+
+def _glance(quantities: list[Quantity]) -> str:
+    rows = []
+    for one in quantities:
+        row = one.furthest()
+        if row is not None:
+            told = number(one.ratio(row))
+            rows.append([one.name, one.used, row.text, f"{told} (difference)" if one.difference else told])
+    return _table(["quantity", "flatlens uses", "furthest off", "ratio"], rows, "lllr")
+
+
+def _agreed(measures: list[Agreed]) -> list[str]:
+    if not measures:
+        return []
+    rows = [[f"`{one.measure}`", one.remark, f"`{one.network}`", number(one.value)] for one in measures]
+    return ["### No rival convention found", _table(["measure", "found in", "network", "value"], rows, "lllr")]
+
+
+def _networks(networks: Networks) -> str:
+    rows = [
+        [
+            f"`{net.name}`",
+            words,
+            f"`{net.loss}`",
+            number(net("loss")),
+            number(net("accuracy")),
+            number(net("test_accuracy")),
+        ]
+        for net, words in networks.all()
+    ]
+    return _table(["name", "layers", "loss", "training loss", "accuracy", "test accuracy"], rows, "lllrrr")
+
+
+def _code() -> str:
+    rows = [[f"`{name}`" if name.islower() else name, *rest] for name, *rest in CODE]
+    return _table(["name", "repository", "file", "version"], rows, "llll")
+
+
+def _table(heading: list[str], rows: list[list[str]], aligned: str) -> str:
+    rule = ["---:" if one == "r" else "---" for one in aligned]
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in [heading, rule, *rows]
+    )
+
+
+def number(value: float) -> str:
+    """Four digits."""
+    return f"{value:.4g}"

@@ -1,0 +1,144 @@
+"""Spectral norms of Jacobians with many outputs, matrix-free: Lanczos on J J^T for all samples of a chunk at once.
+
+A step takes J^T u by a backward pass and J v by a backward pass through it; each sample's Ritz value is a lower bound
+of its lmax, an eigenvalue within the residual of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.graphs import bytes_saved
+from flatlens.curvature.operators import derivative_of
+from flatlens.estimate import Progress
+from flatlens.grams import LayerGrams, Layout
+from flatlens.grams.contract import norm2
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.problem import Problem, measuring
+from flatlens.problem.data import size
+from flatlens.problem.layers import by_sample
+
+STEPS = 40  #: at most
+CHUNK = 256  #: samples at most
+Place = str | None  #: a call of a linear layer, or the network's input
+
+
+@dataclass(frozen=True, eq=False)
+class TopGrams:
+    """One chunk: each place's Grams known by their largest eigenvalue alone, with its residual."""
+
+    grams: dict[Place, LayerGrams]
+    residuals: dict[Place, Tensor]  #: relative to the eigenvalues, (n,) each
+    products: int  #: multiplications with J J^T at each place, added up
+
+
+def jacobian_norms(
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    places: list[Place],
+    *,
+    softmax: bool,
+    tolerance: float,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> Iterator[TopGrams]:
+    """lmax(J_i J_i^T) of every sample at some places, J through the layer's call; of softmax(f) with `softmax`.
+
+    To residuals of `tolerance` times the value.
+    """
+    probe = problem.place(problem.probes[0])
+    done = 0
+    with measuring(model):
+        each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
+        most = max(1, min(CHUNK, problem.memory // (3 * each)))  # the slopes' own graph is about as large again
+        for raw in problem.data.chunks(most):
+            tape, inputs, f, _ = run_recorded(problem, model, problem.place(raw))
+            layout.require_same(tape, len(f))
+            inputs = [inputs[number] for number in layout.inputs]
+            grams, residuals, products = {}, {}, 0
+            for place in places:
+                at, x = _at(tape, inputs, layout, place)
+                apply = _squared(f, at, softmax)
+                values, residual, steps = top_of_each(apply, f.shape, tolerance, generator)
+                residuals[place] = residual / values.clamp(min=1e-300)
+                products += steps
+                grams[place] = _known(f, x, values.to(f.device), softmax, torch.finfo(problem.dtype).eps)
+            done += len(f)
+            if progress is not None:
+                progress("spectral norms", done, problem.n)
+            yield TopGrams(grams, residuals, products)
+
+
+def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place) -> tuple[list[Tensor], Tensor]:
+    """(the tensors differentiated to, their values side by side (n, M))."""
+    if place is None:
+        return inputs, torch.cat([x.detach().flatten(1) for x in inputs], 1)
+    x = tape.linear[place].x
+    sample_first = by_sample(x.detach(), layout.batch_axis[place])
+    return [x], sample_first.reshape(len(inputs[0]) if inputs else len(sample_first), -1)
+
+
+def _squared(f: Tensor, at: list[Tensor], softmax: bool) -> Callable[[Tensor], Tensor]:
+    """u (n, N) -> J J^T u, or P J J^T P u, P the softmax's own Jacobian."""
+    times, transposed = derivative_of(f, at)
+    p = f.detach().to(torch.float64).softmax(1) if softmax else None
+
+    def onto(u: Tensor) -> Tensor:
+        return u if p is None else p * (u - (p * u).sum(1, keepdim=True))
+
+    def apply(u: Tensor) -> Tensor:
+        back = transposed(onto(u).to(f))
+        return onto(times([torch.zeros_like(x) if g is None else g for g, x in zip(back, at, strict=True)]).to(u))
+
+    return apply
+
+
+def _known(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
+    """Grams of which one eigenvalue is known."""
+    outputs = f.detach().to(torch.float64)
+    grams = LayerGrams(outputs.new_empty(len(f), 0, 0), outputs, precision, x=x, x_norm2=norm2(x))
+    if softmax:
+        grams.softmax_eigenvalues = values[:, None]
+    else:
+        grams.eigenvalues = values[:, None]
+    return grams
+
+
+def top_of_each(
+    apply: Callable[[Tensor], Tensor], shape: torch.Size, tolerance: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor, int]:
+    """(largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, from products (n, N) -> (n, N).
+
+    >>> A = torch.diag_embed(torch.tensor([[4.0, 1.0], [2.0, 3.0]], dtype=torch.float64))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> values, _, _ = top_of_each(lambda u: (A @ u[..., None])[..., 0], torch.Size([2, 2]), 1e-6, generator)
+    >>> values.round(decimals=9).tolist()
+    [4.0, 3.0]
+    """
+    n, N = shape
+    most = min(STEPS, N)
+    q = torch.randn(n, N, dtype=torch.float64, generator=generator)
+    q = q / q.norm(dim=1, keepdim=True)
+    Q, T = q.new_zeros(n, most, N), q.new_zeros(n, most, most)
+    for j in range(most):
+        Q[:, j] = q
+        w = apply(q).to("cpu", torch.float64)
+        for _ in range(2):
+            h = (Q[:, : j + 1] @ w[..., None])[..., 0]
+            w = w - (h[:, None] @ Q[:, : j + 1])[:, 0]
+            T[:, : j + 1, j] += h
+        T[:, j, :j] = T[:, :j, j]
+        beta = w.norm(dim=1)
+        theta, S = torch.linalg.eigh(T[:, : j + 1, : j + 1])
+        top, residual = theta[:, -1].clamp(min=0), beta * S[:, -1, -1].abs()
+        alive = beta > 1e-12 * theta.abs().amax(1).clamp(min=1e-300)  # a closed basis: its values are eigenvalues
+        residual = torch.where(alive, residual, 0.0)
+        if j >= 2 and bool((residual <= tolerance * top).all()):
+            break
+        q = torch.where(alive[:, None], w / beta.clamp(min=1e-300)[:, None], 0.0)
+    return top, residual, j + 1

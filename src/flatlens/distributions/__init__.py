@@ -1,0 +1,21 @@
+"""Distributions of data that are known: samples, densities, and how many samples cover the support how closely."""
+
+from flatlens.distributions.covering import Rule
+from flatlens.distributions.cube import Cube
+from flatlens.distributions.distribution import Distribution
+from flatlens.distributions.lipschitz import lipschitz_product
+from flatlens.distributions.measured import covering_radius_of
+from flatlens.distributions.mixture import GaussianMixture
+from flatlens.distributions.push_forward import PushForward
+from flatlens.distributions.sphere import Sphere
+
+__all__ = [
+    "Cube",
+    "Distribution",
+    "GaussianMixture",
+    "PushForward",
+    "Rule",
+    "Sphere",
+    "covering_radius_of",
+    "lipschitz_product",
+]

@@ -1,0 +1,130 @@
+"""Mixtures of Gaussians: a smooth density, known in full."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import final
+
+import torch
+from torch import Tensor
+
+from flatlens.distributions import covering
+from flatlens.distributions.covering import Rule
+from flatlens.distributions.distribution import Distribution, points, whole
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GaussianMixture(Distribution):
+    """p(x) = sum_k w_k N(x; mu_k, Sigma_k): k normal distributions, of which each sample comes from one.
+
+    >>> normal = GaussianMixture(torch.zeros(1, 2), torch.eye(2)[None], torch.ones(1))
+    >>> (normal.log_density(torch.zeros(1, 2)) + math.log(2 * math.pi)).abs().item() < 1e-15
+    True
+    """
+
+    means: Tensor  #: (k, m)
+    covariances: Tensor  #: (k, m, m), symmetric and positive definite
+    weights: Tensor  #: (k,), not negative, of sum 1
+    _factors: Tensor = field(init=False, repr=False)  #: (k, m, m), Cholesky's: Sigma = L L^T
+
+    def __post_init__(self) -> None:
+        for name in ("means", "covariances", "weights"):
+            object.__setattr__(self, name, _finite(getattr(self, name), name))
+        if self.means.ndim != 2 or 0 in self.means.shape:
+            raise BadInput(
+                f"GaussianMixture(means=...): a tensor of shape (k, m) is needed, got {(*self.means.shape,)}"
+            )
+        k, m = self.means.shape
+        if self.covariances.shape != (k, m, m):
+            got = (*self.covariances.shape,)
+            raise BadInput(f"GaussianMixture(covariances=...): a tensor of shape {(k, m, m)} is needed, got {got}")
+        if self.weights.shape != (k,):
+            got = (*self.weights.shape,)
+            raise BadInput(f"GaussianMixture(weights=...): a tensor of shape {(k,)} is needed, got {got}")
+        total = float(self.weights.sum())
+        if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # the rounding of float32
+            raise BadInput(
+                f"GaussianMixture(weights=...): none may be negative, and their sum must be 1, not {total:.9g}"
+            )
+        object.__setattr__(self, "weights", self.weights / total)
+        object.__setattr__(self, "_factors", _cholesky(self.covariances))
+
+    @property
+    def dimension(self) -> int:
+        """The m of R^m."""
+        return self.means.shape[1]
+
+    @property
+    def intrinsic(self) -> int:
+        """The m of R^m."""
+        return self.means.shape[1]
+
+    @property
+    def diameter(self) -> float:
+        """Infinite: the support is all of R^m."""
+        return math.inf
+
+    @property
+    def support_is_convex(self) -> bool:
+        """All of R^m is."""
+        return True
+
+    def sample(self, n: int, generator: torch.Generator) -> Tensor:
+        """Independent samples, (n, m) float64."""
+        return self.sample_labelled(n, generator)[0]
+
+    def sample_labelled(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Independent samples, (n, m) float64, and the component that each came from, (n,) int64."""
+        whole(n, "GaussianMixture.sample(n")
+        at = generator.device
+        labels = torch.multinomial(self.weights.to(at), n, replacement=True, generator=generator)
+        noise = torch.randn(n, self.dimension, generator=generator, dtype=torch.float64, device=at)
+        x = self.means.to(at)[labels] + (self._factors.to(at)[labels] @ noise[:, :, None])[:, :, 0]
+        return x, labels
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """log p(x), (n,), with respect to Lebesgue's measure on R^m; as often differentiable in x as you like."""
+        x = points(x, self.dimension, "GaussianMixture.log_density(x)")
+        means, L, weights = (t.to(x.device) for t in (self.means, self._factors, self.weights))
+        off = (x - means[:, None]).transpose(1, 2)  # (k, m, n)
+        z = torch.linalg.solve_triangular(L, off, upper=False)
+        log_volume = L.diagonal(dim1=1, dim2=2).log().sum(1) + self.dimension / 2 * math.log(2 * math.pi)
+        log_p: Tensor = torch.logsumexp((weights.log() - log_volume)[:, None] - z.square().sum(1) / 2, 0)
+        return log_p
+
+    def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
+        """Undefined: the support is all of R^m, and no number of samples covers that within any distance."""
+        covering.checked(samples, failure, rule)
+        return undefined(
+            "the support of a Gaussian mixture is unbounded: no finite sample covers it within any distance"
+        )
+
+    def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
+        """None: there is always a point further out."""
+        return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
+
+
+def _finite(x: Tensor, name: str) -> Tensor:
+    """A copy in float64, apart from any graph."""
+    if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
+        raise BadInput(f"GaussianMixture({name}=...): a real tensor with finite entries is needed")
+    return x.detach().to(torch.float64, copy=True)
+
+
+def _cholesky(covariances: Tensor) -> Tensor:
+    """L with Sigma = L L^T, (k, m, m)."""
+    scale = covariances.abs().amax((1, 2), keepdim=True)
+    uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # the rounding of float32
+    for number in uneven.any(2).any(1).nonzero().flatten().tolist():
+        raise BadInput(f"GaussianMixture(covariances=...): matrix {number} is not symmetric")
+    L: Tensor
+    L, failed = torch.linalg.cholesky_ex((covariances + covariances.mT) / 2)
+    for number in failed.nonzero().flatten().tolist():
+        least = float(torch.linalg.eigvalsh(covariances[number])[0])
+        needed = "must be positive definite: add a small multiple of the identity"
+        raise BadInput(f"GaussianMixture(covariances=...): matrix {number} has the eigenvalue {least:.3g}, it {needed}")
+    return L

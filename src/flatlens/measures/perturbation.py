@@ -1,0 +1,234 @@
+"""How the risk changes when the weights are moved: on average, at worst, and how far they may move."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature.probes import student
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import FUNCTION, PERMUTATION, Option, Parts, Run, on_lens
+from flatlens.perturbation.ascent import climb
+from flatlens.perturbation.level import first_crossing
+from flatlens.perturbation.weights import Elsewhere
+from flatlens.problem import Batch
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+SCALES = ("curvature", "published46")
+LOOKS = 15  #: levels of noise that a search takes, more or less
+NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
+
+
+def require_positive(**options: object) -> None:
+    """Refuse anything but positive finite numbers."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
+            raise BadInput(f"option {name}={value!r}: a positive number is needed")
+
+
+def require_count(least: int, **options: object) -> None:
+    """Refuse anything but whole numbers of at least `least`."""
+    for name, value in options.items():
+        if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
+            raise BadInput(f"option {name}={value!r}: a whole number of at least {least} is needed")
+
+
+def units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
+    """What a step of 1 means in each parameter, (P,): its own size, or 1."""
+    return elsewhere.here.abs() if adaptive else torch.ones_like(elsewhere.here)
+
+
+# in units of the weights themselves no rescaling of them shows
+IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): FUNCTION}
+PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
+
+
+@on_lens(
+    id="P1",
+    family="perturbation",
+    symbol=r"S^\rho_{avg}",
+    source="compression Eq. 38, 46",
+    unit="loss",
+    cost="two forwards a pair",
+    invariant_under=FUNCTION,
+    invariances=PLAIN,
+    works_coupled=True,
+    on_request=True,
+)
+def average_sharpness(
+    lens: Lens, run: Run, *, rho: float = 0.1, adaptive: bool = True, scale: str = "curvature", pairs: int = 32
+) -> Estimate:
+    """Average-case sharpness: (2 / rho^2) E[L(theta + d) - L(theta)], d normal with standard deviation rho |theta_j|.
+
+    Without `adaptive` the standard deviation is rho in every parameter. Tends to `adaptive_sharpness` (to
+    `hessian_trace`) as rho -> 0; at rho = 0.1 a ReLU network is not there yet. Drawn in antithetic pairs (+d, -d), so
+    that the risk's slope drops out; the standard error is over `pairs`, `arrays["pairs"]` has them.
+    `scale="published46"` is Eq. 46, which has no 2 / rho^2 (and rho = 0.1).
+    """
+    require_positive(rho=rho)
+    require_count(2, pairs=pairs)
+    if scale not in SCALES:
+        raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, SCALES))} is needed")
+    elsewhere = Elsewhere(lens.problem, model=lens.model)
+    here = elsewhere.outcomes(elsewhere.here).losses
+    factor = 2 / rho**2 if scale == "curvature" else 1.0
+    step = rho * units(elsewhere, adaptive)
+    changes, samples = torch.empty(pairs, dtype=torch.float64), torch.zeros_like(here)
+    for pair in range(pairs):
+        d = step * torch.randn(len(step), generator=run.generator, dtype=step.dtype).to(step.device)
+        both = (elsewhere.outcomes(elsewhere.here + d).losses + elsewhere.outcomes(elsewhere.here - d).losses) / 2
+        changes[pair] = factor * (both - here).mean()
+        samples += factor * (both - here) / pairs
+        if run.progress is not None:
+            run.progress("moved weights", pair + 1, pairs)
+    if not bool(torch.isfinite(changes).all()):
+        return undefined(NO_LOSS)
+    mean, stderr = student(changes)
+    return Estimate(float(mean), float(stderr), "estimate", samples=samples, arrays={"pairs": changes})
+
+
+@on_lens(
+    id="P2",
+    family="perturbation",
+    symbol=r"\max_{\|d\| \leq \rho} L(\theta + d) - L(\theta)",
+    source="sharpening section 6 (SAM, Foret et al. 2021; ASAM, Kwon et al. 2021)",
+    unit="loss",
+    cost="restarts x steps gradients",
+    invariant_under={PERMUTATION},
+    invariances=IN_UNITS_OF_WEIGHTS,
+    works_coupled=True,
+    on_request=True,
+)
+def worst_sharpness(
+    lens: Lens,
+    run: Run,
+    *,
+    rho: float = 0.05,
+    adaptive: bool = False,
+    m: int | None = None,
+    restarts: int = 3,
+    steps: int = 20,
+) -> Estimate:
+    """Worst-case sharpness: the largest rise of the risk over all ||d||_2 <= rho, found by projected gradient ascent.
+
+    A lower bound: the best of `restarts` searches of `steps` gradients, one begun along the slope (one step of it is
+    SAM's own approximation), the others in random directions; `arrays["restarts"]` tells how far they agree. With
+    `adaptive` the ball is ||d / |theta| ||_2 <= rho (ASAM's, in every parameter): a parameter at 0 stays there. With
+    `m` m-sharpness: each m samples in the data's order have a d of their own, and the rises are averaged.
+    """
+    require_positive(rho=rho)
+    require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
+    if m is not None and lens.problem.coupled:
+        raise BadInput(f"worst_sharpness(m={m}): with batchnorm='train' the ghost batches are fixed: leave m out")
+    elsewhere = Elsewhere(lens.problem, model=lens.model)
+    groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
+    total, done, reached = 0.0, 0, []
+    for group in groups:
+        rise, mass, each = _worst_of(elsewhere, group, rho, units(elsewhere, adaptive), restarts, steps, run)
+        total, done = total + rise * mass, done + 1
+        reached.append(each * mass)
+        if run.progress is not None:
+            run.progress("groups of samples", done, -(-lens.problem.n // (m or lens.problem.n)))
+    if not math.isfinite(total):
+        return undefined(NO_LOSS)
+    kept = torch.stack(reached).sum(0) / lens.problem.mass
+    note = f"m = {lens.problem.n if m is None else min(m, lens.problem.n)}, {done} group{'s' * (done > 1)} of samples"
+    return Estimate(total / lens.problem.mass, kind="lower bound", note=note, arrays={"restarts": kept})
+
+
+def _worst_of(
+    elsewhere: Elsewhere, group: Batch | None, rho: float, unit: Tensor, restarts: int, steps: int, run: Run
+) -> tuple[float, float, Tensor]:
+    """(largest rise of the group's mean loss, its mass, the largest of each search)."""
+    mass = elsewhere.mass(group)
+    if mass == 0:  # every sample ignored
+        return 0.0, 0.0, torch.zeros(restarts, dtype=torch.float64)
+    here, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(group), mass)
+
+    def rise(e: Tensor) -> tuple[float, Tensor]:
+        risk, g = elsewhere.slope(elsewhere.here + unit * e, elsewhere.chunks(group), mass)
+        return risk - here, unit * g
+
+    def starts() -> Iterator[Tensor]:
+        for number in range(restarts):
+            drawn = torch.randn(len(unit), generator=run.generator, dtype=unit.dtype).to(unit.device)
+            along = unit * slope if number == 0 and bool((unit * slope).any()) else drawn
+            yield rho * along / along.norm()
+
+    peak = climb(rise, starts(), rho, steps)
+    return peak.value, mass, peak.restarts.clamp(min=0)
+
+
+@on_lens(
+    id="P3",
+    family="perturbation",
+    symbol=r"1/\sigma^2",
+    source="relative2021 Fig. 5 (Jiang et al. 2020)",
+    unit="1 / parameter^2",
+    cost="some 20 x draws x 2 forwards",
+    invariant_under={PERMUTATION},
+    invariances=IN_UNITS_OF_WEIGHTS,
+    works_coupled=True,
+    on_request=True,
+)
+def pac_bayes_flatness(
+    lens: Lens, run: Run, *, level: float = 0.1, of: str = "accuracy", adaptive: bool = False, draws: int = 16
+) -> Parts:
+    """PAC-Bayes flatness: 1 / sigma^2, sigma the largest noise that costs no more than `level` of accuracy on average.
+
+    Weights + normal noise of standard deviation sigma (with `adaptive` sigma |theta_j|, in which a weight at 0 stays
+    there); a widely copied implementation passes sigma^2 for it. `of="loss"`: a rise of the risk by `level`. The noise
+    is doubled until the mean over `draws`, each with its opposite, first passes the level, then bisected, the same
+    draws throughout; the error is over draws (jackknife). `.sigma` is sigma itself; `arrays` has the curve: `sigmas`
+    and `changes`.
+    """
+    require_positive(level=level)
+    require_count(2, draws=draws)
+    if of not in ("accuracy", "loss"):
+        raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")
+    elsewhere = Elsewhere(lens.problem, model=lens.model)
+    unit = units(elsewhere, adaptive)
+    here = _score(elsewhere, elsewhere.here, of)
+    if here is None:
+        return {("", None): undefined("the targets are no classes: of='loss' needs none")}
+    looks: list[float] = []
+    seeds = torch.randint(2**62, (draws,), generator=run.generator).tolist()
+
+    def change(sigma: float) -> Tensor:
+        found = []
+        for seed in seeds:
+            noise = torch.randn(len(unit), generator=torch.Generator().manual_seed(seed), dtype=unit.dtype)
+            step = sigma * unit * noise.to(unit.device)
+            scores = (_score(elsewhere, elsewhere.here + step, of), _score(elsewhere, elsewhere.here - step, of))
+            found.append(sum(score for score in scores if score is not None) / 2 - here)
+        looks.append(sigma)
+        if run.progress is not None:
+            run.progress("levels of noise", min(len(looks), LOOKS), LOOKS)
+        return torch.tensor(found, dtype=torch.float64)
+
+    size = 1.0 if adaptive else float(elsewhere.here.square().mean().sqrt()) or 1.0
+    crossing = first_crossing(change, level, 0.05 * size)
+    if crossing is None:
+        return {("", None): undefined(f"no noise costs {level:g} of {of} on average")}
+    sigma, relative = math.exp(crossing.log_sigma), crossing.stderr
+    arrays = {"sigmas": crossing.sigmas, "changes": crossing.changes}
+    unit_of_sigma = "share of the parameter" if adaptive else "parameter"
+    return {
+        ("", None): Estimate(sigma**-2, 2 * relative * sigma**-2, "estimate", arrays=arrays, unit="1" * adaptive),
+        ("sigma", None): Estimate(sigma, relative * sigma, "estimate", unit=unit_of_sigma),
+    }
+
+
+def _score(elsewhere: Elsewhere, theta: Tensor, of: str) -> float | None:
+    """What is to rise: the risk, or the share of errors; None where that is not defined."""
+    found = elsewhere.outcomes(theta)
+    if of == "loss":
+        return found.risk
+    return None if found.correct is None else 1 - float(found.correct.nanmean())

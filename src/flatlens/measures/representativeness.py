@@ -1,0 +1,133 @@
+"""How well the sample stands for its distribution, guessed from the sample itself, and what that makes of the gap."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature.probes import student
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.grams import Weight
+from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.generalisation import NO_TEST, stderr_of
+from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.measures.robustness import NO_LAYER
+from flatlens.perturbation.density import BANDWIDTHS, mismatch
+from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
+from flatlens.perturbation.labels import seen
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+
+@on_lens(
+    id="D2",
+    family="data",
+    symbol=r"\mathcal{E}_{Rep}",
+    source="relative2021 Eq. 3, 5, section 6, C.1",
+    unit="loss",
+    cost="one forward, kernel densities; 2 draws forwards for the split",
+    invariant_under=FUNCTION,
+    invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
+    on_request=True,
+)
+def representativeness(
+    lens: Lens,
+    run: Run,
+    *,
+    splits: int = 10,
+    folds: int = 3,
+    bandwidth: str = "scott",
+    delta: float = 0.1,
+    draws: int = 16,
+) -> Parts:
+    """Representativeness of the sample, approximated: |int (p - p_hat) l| with both densities estimated from splits.
+
+    The features of the last linear layer are split at random `splits` times, one part in `folds` held out; p_hat is the
+    kernel density of the rest, p that of the part held out, l the network's loss at the points of both. An
+    approximation and no bound: the distribution itself is not known. `.shift` is int |p - p_hat|, between 0 and 2, and
+    `.bound` the largest loss times it. The error is the spread over splits, which share their points: a guide, no
+    interval.
+
+    With held-out data `.split.representativeness` and `.split.robustness` are Eq. 5's terms of the signed gap, for
+    noise uniform on spheres of radius `delta` ||phi||, labels kept: test loss - loss at moved features, and loss at
+    moved weights - training loss. Their sum is the gap but for the draws; the note says by how much it misses.
+    """
+    require_count(2, splits=splits, folds=folds, draws=draws)
+    require_positive(delta=delta)
+    if bandwidth not in BANDWIDTHS:
+        known = ", ".join(map(repr, BANDWIDTHS))
+        raise BadInput(f"representativeness(bandwidth={bandwidth!r}): one of {known} is needed")
+    last = lens.layout.last()
+    if last is None:
+        return {("", None): undefined(NO_LAYER)}
+    weight = lens.layout.weights[last]
+    if why := unmovable(weight, by_noise=True):
+        return {("", None): undefined(why)}
+    return {
+        **_by_splits(lens, run, weight, splits, folds, bandwidth),
+        **(_split_gap(lens, run, weight, delta, draws) if lens.problem.test is not None else {}),
+    }
+
+
+def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> Parts:
+    losses = lens.outcomes("data").losses
+    n = len(losses)
+    if n < 3 * folds:
+        return {("", None): undefined(f"{n} samples cannot be split into {folds} parts of at least 3")}
+    phi = seen(lens.problem, lens.model, lens.layout, weight).phi.cpu()
+    moving = phi[:, phi.std(0) > 1e-12 * phi.abs().max()]
+    if not moving.shape[1]:
+        return {("", None): undefined("the features are the same for every sample")}
+    weighted, shifts = torch.empty(2, splits, dtype=torch.float64)
+    for number in range(splits):
+        order = torch.randperm(n, generator=run.generator)
+        held, kept = order[: n // folds], order[n // folds :]
+        found = mismatch(moving[held], moving[kept], losses[held], losses[kept], bandwidth)
+        weighted[number], shifts[number] = abs(found.weighted), found.shift
+        if run.progress is not None:
+            run.progress("random splits", number + 1, splits)
+    note = "an approximation from random splits"
+    largest = float(losses.max())
+
+    def spread(values: Tensor, unit: str = "loss", note: str = note) -> Estimate:
+        mean, stderr = student(values)
+        return Estimate(float(mean), float(stderr), "estimate", note=note, unit=unit, arrays={"splits": values})
+
+    return {
+        ("", None): spread(weighted),
+        ("shift", None): spread(shifts, "share"),
+        ("bound", None): spread(largest * shifts, note=f"{note}; the largest loss seen is {largest:.3g}"),
+    }
+
+
+def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Parts:
+    """E_Rep through moved features, E_F through moved weights: that they add up to the gap is the key identity."""
+    if why := unmovable(weight):
+        return {("split.representativeness", None): undefined(why)}
+    if lens.problem.test is None:
+        return {("split.representativeness", None): undefined(NO_TEST)}
+    test = lens.outcomes("test").losses
+    features = RotatedFeatures(lens.problem, lens.model, weight)
+    at_features, at_weights = torch.empty(2, draws, dtype=torch.float64)
+    for number in range(draws):
+        move = noise(delta, 1.0, run.generator)
+        moved = with_moved_features(lens.problem, lens.model, lens.layout, weight, move)
+        at_features[number] = moved.risk
+        at_weights[number] = features.change(features.draw(delta, "rotations", 1.0, run.generator))
+        if run.progress is not None:
+            run.progress("moved features", number + 1, draws)
+    nearby, error = (float(v) for v in student(at_features))
+    robust, robust_error = (float(v) for v in student(at_weights))
+    held_out = float(test.mean())
+    apart = held_out - nearby + robust - (held_out - features.risk)
+    within = (error**2 + robust_error**2) ** 0.5
+    note = f"the sum with E_F misses the gap by {apart:.2g} +- {1.96 * within:.2g}"
+    whole = (error**2 + stderr_of(test) ** 2) ** 0.5
+    return {
+        ("split.representativeness", None): Estimate(held_out - nearby, whole, "estimate", note=note),
+        ("split.robustness", None): Estimate(robust, robust_error, "estimate"),
+    }

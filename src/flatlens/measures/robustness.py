@@ -1,0 +1,159 @@
+"""How the risk changes when the features that a layer reads are moved, and whether labels hold still there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature.probes import student
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, undefined
+from flatlens.grams import Weight
+from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
+from flatlens.perturbation.labels import label_changes, seen
+from flatlens.perturbation.rotations import require_law
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+NO_LAYER = "the network has no linear layer"
+
+
+@on_lens(
+    id="P4",
+    family="perturbation",
+    symbol=r"\mathcal{E}_F^\phi(f, S, \mathcal{A})",
+    source="relative2021 Eq. 4, Def. 1, Prop. 2; reparam2019 D.1",
+    unit="loss",
+    cost="two forwards a draw",
+    invariant_under={LAYERWISE, PERMUTATION},
+    on_request=True,
+)
+def feature_robustness(
+    lens: Lens,
+    run: Run,
+    *,
+    delta: float = 0.1,
+    over: str = "rotations",
+    sigma: float = 1.0,
+    draws: int = 16,
+    restarts: int = 3,
+    steps: int = 50,
+    layers: bool = False,
+) -> Parts:
+    """Feature robustness: the change of the risk under phi -> (I + A) phi at a layer, labels kept, A random.
+
+    `over` says which A: "rotations", delta O with O of Haar's law (Theorem 5: delta^2 / (2m) `relative_flatness` to
+    leading order); "ball", r O with A phi uniform in the ball of radius delta ||phi||, and "truncated_normal", with
+    Prop. 2's density (of width `sigma` before it is cut off at 1); "noise", a direction for each sample apart
+    (reparam2019 D.1; for a layer used once per sample the mean is that over rotations, with a smaller error); "worst",
+    the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Drawn in pairs A and -A. The
+    network's answer is the last linear layer's; `layers` adds the others.
+    """
+    require_positive(delta=delta)
+    require_count(2, draws=draws)
+    require_count(1, restarts=restarts, steps=steps)
+    if over not in ("noise", "worst"):
+        require_law(over, sigma)
+
+    def of(weight: Weight) -> Estimate:
+        if why := unmovable(weight, by_noise=over == "noise"):
+            return undefined(why)
+        if over == "noise":
+            return _by_noise(lens, run, weight, delta, draws)
+        features = RotatedFeatures(lens.problem, lens.model, weight)
+        if over == "worst":
+            value, reached = features.worst(delta, restarts, steps, run.generator)
+            return Estimate(value, kind="lower bound", arrays={"restarts": reached})
+        changes = []
+        for number in range(draws):
+            WA = features.draw(delta, over, sigma, run.generator)
+            changes.append((features.change(WA) + features.change(-WA)) / 2)
+            if run.progress is not None:
+                run.progress("moved features", number + 1, draws)
+        return _of_draws(torch.tensor(changes, dtype=torch.float64))
+
+    weights = lens.layout.weights
+    if not weights:
+        return {("", None): undefined(NO_LAYER)}
+    found = {name: of(weight) for name, weight in weights.items() if layers or name == lens.layout.last()}
+    last = lens.layout.last()
+    assert last is not None
+    return {("", None): found[last], **({("", name): e for name, e in found.items()} if layers else {})}
+
+
+def _of_draws(changes: Tensor) -> Estimate:
+    mean, stderr = student(changes)
+    return Estimate(float(mean), float(stderr), "estimate", arrays={"draws": changes})
+
+
+def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Estimate:
+    """Every sample in a direction of its own, and in the opposite one."""
+    problem, model, layout = lens.problem, lens.model, lens.layout
+    here = lens.outcomes("data").losses
+    changes, samples = torch.empty(draws, dtype=torch.float64), torch.zeros_like(here)
+    for number in range(draws):
+        seed = int(torch.randint(2**62, (), generator=run.generator))
+        both = torch.zeros_like(here)
+        for sign in (1.0, -1.0):
+            move = noise(delta, sign, torch.Generator().manual_seed(seed))
+            both += (with_moved_features(problem, model, layout, weight, move).losses - here) / 2
+        changes[number], samples = both.mean(), samples + both / draws
+        if run.progress is not None:
+            run.progress("moved features", number + 1, draws)
+    found = _of_draws(changes)
+    note = "" if weight.dense else "noise on the layer's whole input"
+    return Estimate(found.value, found.stderr, found.kind, note, samples, found.arrays)
+
+
+@on_lens(
+    id="D3",
+    family="data",
+    symbol=r"\overline{|\ell(f', y[\phi']) - \ell(f', y)|}",
+    source="relative2021 Def. 9",
+    unit="loss",
+    cost="one forward a draw, nearest neighbours",
+    invariant_under={LAYERWISE, PERMUTATION},
+    on_request=True,
+)
+def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: int = 16) -> Parts:
+    """Change of the loss through labels alone, near the samples: mean_i |l(f', y[phi']) - l(f', y_i)|.
+
+    phi' = phi_i + delta ||phi_i|| xi at the last linear layer, xi of uniform law on the sphere; f' the outputs there.
+    y[phi'] is guessed: the label of the nearest sample, of the data and the held-out data. Definition 9 asks that this
+    is O(delta^3) for all directions: `.worst` takes each sample's largest change, a lower bound of that. `.changed` is
+    the share of points whose label differs. Where the label function is known, `flatlens.perturbation` takes it.
+    """
+    require_positive(delta=delta)
+    require_count(2, draws=draws)
+    last = lens.layout.last()
+    if last is None:
+        return {("", None): undefined(NO_LAYER)}
+    weight = lens.layout.weights[last]
+    if why := unmovable(weight, by_noise=True):
+        return {("", None): undefined(why)}
+    try:
+        labels = seen(lens.problem, lens.model, lens.layout, weight, held_out=True).nearest
+    except BadInput as error:
+        return {("", None): undefined(str(error))}
+    changes, changed = [], []
+    for number in range(draws):
+        move = noise(delta, 1.0, run.generator)
+        change, differs = label_changes(lens.problem, lens.model, lens.layout, weight, labels, move)
+        changes.append(change)
+        changed.append(differs.mean())
+        if run.progress is not None:
+            run.progress("moved features", number + 1, draws)
+    values = torch.stack(changes)
+    worst = values.max(0).values
+    return {
+        ("", None): _of_draws(values.mean(1)),
+        ("worst", None): Estimate(float(worst.mean()), kind="lower bound", samples=worst),
+        ("changed", None): Estimate(
+            float(torch.stack(changed).mean()), float(student(torch.stack(changed))[1]), "estimate", unit="share"
+        ),
+    }

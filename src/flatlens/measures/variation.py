@@ -1,0 +1,92 @@
+"""What a search finds around each sample: how much the input-output Jacobian varies, how steep a secant gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flatlens.estimate import Estimate, undefined
+from flatlens.measures.card import FUNCTION, Parts, Run, on_lens
+from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.measures.reduce import mean_of_finite
+from flatlens.perturbation.certified import certified_variation
+from flatlens.perturbation.inputs import Refused
+from flatlens.perturbation.secants import steepest_secants
+from flatlens.perturbation.variation import found_variation
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+
+@on_lens(
+    id="P5",
+    family="perturbation",
+    symbol=r"\max_i V_{B(x_i, \delta)}(Jf)",
+    source="sharpening Eq. 5",
+    unit="output / input",
+    cost="N backwards at 128 points of each ball and at 2 x restarts x steps more",
+    invariant_under=FUNCTION,
+    on_request=True,
+)
+def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
+    """Local variation of the Jacobian: max_i sup ||Jf(u) - Jf(v)||_2 over u, v within delta of x_i.
+
+    `delta` is Euclidean, in the input's units. The value is what a search finds, a lower bound; `.upper` is certified,
+    for chains of affine layers and common activations that are small enough to be written out as matrices. Both have
+    each sample's own bound in `samples`. For a linear network both are 0.
+    """
+    require_positive(delta=delta)
+    require_count(1, restarts=restarts, steps=steps)
+    try:
+        found = found_variation(
+            lens.problem, lens.model, delta, restarts=restarts, steps=steps, generator=run.generator,
+            progress=run.progress,
+        )  # fmt: skip
+    except Refused as why:
+        return {("", None): undefined(str(why)), ("upper", None): undefined(str(why))}
+    return {
+        ("", None): Estimate(float(found.max()), kind="lower bound", samples=found),
+        ("upper", None): _certified(lens, run, delta),
+    }
+
+
+def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
+    try:
+        bound = certified_variation(lens.problem, lens.model, delta, progress=run.progress)
+    except Refused as why:
+        return undefined(str(why))
+    return Estimate(float(bound.max()), kind="upper bound", samples=bound)
+
+
+@on_lens(
+    id="P6",
+    family="perturbation",
+    symbol=r"\overline{\max_d \|f(x + d) - f(x)\| / \|d\|}",
+    source="compression Eq. 47, App. F",
+    unit="output / input",
+    cost="restarts x steps forwards and backwards",
+    invariant_under=FUNCTION,
+    on_request=True,
+)
+def mls_by_search(lens: Lens, run: Run, *, radius: float = 1e-3, restarts: int = 4, steps: int = 20) -> Estimate:
+    """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||.
+
+    `radius` is relative to each input's own norm, so that it means the same at any scale of the data, and rounding with
+    it. A lower bound of the steepest secants of that length, by gradient ascent from random starts. The slope itself,
+    which they tend to as the radius shrinks, is `mls`: exact, in one pass.
+    """
+    require_positive(radius=radius)
+    require_count(1, restarts=restarts, steps=steps)
+    try:
+        slopes, coarse = steepest_secants(
+            lens.problem, lens.model, radius, restarts=restarts, steps=steps, generator=run.generator,
+            progress=run.progress,
+        )  # fmt: skip
+    except Refused as why:
+        return undefined(str(why))
+    reduced = mean_of_finite(slopes, "0, and have no length to be relative to")
+    notes = ["of the steepest secants of that length, not of the slope"] if reduced.kind == "exact" else []
+    notes += [reduced.note] if reduced.note else []
+    if coarse:
+        notes.append(f"{coarse} of {len(slopes)} differences are but a few roundings: try a larger radius, or float64")
+    kind = "lower bound" if reduced.kind == "exact" else reduced.kind
+    return Estimate(reduced.value, kind=kind, note="; ".join(notes), samples=reduced.samples)

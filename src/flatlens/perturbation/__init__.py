@@ -1,0 +1,7 @@
+"""The network near where it is: at other weights, at other features, between other labels."""
+
+from flatlens.perturbation.features import feature_change
+from flatlens.perturbation.labels import LabelTerms, label_change_terms
+from flatlens.perturbation.weights import Elsewhere
+
+__all__ = ["Elsewhere", "LabelTerms", "feature_change", "label_change_terms"]

@@ -1,0 +1,166 @@
+"""The risk with the features that a layer reads moved: phi -> (I + A) phi, or phi -> phi + xi for each sample apart.
+
+A matrix acts through the weights: W (phi + A phi) = (W + W A) phi (the papers' key equation), for a convolution on
+every patch it reads, for a grouped one on each group's channels by themselves. Noise is added to the layer's input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from flatlens.errors import BadInput, UnknownName
+from flatlens.grams import Layout, Weight, lay_out
+from flatlens.perturbation.rotations import mean_square_radius, on_sphere, polar, radius, rotated
+from flatlens.perturbation.weights import CHUNK, Elsewhere
+from flatlens.problem import Problem
+from flatlens.problem.layers import by_sample, matrix
+from flatlens.problem.outcomes import Outcomes, outcomes
+
+Move = Callable[[Tensor], Tensor]
+"""From a chunk's features, samples first, to moved ones of the same shape."""
+
+SEVERAL = "the layer is called more than once for a sample"
+ELSEWHERE = "the weight also acts outside this layer's calls, or is made from other parameters"
+
+
+def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
+    """Why a layer's features cannot be moved; empty where they can."""
+    if by_noise:
+        return SEVERAL if len(weight.calls) > 1 else ""
+    return "" if weight.explained and weight.parameter is not None else ELSEWHERE
+
+
+def chosen(layout: Layout, layer: str | None) -> Weight:
+    """The layer named, the last one if None."""
+    name = layout.last() if layer is None else layer
+    if name is None:
+        raise BadInput("the network has no linear layer")
+    if name not in layout.weights:
+        raise UnknownName.among("linear layer", name, layout.weights)
+    return layout.weights[name]
+
+
+@contextmanager
+def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
+    """Inside, the layer's call reads features that `move` has moved."""
+    axis = layout.batch_axis[weight.layer]
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        x: Tensor = kwargs["input"] if not args else args[0]
+        x = move(by_sample(x, axis)).movedim(0, axis)
+        return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
+
+    handle: RemovableHandle = weight.module.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, move: Move) -> Outcomes:
+    """Losses and hits over the data."""
+    with problem.measuring(model), moved(weight, layout, move):
+        return outcomes(problem, problem.batches(CHUNK), lambda batch: problem.run(model, batch))
+
+
+def noise(delta: float, sign: float, generator: torch.Generator) -> Move:
+    """Every sample's features moved by delta ||phi_i|| in a direction of its own (reparam2019 D.1)."""
+
+    def move(phi: Tensor) -> Tensor:
+        flat = phi.flatten(1)
+        xi = on_sphere(flat.shape, generator).to(flat)
+        there: Tensor = flat + sign * delta * flat.norm(dim=1, keepdim=True) * xi
+        return there.reshape(phi.shape)
+
+    return move
+
+
+@final
+class RotatedFeatures:
+    """E_F(f, S, A), the change of the risk under phi -> (I + A) phi at one layer, labels kept."""
+
+    def __init__(self, problem: Problem, model: nn.Module, weight: Weight) -> None:
+        assert weight.parameter is not None
+        self._elsewhere = Elsewhere(problem, [weight.parameter], model=model)
+        self.W = matrix(weight.module).detach().to("cpu", torch.float64)  #: (g, d, m)
+        self.risk = self._elsewhere.outcomes(self._elsewhere.here).risk
+
+    @property
+    def m(self) -> int:
+        """Features that one group's A acts on."""
+        return self.W.shape[2]
+
+    def change(self, WA: Tensor) -> float:
+        """Of the risk, the weight moved by W A, (g, d, m)."""
+        return self._elsewhere.outcomes(self._at(WA)).risk - self.risk
+
+    def _at(self, WA: Tensor) -> Tensor:
+        return (self.W + WA).flatten().to(self._elsewhere.here)
+
+    def draw(self, delta: float, law: str, sigma: float, generator: torch.Generator) -> Tensor:
+        """W A, A = delta r O with O of Haar's law and r of `law`."""
+        r = delta * radius(law, self.m, sigma, generator)
+        return r * self._rotated(generator)
+
+    def leading(self, kappa: float, delta: float, law: str, sigma: float) -> float:
+        """The mean change's leading term: delta^2 E[r^2] kappa / (2 m), kappa the relative flatness."""
+        return delta**2 * mean_square_radius(law, self.m, sigma) * kappa / (2 * self.m)
+
+    def _rotated(self, generator: torch.Generator) -> Tensor:
+        return torch.stack([rotated(block, generator) for block in self.W])
+
+    def worst(self, delta: float, restarts: int, steps: int, generator: torch.Generator) -> tuple[float, Tensor]:
+        """(the largest change found over all ||A|| <= delta, the largest of each search).
+
+        From a random rotation on, A becomes the partial isometry of largest inner product with the slope there, which
+        never descends where the risk is convex along A.
+        """
+        reached = []
+        for _ in range(restarts):
+            WA, highest, stalled = delta * self._rotated(generator), 0.0, 0
+            for _ in range(steps):
+                value, g = self._elsewhere.slope(self._at(WA), self._elsewhere.chunks(), self._elsewhere.problem.mass)
+                stalled = stalled + 1 if value - self.risk <= highest * (1 + 1e-4) else 0
+                highest = max(highest, value - self.risk)
+                if stalled == 3:
+                    break
+                G = g.to("cpu", torch.float64).reshape(self.W.shape)
+                WA = delta * torch.stack([_steepest(block, slope) for block, slope in zip(self.W, G, strict=True)])
+            reached.append(max(highest, self.change(WA)))
+        found = torch.tensor(reached, dtype=torch.float64)
+        return max(0.0, float(found.max())), found
+
+
+def _steepest(W: Tensor, G: Tensor) -> Tensor:
+    """W A for the A, ||A|| <= 1, of largest <A, W^T G>."""
+    U, Vh = polar(W.mT, G)
+    return (W @ U) @ Vh
+
+
+def feature_change(problem: Problem, A: Tensor, layer: str | None = None, *, model: nn.Module | None = None) -> float:
+    """E_F(f, S, A) for a given A, (m, m): the change of the risk under phi -> (I + A) phi at a layer, labels kept.
+
+    `layer`: the last linear one if None. m: its inputs, of a convolution in/groups x kernel. Source: relative2021
+    Eq. 4.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.fill_(1.0)
+    >>> problem = Problem(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
+    >>> feature_change(problem, torch.eye(2))  # f doubles: (4^2 - 2^2) / 2
+    6.0
+    """
+    model = problem.measured() if model is None else model
+    weight = chosen(lay_out(problem, model), layer)
+    if why := unmovable(weight):
+        raise BadInput(f"feature_change(layer={weight.layer!r}): {why}")
+    features = RotatedFeatures(problem, model, weight)
+    if A.shape != (features.m, features.m):
+        raise BadInput(f"feature_change(A=...): shape {(features.m, features.m)} is needed, got {tuple(A.shape)}")
+    return features.change(features.W @ A.detach().to("cpu", torch.float64))

@@ -1,0 +1,110 @@
+"""The network as a function of its only floating input: what is moved when inputs are perturbed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from flatlens.curvature.graphs import CHUNK, Graphs
+from flatlens.errors import BadInput
+from flatlens.grams.record import run_recorded
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
+
+ROUNDINGS = 100  #: a perturbation is at least so many roundings of what it is added to
+
+
+class Refused(Exception):
+    """Why something cannot be had of this network; the measures answer `undefined` with it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """The inputs of one chunk of samples, and the outputs wherever they are moved."""
+
+    x: Tensor  #: (n, M)
+    outputs: Callable[[Tensor], Tensor]  #: (n k, M) -> (n k, N): k points a sample, a sample's points together
+
+    def jacobians(self, points: Tensor) -> Tensor:
+        """df/dx at points (n k, M), in N backward passes: (n k, N, M) float64."""
+        leaf = points.detach().requires_grad_()
+        f = self.outputs(leaf)
+        if not f.requires_grad:
+            return points.new_zeros(*f.shape, points.shape[1], dtype=torch.float64)
+        rows = [torch.autograd.grad(column.sum(), leaf, retain_graph=True)[0] for column in f.unbind(1)]
+        return torch.stack(rows, 1).to(torch.float64)
+
+    def pulled_back(self, points: Tensor, s: Tensor) -> Tensor:
+        """(df/dx)^T s at points (n k, M), for s (n k, N): (n k, M) float64."""
+        leaf = points.detach().requires_grad_()
+        f = self.outputs(leaf)
+        if not f.requires_grad:
+            return torch.zeros_like(points, dtype=torch.float64)
+        return torch.autograd.grad(f, leaf, s.to(f.dtype))[0].to(torch.float64)
+
+
+def inputs_of(
+    problem: Problem, model: nn.Module, points: Callable[[int], int], floats: Callable[[int], int] = lambda _: 0
+) -> Iterator[Inputs]:
+    """The data in chunks that can be looked at in so many points a sample at once, in half the problem's memory.
+
+    `points`: width of the input -> how many; `floats`: how many -> numbers held for each, beside the graph and its
+    Jacobian. Raises `Refused` where the outputs depend on no floating input, or on several.
+    """
+    place, width = _where(problem, model)
+    k = points(width)
+    graph: Graphs[Tensor] = Graphs(problem, model, [], lambda batch, _: run_recorded(problem, model, batch)[2])
+    each = k * (2 * graph.bytes_per_sample + 8 * (floats(k) + 3 * problem.outputs * width))
+    for raw in problem.data.chunks(max(1, min(CHUNK, problem.memory // 2 // each))):
+        yield _opened(problem, model, problem.place(raw), place)
+
+
+def _opened(problem: Problem, model: nn.Module, batch: Batch, place: int) -> Inputs:
+    leaves, form = tree_flatten(batch)
+    n, x = size(batch), leaves[place].detach()
+
+    def outputs(points: Tensor) -> Tensor:
+        k = len(points) // n
+        moved = [leaf.repeat_interleave(k, 0) if _counts(leaf, n) else leaf for leaf in leaves]
+        moved[place] = points.reshape(-1, *x.shape[1:]).clone()  # the network may begin with an in-place operation
+        return problem.run(model, tree_unflatten(moved, form))[0]
+
+    return Inputs(x.reshape(n, -1), outputs)
+
+
+def _counts(leaf: object, n: int) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
+
+
+def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
+    """(which leaf of a batch the outputs depend on, its entries per sample)."""
+    leaves, form = tree_flatten(problem.place(problem.probes[0]))
+    fed = len(leaves) if problem.forward is not None else len(tree_leaves(tree_unflatten(leaves, form)[0]))
+    floating = [i for i, leaf in enumerate(leaves[:fed]) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    for i in floating:
+        leaves[i] = leaves[i].requires_grad_()
+    copies = [leaf.clone() if i in floating else leaf for i, leaf in enumerate(leaves)]
+    f = problem.run(model, tree_unflatten(copies, form))[0]
+    at = [leaves[i] for i in floating]
+    slopes = torch.autograd.grad(f.sum(), at, allow_unused=True) if f.requires_grad and at else [None] * len(at)
+    met = [i for i, slope in zip(floating, slopes, strict=True) if slope is not None]
+    if not met:
+        raise Refused("the outputs depend differentiably on no floating input: is it an index, or cut off by detach()?")
+    if len(met) > 1 or not _counts(leaves[met[0]], len(f)):
+        raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
+    return met[0], leaves[met[0]][0].numel()
+
+
+def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
+    """Refuse a perturbation that is lost in the rounding of an input 1 / share times its length."""
+    least = ROUNDINGS * torch.finfo(dtype).eps
+    if share < least:
+        mend = "" if dtype == torch.float64 else ", or Problem(dtype=torch.float64)"
+        raise BadInput(
+            f"option {option}: {share:.1g} of an input's norm is rounding in {str(dtype).removeprefix('torch.')}: at "
+            f"least {least:.1g} of it is needed{mend}"
+        )

@@ -1,0 +1,158 @@
+"""Whether labels stay the same near the samples: what the theory of feature robustness assumes.
+
+The label y[phi] of a point in feature space is known only where it is told (a function of the features), or guessed
+from the nearest sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadInput
+from flatlens.grams import Layout, Weight, lay_out
+from flatlens.grams.record import record
+from flatlens.perturbation.features import Move, chosen, moved
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
+from flatlens.problem.layers import by_sample
+
+Labels = Callable[[Tensor], Tensor]
+"""From features (k, m) to targets (k, ...): what y[phi] is."""
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The features that a layer reads on the data, with their targets."""
+
+    phi: Tensor  #: (n, m) float64
+    y: Tensor  #: (n, ...)
+
+    def nearest(self, at: Tensor) -> Tensor:
+        """The target of the nearest sample to each point, (k, m) -> (k, ...)."""
+        return self.y[torch.cdist(at.to(self.phi), self.phi).argmin(1)]
+
+
+def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> Seen:
+    """One forward over the data, or over the held-out data, too."""
+    axis = layout.batch_axis[weight.layer]
+    features, targets = [], []
+    with problem.measuring(model):
+        for data in (problem.data, *([problem.test] if held_out and problem.test is not None else [])):
+            for raw in data.chunks(256):
+                with record(model) as tape:
+                    f, y = problem.run(model, problem.place(raw))
+                if not isinstance(y, Tensor) or len(y) != len(f):
+                    raise BadInput("labels near samples: targets must be a tensor with one entry a sample")
+                x = by_sample(tape.linear[weight.layer].x.detach(), axis)
+                features.append(x.reshape(len(f), -1).to(torch.float64))
+                targets.append(y)
+    return Seen(torch.cat(features), torch.cat(targets))
+
+
+def label_changes(
+    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
+) -> tuple[Tensor, Tensor]:
+    """(|l(f', y[phi']) - l(f', y_i)| of each sample, scaled so that their mean is Definition 9's; whether the label
+    changed), both (n,) float64; f' the outputs at the moved features phi'."""
+    changes, changed, mass = [], [], 0.0
+    with problem.measuring(model), torch.no_grad():
+        for raw in problem.batches(256):
+            there: list[Tensor] = []
+
+            def keep(phi: Tensor, there: list[Tensor] = there) -> Tensor:
+                there.append(move(phi))
+                return there[-1]
+
+            with moved(weight, layout, keep):
+                f, y = problem.run(model, problem.place(raw))
+            f = f.to(torch.float64)
+            told = labels(there[0].reshape(len(f), -1).to(torch.float64)).to(y)
+            changes.append((problem.loss.values(f, told) - problem.loss.values(f, y)).abs())
+            changed.append((told != y).reshape(len(f), -1).any(1).to(torch.float64))
+            mass += float(problem.loss.mass(f, y).sum())
+    found = torch.cat(changes).cpu()
+    return found * len(found) / mass, torch.cat(changed).cpu()
+
+
+@dataclass(frozen=True, eq=False)
+class LabelTerms:
+    """The terms of gamma_i = l(f(phi_i + delta A phi_i), y[phi_i + delta A phi_i]) in delta, each (n,) float64.
+
+    gamma' = weights + labels (first order; the second is the one apart that no flatness sees); gamma'' = flatness +
+    labels_squared + labels_bending + 2 mixed.
+    """
+
+    weights: Tensor  #: l_w . (w A)
+    labels: Tensor  #: l_y . (y_x A phi)
+    flatness: Tensor  #: (w A)^T l_ww (w A)
+    labels_squared: Tensor  #: (y_x A phi)^T l_yy (y_x A phi)
+    labels_bending: Tensor  #: sum_c l_yc (A phi)^T (y_c)_xx (A phi)
+    mixed: Tensor  #: (y_x A phi)^T l_yw (w A)
+
+
+def label_change_terms(
+    problem: Problem, labels: Labels, A: Tensor, layer: str | None = None, *, model: nn.Module | None = None
+) -> LabelTerms:
+    """Appendix B's terms for a label function that changes smoothly with the features.
+
+    `labels`: features (n, m) -> targets, differentiable; the loss must be differentiable in them, too (class
+    probabilities, regression targets). `A`: (m, m). `layer`: the last linear one if None; the paper has the first.
+    Source: relative2021 Eq. 8-11.
+    """
+    model = problem.measured() if model is None else model
+    layout = lay_out(problem, model)
+    weight = chosen(layout, layer)
+    with problem.measuring(model):
+        parts = [_terms(problem, model, layout, weight, labels, A, raw) for raw in problem.batches(256)]
+    return LabelTerms(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def _terms(
+    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, A: Tensor, raw: Batch
+) -> tuple[Tensor, ...]:
+    """Of one chunk: gamma at phi + a A phi for the outputs, + b A phi for the labels, c along the labels' own slope."""
+    batch = problem.place(raw)
+    read: list[Tensor] = []
+    a = torch.zeros(size(batch), dtype=torch.float64, requires_grad=True)
+    b, c = (torch.zeros_like(a, requires_grad=True) for _ in range(2))
+
+    def along(phi: Tensor) -> Tensor:
+        if phi[0].numel() != len(A):
+            raise BadInput(f"label_change_terms(A=...): shape {(phi[0].numel(),) * 2} is needed, got {tuple(A.shape)}")
+        flat = phi.flatten(1)
+        read.append(flat.detach().to(torch.float64))
+        return (flat + a.to(flat)[:, None] * (flat @ A.to(flat).T)).reshape(phi.shape)
+
+    with moved(weight, layout, along):
+        f, _ = problem.run(model, batch)
+    step = read[0] @ A.to(read[0]).T
+    told = labels(read[0] + b[:, None] * step)
+    straight = _straight(labels, read[0], step, c)
+    loss = problem.loss.values
+    f = f.to(torch.float64)
+    by_labels, by_slope = loss(f, told), loss(f, straight)
+    first = _slope(by_labels, a), _slope(by_labels, b)
+    bent = _slope(first[1], b), _slope(_slope(by_slope, c), c)
+    flat = _slope(first[0], a), _slope(first[0], b)
+    found = (first[0], first[1], flat[0], bent[1], bent[0] - bent[1], flat[1])
+    return tuple(term.detach().cpu() for term in found)
+
+
+def _straight(labels: Labels, phi: Tensor, step: Tensor, c: Tensor) -> Tensor:
+    """y + c y_x step: the labels without their bending."""
+    y: Tensor
+    slope: Tensor
+    y, slope = torch.func.jvp(labels, (phi,), (step,))  # type: ignore[misc]
+    return y.detach() + c.reshape(-1, *[1] * (y.ndim - 1)) * slope.detach()
+
+
+def _slope(values: Tensor, at: Tensor) -> Tensor:
+    """d values_i / d at_i, (n,); zeros where nothing depends on it."""
+    if not values.requires_grad:
+        return torch.zeros_like(at)
+    (g,) = torch.autograd.grad(values.sum(), at, create_graph=True, allow_unused=True)
+    return torch.zeros_like(at) if g is None else g

@@ -1,0 +1,108 @@
+"""Random rotations, the laws of their radius, and the rotation that a matrix is nearest to."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+from flatlens.errors import BadInput
+
+UNDERFLOW = 1e-250
+
+
+def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
+    """W A, A drawn from the orthogonal m x m matrices by Haar's measure; W of shape (..., m), float64.
+
+    With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r orthonormal rows of uniform law: A itself is never drawn.
+    """
+    m = W.shape[1]
+    R: Tensor = torch.linalg.qr(W.mT, mode="r").R
+    return R.mT @ orthonormal_rows(R.shape[0], m, generator).to(W)
+
+
+def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
+    """r <= m orthonormal rows of uniform law, (r, m) float64: of r = m, a Haar-distributed rotation.
+
+    The QR factor of a Gaussian matrix, its signs made those for which the factorisation is unique (without that its law
+    is not uniform).
+
+    >>> rows = orthonormal_rows(2, 3, torch.Generator().manual_seed(0))
+    >>> bool(torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64)))
+    True
+    """
+    Q, R = torch.linalg.qr(torch.randn(m, r, dtype=torch.float64, generator=generator))
+    rows: Tensor = (Q * R.diagonal().sign()).mT
+    return rows
+
+
+def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """Points of uniform law on the unit sphere, one a row of shape (n, M), float64."""
+    directions = torch.randn(shape, dtype=torch.float64, generator=generator)
+    lengths: Tensor = directions.norm(dim=1, keepdim=True)
+    return directions / lengths
+
+
+def radius(law: str, m: int, sigma: float, generator: torch.Generator) -> float:
+    """r of Proposition 2's A = r O, in units of delta: density proportional to k(r) r^(m-1) on (0, 1].
+
+    `rotations`: always 1. `ball`: k constant, so that A phi is uniform in the ball of radius ||phi||.
+    `truncated_normal`: k the normal density of standard deviation `sigma`, cut off at 1.
+    """
+    u = float(torch.rand((), dtype=torch.float64, generator=generator))
+    if law == "rotations":
+        return 1.0
+    if law == "ball":
+        return math.pow(u, 1 / m)
+    inside = float(stats.chi2.cdf(1 / sigma**2, m))
+    if inside > UNDERFLOW:
+        return min(1.0, sigma * math.sqrt(stats.chi2.ppf(u * inside, m)))
+    r, k = _rim(m, sigma)
+    return float(r[torch.searchsorted(k.cumsum(0) / k.sum(), u).clamp(max=len(r) - 1)])
+
+
+def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:
+    """(r, weights) at 4000 midpoints of u = r^m, of which the ball's law is uniform.
+
+    Where the normal is far wider than the ball, all mass is at the rim and its density changes little there.
+    """
+    r = ((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000) ** (1 / m)
+    return r, torch.exp(-0.5 * (r.square() - 1) / sigma**2)
+
+
+def mean_square_radius(law: str, m: int, sigma: float) -> float:
+    """E[r^2]: the factor that the law puts before delta^2 kappa / (2 m).
+
+    >>> round(mean_square_radius("ball", 4, 1.0), 6)  # m / (m + 2)
+    0.666667
+    """
+    if law == "rotations":
+        return 1.0
+    if law == "ball":
+        return m / (m + 2)
+    inside = float(stats.chi2.cdf(1 / sigma**2, m))
+    if inside > UNDERFLOW:
+        return float(sigma**2 * m * stats.chi2.cdf(1 / sigma**2, m + 2) / inside)
+    r, k = _rim(m, sigma)
+    return float((k * r.square()).sum() / k.sum())
+
+
+def polar(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """The nearest partial isometry to left @ right, (m, d) @ (d, m): A = U V^T, given as (U, V^T).
+
+    Among all ||A|| <= 1 it has the largest inner product with the matrix.
+    """
+    Q1, R1 = torch.linalg.qr(left)
+    Q2, R2 = torch.linalg.qr(right.mT)
+    U, _, Vh = torch.linalg.svd(R1 @ R2.mT)
+    return Q1 @ U, Vh @ Q2.mT
+
+
+def require_law(law: str, sigma: float) -> None:
+    """Refuse what `radius` does not know."""
+    if not (isinstance(sigma, int | float) and sigma > 0):
+        raise BadInput(f"option sigma={sigma!r}: a positive number is needed")
+    if law not in ("rotations", "ball", "truncated_normal"):
+        raise BadInput(f"law {law!r}: 'rotations', 'ball' or 'truncated_normal' is needed")

@@ -1,0 +1,81 @@
+"""The steepest secant of a given length from every sample, by gradient ascent."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.estimate import Progress
+from flatlens.perturbation.inputs import ROUNDINGS, Inputs, inputs_of, require_seen
+from flatlens.problem import Problem
+
+
+def steepest_secants(
+    problem: Problem,
+    model: nn.Module,
+    radius: float,
+    *,
+    restarts: int,
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> tuple[Tensor, int]:
+    """(max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||, (n,) float64; how many of them are rounding).
+
+    compression Eq. (47). A lower bound of each maximum: the largest met by `restarts` ascents of `steps` gradients. NaN
+    where x_i = 0. Differences are taken in float64, of outputs in the model's dtype. Raises `Refused`.
+
+    >>> net = nn.Linear(2, 1, dtype=torch.float64)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.copy_(torch.tensor([[3.0, 4.0]]))
+    >>> problem = Problem(net, "mse", (torch.ones(1, 2), torch.zeros(1, 1)))
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> slopes, _ = steepest_secants(problem, net, 1e-3, restarts=1, steps=5, generator=generator)
+    >>> round(float(slopes), 9)
+    5.0
+    """
+    require_seen(f"radius={radius!r}", radius, problem.dtype)
+    parts = []
+    with problem.measuring(model):
+        for inputs in inputs_of(problem, model, lambda _: restarts):
+            parts.append(_steepest(inputs, radius, restarts, steps, generator))
+            if progress is not None:
+                progress("secants", sum(len(slopes) for slopes, _ in parts), problem.n)
+    return torch.cat([slopes for slopes, _ in parts]), sum(coarse for _, coarse in parts)
+
+
+def _steepest(
+    inputs: Inputs, radius: float, restarts: int, steps: int, generator: torch.Generator
+) -> tuple[Tensor, int]:
+    """(the steepest slope met from each sample, how many are differences of a few roundings)."""
+    base = inputs.x.repeat_interleave(restarts, 0)
+    length = radius * base.norm(dim=1, keepdim=True)
+    with torch.no_grad():
+        f = inputs.outputs(base).to(torch.float64)
+    d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)
+    steepest, coarse = torch.zeros_like(f[:, 0]), torch.zeros_like(f[:, 0], dtype=torch.bool)
+    for step in range(steps + 1):
+        leaf = (base + length * d).requires_grad_()
+        rise = inputs.outputs(leaf).to(torch.float64) - f
+        size = rise.detach().norm(dim=1)
+        moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # what rounding left of it
+        slope = size / moved
+        better = ~(slope <= steepest)  # NaN comes through
+        steepest = torch.where(better, slope, steepest)
+        coarse = torch.where(
+            better, (size > 0) & (size < ROUNDINGS * torch.finfo(base.dtype).eps * f.norm(dim=1)), coarse
+        )
+        if step == steps or not rise.requires_grad:
+            break
+        (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
+        norm = g.norm(dim=1, keepdim=True)
+        d = torch.where(norm > 0, g / norm, d)  # the whole step: of a linear map, power iteration
+    best = steepest.reshape(-1, restarts).max(1)
+    return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
+
+
+def _starts(n: int, restarts: int, width: int, generator: torch.Generator) -> Tensor:
+    """Unit vectors in pairs of opposites, (n restarts, width)."""
+    drawn = torch.randn(n, (restarts + 1) // 2, width, generator=generator, dtype=torch.float64)
+    drawn = drawn / drawn.norm(dim=2, keepdim=True)
+    return torch.stack([drawn, -drawn], 2).flatten(1, 2)[:, :restarts].flatten(0, 1)

@@ -1,0 +1,175 @@
+"""How much the input-output Jacobian varies in a ball around every sample: what a search finds."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.estimate import Progress
+from flatlens.perturbation.inputs import ROUNDINGS, Inputs, inputs_of, require_seen
+from flatlens.problem import Problem
+
+POOL = 128  #: points drawn in a ball, of which all pairs are looked at
+FEW, COVERING = 3, 512  #: in so few dimensions so many points come near every kink
+INSIDE = 1 - 1e-6  #: a kink that touches the ball's rim is no part of it
+SHORTEST = 1e-3  #: step, in units of the ball's radius, after which a search strides out again
+
+
+def found_variation(
+    problem: Problem,
+    model: nn.Module,
+    delta: float,
+    *,
+    restarts: int,
+    steps: int,
+    generator: torch.Generator,
+    progress: Progress | None = None,
+) -> Tensor:
+    """sup ||Jf(u) - Jf(v)||_2 over u, v in the ball of radius `delta` around each sample, from below: (n,) float64.
+
+    sharpening Eq. (5), of the Jacobian, in output / input; `delta` is in the input's units. Of random points those
+    farthest apart make `restarts` disjoint pairs, and each pair is moved uphill `steps` times. 0 where the difference
+    is within rounding. Raises `Refused`.
+    """
+    parts: list[Tensor] = []
+    with problem.measuring(model):
+        for inputs in inputs_of(problem, model, lambda width: pool_size(width, restarts), lambda k: k):
+            norm = float(inputs.x.norm(dim=1).max())
+            if norm > 0:
+                require_seen(f"delta={delta!r}", delta / norm, problem.dtype)
+            parts.append(_Pairs(inputs, delta * INSIDE, restarts, generator).climb(steps).cpu())
+            if progress is not None:
+                progress("local variation", sum(map(len, parts)), problem.n)
+    return torch.cat(parts)
+
+
+@final
+class _Pairs:
+    """Pairs of points in each sample's ball, in units of its radius, moved so that their Jacobians differ more."""
+
+    def __init__(self, inputs: Inputs, delta: float, restarts: int, generator: torch.Generator) -> None:
+        self.inputs, self.delta, self.restarts, self.generator = inputs, delta, restarts, generator
+        pool = in_ball(len(inputs.x), inputs.x.shape[1], restarts, generator).to(inputs.x.device)
+        J = inputs.jacobians(self._at(pool)).reshape(*pool.shape[:2], -1, pool.shape[2])
+        self.scale = J.flatten(2).norm(dim=2).max(1, keepdim=True).values
+        self.rounding = ROUNDINGS * torch.finfo(inputs.x.dtype).eps * self.scale
+        ends = farthest_pairs(J.flatten(2), restarts, self.rounding)
+        rows = torch.arange(len(pool), device=pool.device)[:, None]
+        self.w = [pool[rows, end] for end in ends]  # (n, restarts, M) each
+        self.J = [J[rows, end] for end in ends]
+        self.top = singular(self.J[0] - self.J[1])
+        self.length = [torch.ones_like(self.top[0]) for _ in ends]
+        self.stuck = [torch.zeros_like(self.top[0], dtype=torch.bool) for _ in ends]
+
+    def climb(self, steps: int) -> Tensor:
+        """The largest norm met, (n,)."""
+        for _ in range(steps):
+            for end in (0, 1):
+                self._move(end)
+        found = self.top[0].max(1, keepdim=True).values
+        return torch.where(found > self.rounding, found, 0.0)[:, 0]
+
+    def _move(self, end: int) -> None:
+        """Move one end of each pair, where that makes the norm larger; step lengths grow and shrink with success.
+
+        Uphill; but where no slope is seen, or the last step uphill failed, at random, over a random distance.
+        """
+        sign, other = 1 - 2 * end, self.J[1 - end]
+        norm, uphill = unit(sign * self._slope(end))
+        informed = (norm > self.rounding) & ~self.stuck[end]
+        step = torch.where(informed[..., None], self.length[end][..., None] * uphill, self._anywhere())
+        w = self.w[end] + step
+        w = w / w.norm(dim=2, keepdim=True).clamp(min=1)
+        J = self.inputs.jacobians(self._at(w)).reshape(other.shape)
+        top = singular(sign * (J - other))
+        better = top[0] > self.top[0] + self.rounding
+        self.w[end], self.J[end] = chosen(better, w, self.w[end]), chosen(better, J, self.J[end])
+        self.top = tuple(chosen(better, new, old) for new, old in zip(top, self.top, strict=True))
+        length = self.length[end] * torch.where(informed, torch.where(better, 1.5, 0.5), 1.0)
+        self.length[end] = torch.where(length < SHORTEST, 1.0, length.clamp(max=1))
+        self.stuck[end] = informed & ~better
+
+    def _slope(self, end: int) -> Tensor:
+        """Where s^T J t grows at one end, s and t the top singular vectors: (n, restarts, M), up to a positive factor.
+
+        The derivative of s^T J t is that of J^T s along t. As a difference over part of the step about to be taken, it
+        sees the kinks of piecewise linear networks, too, whose second derivative is 0 between them.
+        """
+        _, s, t = self.top
+        apart = self.length[end][..., None] * t / 4
+        points = torch.cat([self.w[end] + apart, self.w[end] - apart], 1)
+        ahead, behind = self.inputs.pulled_back(self._at(points), s.repeat(1, 2, 1).flatten(0, 1)).reshape(
+            len(s), 2, *t.shape[1:]).unbind(1)  # fmt: skip
+        return ahead - behind
+
+    def _anywhere(self) -> Tensor:
+        """A step in a random direction, of a length between the ball's diameter and a 256th of it."""
+        n, restarts, width = self.w[0].shape
+        directions = torch.randn(n, restarts, width, generator=self.generator, dtype=torch.float64)
+        lengths = 2 * 4.0 ** (-4 * torch.rand(n, restarts, 1, generator=self.generator, dtype=torch.float64))
+        return (lengths * unit(directions)[1]).to(self.w[0])
+
+    def _at(self, w: Tensor) -> Tensor:
+        """The inputs at (n, k, M) in units of the ball, (n k, M)."""
+        points = self.inputs.x[:, None].to(torch.float64) + self.delta * w
+        return points.flatten(0, 1).to(self.inputs.x.dtype)
+
+
+def pool_size(width: int, restarts: int) -> int:
+    """Points to draw in each ball."""
+    return max(COVERING if width <= FEW else POOL, 4 * restarts)
+
+
+def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Tensor:
+    """Random points of the unit ball in opposite pairs, half of them on its rim, (n, pool, width) float64."""
+    pairs = pool_size(width, restarts) // 2
+    directions = unit(torch.randn(n, pairs, width, generator=generator, dtype=torch.float64))[1]
+    radii = torch.rand(n, pairs, 1, generator=generator, dtype=torch.float64)
+    radii[:, ::2] = 1.0
+    return torch.cat([radii * directions, -radii * directions], 1)
+
+
+def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each set of points (n, k, D) `count` disjoint pairs far apart, the farthest first: two (n, count) of indices.
+
+    Among those equal within `rounding`, (n, 1), the first: so that rounding decides nothing.
+
+    >>> farthest_pairs(torch.tensor([[[0.0], [5.0], [1.0], [3.0]]]), 2, torch.tensor([[1e-6]]))
+    (tensor([[0, 2]]), tensor([[1, 3]]))
+    """
+    centred = points - points.mean(1, keepdim=True)  # so that little cancels in what follows
+    far = torch.cdist(centred, centred, compute_mode="use_mm_for_euclid_dist")
+    rows, pairs = torch.arange(len(far), device=far.device), []
+    for _ in range(count):
+        alike = far.flatten(1) >= far.flatten(1).max(1, keepdim=True).values - rounding
+        flat = alike.to(torch.uint8).argmax(1)
+        pairs.append((flat // far.shape[1], flat % far.shape[1]))
+        for end in pairs[-1]:
+            far[rows, end], far[rows, :, end] = -1.0, -1.0
+    return torch.stack([a for a, _ in pairs], 1), torch.stack([b for _, b in pairs], 1)
+
+
+def singular(D: Tensor) -> tuple[Tensor, ...]:
+    """(sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma.
+
+    >>> sigma, s, t = singular(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
+    >>> float(sigma), float(s @ torch.tensor([[3.0, 0.0], [0.0, -4.0]]) @ t)
+    (4.0, 4.0)
+    """
+    A = D if D.shape[-2] <= D.shape[-1] else D.mT
+    s = torch.linalg.eigh(A @ A.mT).eigenvectors[..., -1]
+    sigma, t = unit((s[..., None, :] @ A)[..., 0, :])
+    return (sigma, s, t) if A is D else (sigma, t, s)
+
+
+def unit(v: Tensor) -> tuple[Tensor, Tensor]:
+    """(norms, vectors (..., M) of norm 1); 0 stays 0."""
+    norm = v.norm(dim=-1)
+    return norm, v / torch.where(norm > 0, norm, 1.0)[..., None]
+
+
+def chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    """The new one where it is better, by pair (n, restarts)."""
+    return torch.where(better.reshape(better.shape + (1,) * (new.ndim - 2)), new, old)

@@ -1,0 +1,92 @@
+"""The network at other weights, itself untouched: its risk there, and the risk's slope."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from flatlens.curvature.graphs import bytes_saved
+from flatlens.curvature.space import space_of
+from flatlens.grams.leftover import Runner
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size, take
+from flatlens.problem.outcomes import Outcomes, outcomes
+
+CHUNK = 1024  #: samples at most
+
+
+@final
+class Elsewhere:
+    """The problem's network at other values of some named parameters (all measured ones if None).
+
+    Values travel as one vector theta, (P,). Nothing is ever written to the network.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+    >>> Elsewhere(problem).outcomes(torch.tensor([1.0, 0.0])).risk
+    4.5
+    """
+
+    def __init__(
+        self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
+    ) -> None:
+        self.problem = problem
+        self.model = problem.measured() if model is None else model
+        self.space = space_of(problem, self.model, parameters)
+        self.here = self.space.point()  #: the network's own values
+        self._runner = Runner(problem, self.model)
+        self._most: int | None = None
+
+    def run(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Any]:
+        """(outputs, targets) of a placed batch at theta; differentiable in theta."""
+        values = {f"model.{name}": value for name, value in self.space.named(theta).items()}
+        found: tuple[Tensor, Any] = functional_call(self._runner, values, (batch,))
+        return found
+
+    def outcomes(self, theta: Tensor) -> Outcomes:
+        """Losses and hits of every sample of the data at theta."""
+        problem = self.problem
+        with problem.measuring(self.model):
+            return outcomes(problem, problem.batches(CHUNK), lambda batch: self.run(theta, batch))
+
+    def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:
+        """(sum of losses / mass, its derivative (P,)) over some batches, a chunk's graph at a time."""
+        risk, slope = 0.0, torch.zeros_like(theta)
+        with self.problem.measuring(self.model):
+            for raw in batches:
+                at = theta.detach().clone().requires_grad_()
+                f, y = self.run(at, self.problem.place(raw))
+                part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+                slope += torch.autograd.grad(part, at)[0]
+                risk += float(part.detach())
+        return risk, slope
+
+    def mass(self, group: Batch | None) -> float:
+        """What a group of samples, or all the data, counts in the risk."""
+        if group is None:
+            return self.problem.mass
+        with self.problem.measuring(self.model), torch.no_grad():
+            found = (self.problem.run(self.model, self.problem.place(raw)) for raw in self.chunks(group))
+            return sum(float(self.problem.loss.mass(f, y).sum()) for f, y in found)
+
+    def chunks(self, group: Batch | None = None) -> Iterator[Batch]:
+        """A group of samples, or all the data, in pieces whose graph fits in the problem's memory."""
+        if group is None:
+            yield from self.problem.batches(self._fitting())
+        else:
+            for start in range(0, size(group), self._fitting()):
+                yield take(group, start, min(start + self._fitting(), size(group)))
+
+    def _fitting(self) -> int:
+        """How many samples' graphs fit in half the problem's memory."""
+        if self._most is None:
+            probe = self.problem.place(self.problem.probes[0])
+            at = self.here.clone().requires_grad_()
+            with self.problem.measuring(self.model):
+                each = bytes_saved(self.model, size(probe), lambda: self.run(at, probe))
+            self._most = max(1, min(CHUNK, self.problem.memory // 2 // each))
+        return self._most

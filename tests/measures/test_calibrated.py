@@ -1,0 +1,86 @@
+"""Error bars of all that is drawn at random: mean +- 1.96 stderr holds the truth as often as it says."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+from networks import network
+
+import flatlens as fl
+
+RUNS = {4: 200, 8: 100, 16: 60}  #: sets of so many draws
+
+DRAWN = {
+    "average_sharpness": ("average_sharpness(rho=0.3, pairs={m})", "mlp-tanh"),
+    "average_sharpness, ReLU": ("average_sharpness(rho=0.3, adaptive=False, pairs={m})", "mlp-relu"),
+    "rotations": ("feature_robustness(delta=0.5, draws={m})", "mlp-gelu"),
+    "ball": ("feature_robustness(delta=0.5, over='ball', draws={m})", "mlp-gelu"),
+    "noise": ("feature_robustness(delta=0.5, over='noise', draws={m})", "mlp-gelu"),
+    "labels": ("locally_constant_labels(delta=0.5, draws={m})", "mlp-tanh"),
+}
+SLOWLY = {"pac_bayes_flatness": ("pac_bayes_flatness(of='loss', adaptive=True, draws={m})", "mlp-tanh")}
+
+
+def least(runs: int) -> float:
+    """3.2 standard deviations below 95%."""
+    return 0.95 - 3.2 * (0.95 * 0.05 / runs) ** 0.5
+
+
+@cache
+def lens_on(name: str) -> fl.Lens:
+    net, x, y = network(name, n=24)
+    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+
+
+def one(who: str, draws: int, seed: int) -> fl.Estimate:
+    spelling, name = {**DRAWN, **SLOWLY}[who]
+    measure = fl.measures.named(spelling.format(m=draws))[0]
+    return fl.measure(lens_on(name), measure, generator=torch.Generator().manual_seed(seed))[measure.key]
+
+
+@cache
+def truth(who: str) -> fl.Estimate:
+    return one(who, 1500, 10**6)
+
+
+def share_inside(who: str, m: int, runs: int) -> float:
+    there, found = truth(who), [one(who, m, seed) for seed in range(runs)]
+    return sum(abs(e.value - there.value) <= 1.96 * (e.stderr**2 + there.stderr**2) ** 0.5 for e in found) / runs
+
+
+@pytest.mark.parametrize("who", DRAWN)
+@pytest.mark.parametrize("m", [4, 16])
+def test_intervals_hold_the_truth(who: str, m: int) -> None:
+    inside = share_inside(who, m, RUNS[m])
+    assert inside >= least(RUNS[m])
+    assert m == 16 or inside < 1  # nor are they far too wide
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", [*DRAWN, *SLOWLY])
+@pytest.mark.parametrize("m", [4, 8, 32])
+def test_intervals_hold_the_truth_over_many_sets(who: str, m: int) -> None:
+    inside = share_inside(who, m, 400)
+    print(f"{who}, {m} draws: {inside:.3f}")
+    assert least(400) - 0.01 <= inside <= 0.99
+
+
+KEYS = ["ggn_trace", "interpolation_sharpness", "matrix_normalized_sharpness", "normalized_sharpness"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("probes", [4, 8])
+def test_intervals_of_sketches_hold_the_exact_value(key: str, probes: int) -> None:
+    net, x, y = network("mlp-tanh", n=10)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    exact, runs = fl.measure(fl.Lens(problem), key)[key].value, RUNS[probes]
+    inside = 0
+    for seed in range(runs):
+        lens = fl.Lens(problem)
+        lens.probes = probes
+        found = fl.measure(lens, key, generator=torch.Generator().manual_seed(seed))[key]
+        inside += abs(found.value - exact) <= 1.96 * found.stderr
+    assert least(runs) <= inside / runs
+    assert inside < runs

@@ -1,0 +1,149 @@
+"""Moved features against relative flatness, and what is said of the sample, where the answers are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import network
+from torch import nn
+
+import flatlens as fl
+from flatlens.perturbation.features import RotatedFeatures
+
+
+def measured(problem: fl.Problem, key: str, part: str = "", seed: int = 0) -> fl.Estimate:
+    one = fl.measures.named(key)[0]
+    found = fl.measure(fl.Lens(problem), one, generator=torch.Generator().manual_seed(seed))
+    return found[f"{one.key}.{part}" if part else one.key]
+
+
+def quadratic() -> fl.Problem:
+    torch.manual_seed(0)
+    net = nn.Linear(5, 2, bias=False).double()
+    return fl.Problem(net, "half_squared_error", (torch.randn(30, 5).double(), torch.randn(30, 2).double()))
+
+
+@pytest.mark.parametrize(("over", "share"), [("rotations", 1.0), ("noise", 1.0), ("ball", 5 / 7)])
+def test_the_mean_change_of_a_quadratic_is_its_leading_term(over: str, share: float) -> None:
+    """delta^2 E[r^2] kappa / (2 m), Theorem 5: with nothing beyond, at any delta."""
+    problem = quadratic()
+    truth = share * 0.5**2 / (2 * 5) * measured(problem, "relative_flatness").value
+    found = measured(problem, f"feature_robustness(delta=0.5, over='{over}', draws=300)")
+    assert found.value == pytest.approx(truth, abs=4 * found.stderr)
+    assert found.stderr < 0.1 * truth
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"), [("mlp-tanh", "4"), ("mlp-gelu", "2"), ("mlp-tanh", "0"), ("attention", "head")]
+)
+def test_beyond_the_leading_term_there_is_the_fourth_order(name: str, layer: str) -> None:
+    """A and -A together leave no odd order: c(delta) / delta^2 moves as delta^2, with the same draws throughout."""
+    net, x, y = network(name, n=6)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    features = RotatedFeatures(problem, net, fl.Lens(problem).layout.weights[layer])
+
+    def mean(delta: float) -> float:
+        generator = torch.Generator().manual_seed(0)
+        moves = [features.draw(delta, "rotations", 1.0, generator) for _ in range(5)]
+        return sum(features.change(WA) + features.change(-WA) for WA in moves) / delta**2
+
+    one, half, quarter = mean(0.08), mean(0.04), mean(0.02)
+    assert (one - half) / (half - quarter) == pytest.approx(4, rel=0.15)
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "mlp-gelu", "cnn-1d", "residual"])
+def test_every_layers_mean_is_its_relative_flatness(name: str) -> None:
+    net, x, y = network(name, n=6)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    lens = fl.Lens(problem)
+    key = "feature_robustness(delta=0.001, draws=400, layers=True)"
+    found = fl.measure(lens, ["relative_flatness", key])
+    for layer, weight in lens.layout.weights.items():
+        mean = found[key, layer]
+        truth = 0.001**2 * found["relative_flatness", layer].value / (2 * weight.matrix.W.shape[2])
+        assert mean.value == pytest.approx(truth, abs=4 * mean.stderr)
+
+
+def test_noise_for_each_sample_has_the_mean_of_rotations_and_a_smaller_error() -> None:
+    net, x, y = network("mlp-tanh", n=40)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    a, b = (
+        measured(problem, f"feature_robustness(delta=0.2, over='{over}', draws=100)") for over in ("rotations", "noise")
+    )
+    assert a.value == pytest.approx(b.value, abs=4 * (a.stderr**2 + b.stderr**2) ** 0.5)
+    assert b.stderr < 0.7 * a.stderr
+    assert b.samples is not None
+    assert float(b.samples.mean()) == pytest.approx(b.value)
+
+
+def test_the_worst_matrix_is_no_better_than_any_drawn() -> None:
+    net, x, y = network("mlp-tanh", n=10)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    worst = measured(problem, "feature_robustness(delta=0.2, over='worst')")
+    features = RotatedFeatures(problem, net, fl.Lens(problem).layout.weights["4"])
+    generator = torch.Generator().manual_seed(0)
+    drawn = [
+        features.change(features.draw(0.2, law, 1.0, generator)) for law in ("rotations", "ball") for _ in range(50)
+    ]
+    assert worst.value > max(drawn)
+    assert worst.kind == "lower bound"
+
+
+def test_layers_that_cannot_be_moved_say_why() -> None:
+    net, x, y = network("bare", n=6)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    found = fl.measure(fl.Lens(problem), "feature_robustness(layers=True)")
+    assert "acts outside" in found["feature_robustness(layers=True)", "tied"].note
+    net, x, y = network("twice-tanh", n=6)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    key = "feature_robustness(over='noise', layers=True)"
+    assert "more than once" in fl.measure(fl.Lens(problem), key)[key, "mid"].note
+
+
+def test_labels_of_far_clusters_hold_still_and_those_of_mixed_ones_do_not() -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(40) % 2
+    apart = torch.randn(40, 3, generator=generator).double() + 30 * torch.nn.functional.one_hot(y, 3)
+    mixed = torch.randn(40, 3, generator=generator).double()
+    net = nn.Linear(3, 2).double()
+    still, moving = (fl.Problem(net, "cross_entropy", (x, y)) for x in (apart, mixed))
+    assert measured(still, "locally_constant_labels").value == 0
+    found = measured(moving, "locally_constant_labels(delta=0.5)")
+    assert found.value > 4 * found.stderr > 0
+    assert measured(moving, "locally_constant_labels(delta=0.5)", "worst").value > found.value
+    assert 0 < measured(moving, "locally_constant_labels(delta=0.5)", "changed").value < 1
+
+
+def test_eq_5_splits_the_gap() -> None:
+    net, x, y = network("mlp-tanh", n=60)
+    problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
+    key = "representativeness(delta=0.3, draws=200)"
+    rep, robust = (measured(problem, key, part) for part in ("split.representativeness", "split.robustness"))
+    gap = measured(problem, "generalisation_gap")
+    within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both
+    assert rep.value + robust.value == pytest.approx(gap.value, abs=4 * within)
+    assert within < 0.02
+    assert "misses the gap by" in rep.note
+
+
+def test_a_sample_of_copies_is_representative_of_itself() -> None:
+    net, x, y = network("mlp-relu", n=30)
+    few = fl.Problem(net, "cross_entropy", (x, y))
+    many = fl.Problem(net, "cross_entropy", (x.repeat(6, 1), y.repeat(6)))
+    assert (
+        measured(many, "representativeness", "shift").value < 0.7 * measured(few, "representativeness", "shift").value
+    )
+
+
+def test_what_cannot_be_split_is_undefined() -> None:
+    net, x, y = network("mlp-relu", n=5)
+    assert "cannot be split" in measured(fl.Problem(net, "cross_entropy", (x, y)), "representativeness").note
+    dead = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        dead[0].weight.zero_()
+    found = measured(fl.Problem(dead, "cross_entropy", (x.repeat(4, 1), y.repeat(4))), "representativeness")
+    assert "the same for every sample" in found.note
+    assert (
+        measured(fl.Problem(nn.Flatten(), "mse", (torch.ones(9, 1), torch.ones(9, 1))), "locally_constant_labels").kind
+        == "undefined"
+    )

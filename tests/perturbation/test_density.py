@@ -1,0 +1,61 @@
+"""Kernel densities against scikit-learn's, and how two of them differ where that is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from sklearn import neighbors
+
+from flatlens.errors import BadInput
+from flatlens.perturbation.density import KernelDensity, mismatch
+
+
+def test_one_width_for_all_is_scikit_learns_density() -> None:
+    points, at = torch.randn(30, 2).double(), torch.randn(9, 2).double()
+    mine = KernelDensity(points, torch.full((1, 2), 0.4, dtype=torch.float64))
+    theirs = neighbors.KernelDensity(bandwidth=0.4).fit(points.numpy())
+    torch.testing.assert_close(mine.log_density(at), torch.from_numpy(theirs.score_samples(at.numpy())))
+    left_out = torch.stack([
+        KernelDensity(torch.cat([points[:i], points[i + 1 :]]), mine.widths).log_density(points[i : i + 1])[0]
+        for i in range(30)
+    ])  # fmt: skip
+    torch.testing.assert_close(mine.log_density(points, leave_out=True), left_out)
+
+
+@pytest.mark.parametrize("bandwidth", ["scott", "relative"])
+def test_it_integrates_to_one(bandwidth: str) -> None:
+    density = KernelDensity.of(1 + torch.randn(20, 2).double(), bandwidth)
+    line = torch.linspace(-12, 14, 521, dtype=torch.float64)
+    grid = torch.cartesian_prod(line, line)
+    assert float(density.log_density(grid).exp().sum()) * float(line[1] - line[0]) ** 2 == pytest.approx(1, abs=2e-3)
+
+
+def test_widths_are_those_of_the_rules() -> None:
+    phi = torch.randn(50, 3).double() * torch.tensor([1.0, 10.0, 0.1])
+    delta = 50 ** (-1 / 7)
+    torch.testing.assert_close(KernelDensity.of(phi, "scott").widths, delta * phi.std(0, keepdim=True))
+    relative = KernelDensity.of(phi, "relative").widths
+    torch.testing.assert_close(relative[:, 1], delta * phi.norm(dim=1) / math.sqrt(3))
+    with pytest.raises(BadInput, match="'scott', 'relative'"):
+        KernelDensity.of(phi, "silverman")
+
+
+def test_halves_of_one_sample_differ_little_and_far_ones_wholly() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 400, 1, generator=generator).double()
+    ones = torch.ones(400, dtype=torch.float64)
+    near, far = mismatch(a, b, ones, ones, "scott"), mismatch(a, b + 100, ones, ones, "scott")
+    assert 0 <= near.shift < 0.25
+    assert abs(near.weighted) < 0.05  # int p - int q
+    assert far.shift == pytest.approx(2)
+    assert mismatch(a, b + 100, 3 * ones, ones, "scott").weighted == pytest.approx(2)  # int p l - int q l
+
+
+def test_the_shift_of_two_normals_is_their_own() -> None:
+    """int |p - q| of N(0, 1) and N(1, 1) is 2 (2 Phi(1/2) - 1) = 0.766."""
+    generator = torch.Generator().manual_seed(1)
+    a, b = torch.randn(2, 3000, 1, generator=generator).double()
+    ones = torch.ones(3000, dtype=torch.float64)
+    assert mismatch(a, b + 1, ones, ones, "scott").shift == pytest.approx(0.766, abs=0.06)

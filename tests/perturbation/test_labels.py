@@ -1,0 +1,108 @@
+"""Labels near the samples, and the terms of Appendix B against derivatives of gamma itself."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import network
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.errors import BadInput
+from flatlens.perturbation import label_change_terms
+from flatlens.perturbation.features import noise
+from flatlens.perturbation.labels import label_changes, seen
+
+
+def smooth(phi: Tensor) -> Tensor:
+    """Class probabilities that change with the features."""
+    return torch.softmax(torch.stack([phi.sum(1), phi[:, 0].sin(), phi[:, 1].square()], 1), 1)
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "mlp-gelu", "twice-tanh"])
+def test_the_terms_are_the_derivatives_of_gamma(name: str) -> None:
+    net, x, _ = network(name, n=6)
+    layer = net.last if name.startswith("twice") else net[4]
+    with torch.no_grad():
+        read: list[Tensor] = []
+        with torch.no_grad():
+            handle = layer.register_forward_pre_hook(lambda m, args: read.append(args[0].detach()))
+            net(x)
+            handle.remove()
+    phi = read[0]
+    A = torch.randn(phi.shape[1], phi.shape[1], generator=torch.Generator().manual_seed(0)).double()
+    y = smooth(phi)
+    terms = label_change_terms(fl.Problem(net, "cross_entropy", (x, y)), smooth, A)
+
+    def gamma(delta: Tensor) -> Tensor:
+        there = phi + delta * (phi @ A.T)
+        logs = torch.log_softmax(layer(there), 1)
+        return -(smooth(there) * logs).sum(1)
+
+    zero = torch.zeros((), dtype=torch.float64)
+    first = torch.func.jacfwd(gamma)(zero)
+    second = torch.func.jacfwd(torch.func.jacfwd(gamma))(zero)
+    torch.testing.assert_close(terms.weights + terms.labels, first)
+    torch.testing.assert_close(terms.flatness + terms.labels_squared + terms.labels_bending + 2 * terms.mixed, second)
+    # cross-entropy is linear in the labels: no l_yy; the others are there
+    torch.testing.assert_close(terms.labels_squared, torch.zeros(6, dtype=torch.float64))
+    assert all(float(t.abs().max()) > 1e-4 for t in (terms.labels, terms.flatness, terms.labels_bending, terms.mixed))
+
+
+def test_a_loss_that_curves_in_the_labels_has_their_square() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 2)).double()
+    x, A = torch.randn(5, 3).double(), torch.randn(3, 3).double()
+
+    def labels(phi: Tensor) -> Tensor:
+        return torch.stack([phi[:, 0] + phi[:, 2], 2 * phi[:, 1]], 1)
+
+    terms = label_change_terms(fl.Problem(net, "half_squared_error", (x, labels(x))), labels, A)
+    slope = labels(x @ A.T)
+    torch.testing.assert_close(terms.labels_squared, slope.square().sum(1))
+    torch.testing.assert_close(terms.labels_bending, torch.zeros(5, dtype=torch.float64))
+    torch.testing.assert_close(terms.mixed, -(slope * (x @ A.T @ net[0].weight.T)).sum(1).detach())
+
+
+def test_a_constant_label_function_changes_nothing() -> None:
+    net, x, y = network("mlp-relu", n=8)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    layout = fl.Lens(problem).layout
+    move = noise(0.5, 1.0, torch.Generator().manual_seed(0))
+    changes, changed = label_changes(problem, net, layout, layout.weights["4"], lambda phi: y, move)
+    assert not changes.any()
+    assert not changed.any()
+
+
+def test_definition_9_sample_by_sample() -> None:
+    net, x, y = network("mlp-tanh", n=8)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    layout = fl.Lens(problem).layout
+    weight = layout.weights["4"]
+    points = seen(problem, net, layout, weight)
+    torch.testing.assert_close(points.phi, net[:4](x).detach())
+
+    def labels(phi: Tensor) -> Tensor:
+        return (phi[:, 0] > 0).long() + (phi[:, 1] > 0).long()
+
+    changes, changed = label_changes(problem, net, layout, weight, labels, lambda phi: -phi)
+    there = -net[:4](x)
+    f, told = net[4](there), labels(there)
+    truth = nn.functional.cross_entropy(f, told, reduction="none") - nn.functional.cross_entropy(f, y, reduction="none")
+    torch.testing.assert_close(changes, truth.abs().detach())
+    torch.testing.assert_close(changed, (told != y).double())
+
+
+def test_the_nearest_sample_tells_the_label() -> None:
+    net, x, y = network("mlp-tanh", n=8)
+    problem = fl.Problem(net, "cross_entropy", (x, y), test=(x + 0.5, y.flip(0)))
+    layout = fl.Lens(problem).layout
+    both = seen(problem, net, layout, layout.weights["4"], held_out=True)
+    assert both.phi.shape == (16, 5)
+    assert torch.equal(both.nearest(both.phi), torch.cat([y, y.flip(0)]))
+
+
+def test_a_matrix_of_the_wrong_shape_is_refused() -> None:
+    net, x, _ = network("mlp-tanh", n=4)
+    with pytest.raises(BadInput, match=r"shape \(5, 5\) is needed, got \(2, 2\)"):
+        label_change_terms(fl.Problem(net, "cross_entropy", (x, smooth(x))), smooth, torch.eye(2))

@@ -1,0 +1,133 @@
+"""The steepest secants, against the slope they tend to."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.errors import BadInput
+from flatlens.measures.variation import mls_by_search
+
+WEIGHT = torch.tensor([[3.0, 0.0, 1.0], [0.0, 1.0, 2.0]], dtype=torch.float64)
+
+
+def tanh_problem(dtype: torch.dtype = torch.float64) -> fl.Problem:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 10), nn.Tanh(), nn.Linear(10, 3)).to(torch.float64)
+    x = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    return fl.Problem(net.to(dtype), "mse", (x, torch.zeros(8, 3)))
+
+
+def linear_problem(x: torch.Tensor) -> fl.Problem:
+    net = nn.Linear(3, 2, dtype=torch.float64)
+    with torch.no_grad():
+        net.weight.copy_(WEIGHT)
+    return fl.Problem(net, "mse", (x, torch.zeros(len(x), 2)))
+
+
+@pytest.mark.parametrize("radius", [1e-2, 1.0, 100.0])
+def test_of_a_linear_network_it_is_the_slope(radius: float) -> None:
+    report = fl.measure(
+        fl.Lens(linear_problem(torch.ones(5, 3, dtype=torch.float64))), ["mls", mls_by_search(radius=radius, steps=60)]
+    )
+    found = report[mls_by_search(radius=radius, steps=60).key]
+    assert found.value == pytest.approx(float(torch.linalg.matrix_norm(WEIGHT, 2)), rel=1e-10)
+    assert found.value == pytest.approx(report["mls"].value, rel=1e-10)
+    assert found.kind == "lower bound"
+
+
+def test_it_tends_to_the_slope() -> None:
+    """The error falls with the radius: a secant differs from a slope by the curvature."""
+    lens = fl.Lens(tanh_problem())
+    exact = fl.measure(lens, ["mls"])["mls"]
+    errors = []
+    for radius in (1e-2, 1e-3, 1e-4):
+        one = mls_by_search(radius=radius, steps=200)
+        found = fl.measure(lens, [one])[one.key]
+        assert found.samples is not None
+        assert exact.samples is not None
+        errors.append(float((found.samples / exact.samples - 1).abs().max()))
+    assert errors[0] > 5 * errors[1] > 25 * errors[2]
+    assert errors[2] < 1e-4
+
+
+def test_the_secant_may_be_steeper_than_the_slope() -> None:
+    """f = tanh(x) at x = 2: the steepest secant of length 2 leads to 0."""
+    net = nn.Sequential(nn.Linear(1, 1, dtype=torch.float64), nn.Tanh())
+    with torch.no_grad():
+        net[0].weight.fill_(1.0)
+        net[0].bias.zero_()
+    problem = fl.Problem(net, "mse", (torch.tensor([[2.0]]), torch.zeros(1, 1)))
+    report = fl.measure(fl.Lens(problem), ["mls", mls_by_search(radius=1.0)])
+    assert report["mls_by_search(radius=1.0)"].value == pytest.approx(math.tanh(2) / 2, rel=1e-12)
+    assert report["mls_by_search(radius=1.0)"].value > 5 * report["mls"].value
+
+
+def test_the_radius_is_relative() -> None:
+    """Of inputs ten times as large, the same secants at a tenth of the weights."""
+    small, large = (torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double() * scale for scale in (1, 10))
+    nets = [nn.Sequential(nn.Linear(3, 5, bias=False), nn.Tanh(), nn.Linear(5, 2)).double() for _ in range(2)]
+    nets[1].load_state_dict(nets[0].state_dict())
+    with torch.no_grad():
+        nets[1][0].weight.div_(10)
+    values = [
+        fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(4, 2)))), [mls_by_search(radius=0.5)])[
+            "mls_by_search(radius=0.5)"
+        ].value
+        for net, x in zip(nets, (small, large), strict=True)
+    ]
+    assert values[0] == pytest.approx(10 * values[1], rel=1e-9)
+
+
+def test_same_digits_and_progress() -> None:
+    seen = []
+    lens = fl.Lens(tanh_problem())
+    reports = [fl.measure(lens, [mls_by_search], progress=lambda *step: seen.append(step)) for _ in range(2)]
+    first, second = (report["mls_by_search"] for report in reports)
+    assert first.value == second.value
+    assert first.samples is not None
+    assert first.value == float(first.samples.mean())
+    assert seen == [("secants", 8, 8)] * 2
+
+
+def test_an_input_of_zero_is_left_out() -> None:
+    x = torch.ones(4, 3, dtype=torch.float64)
+    x[1] = 0
+    found = fl.measure(fl.Lens(linear_problem(x)), [mls_by_search(steps=60)])["mls_by_search(steps=60)"]
+    assert found.value == pytest.approx(float(torch.linalg.matrix_norm(WEIGHT, 2)), rel=1e-9)
+    assert "1 of 4 samples 0" in found.note
+    assert found.samples is not None
+    assert bool(found.samples[1].isnan())
+    nothing = fl.measure(fl.Lens(linear_problem(torch.zeros(4, 3))), [mls_by_search])["mls_by_search"]
+    assert nothing.kind == "undefined"
+
+
+def test_rounding_is_told() -> None:
+    """In float32 outputs far from 0 drown their differences; a radius that drowns in the inputs is refused."""
+    problem = tanh_problem(torch.float32)
+    with torch.no_grad():
+        problem.model.get_submodule("2").bias.fill_(1e4)
+    assert (
+        "few roundings"
+        in fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-4)])["mls_by_search(radius=0.0001)"].note
+    )
+    assert "roundings" not in fl.measure(fl.Lens(tanh_problem()), [mls_by_search])["mls_by_search"].note
+    with pytest.raises(BadInput, match="rounding in float32"):
+        fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-9)])
+
+
+@pytest.mark.parametrize("options", [{"radius": 0.0}, {"radius": -1.0}, {"steps": 0}, {"restarts": 0}])
+def test_bad_options(options: dict[str, float]) -> None:
+    (name,) = options
+    with pytest.raises(BadInput, match=f"option {name}="):
+        fl.measure(fl.Lens(tanh_problem()), [mls_by_search(**options)])
+
+
+def test_tokens_have_no_secants() -> None:
+    net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
+    problem = fl.Problem(net, "mse", (torch.randint(0, 5, (4, 2)), torch.zeros(4, 2)))
+    assert fl.measure(fl.Lens(problem), [mls_by_search])["mls_by_search"].kind == "undefined"

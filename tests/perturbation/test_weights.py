@@ -1,0 +1,58 @@
+"""The network at other weights: what comes out, and that nothing is written to it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from networks import NETWORKS, network
+from torch import nn
+
+import flatlens as fl
+from flatlens.perturbation import Elsewhere
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_and_slopes_elsewhere_are_those_of_a_network_with_these_weights(name: str) -> None:
+    net, x, y = network(name, n=9)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    elsewhere = Elsewhere(problem)
+    versions = [p._version for p in net.parameters()]
+    theta = (
+        elsewhere.here + 0.1 * torch.randn(elsewhere.space.size, generator=torch.Generator().manual_seed(1)).double()
+    )
+    found = elsewhere.outcomes(theta)
+    risk, slope = elsewhere.slope(theta, elsewhere.chunks(), problem.mass)
+    assert [p._version for p in net.parameters()] == versions
+
+    with torch.no_grad():
+        for name_of, value in elsewhere.space.named(theta).items():
+            net.get_parameter(name_of).copy_(value)
+    truth = nn.functional.cross_entropy(net(x), y, reduction="none")
+    torch.testing.assert_close(found.losses, truth.detach(), rtol=1e-10, atol=1e-12)
+    assert risk == pytest.approx(float(truth.mean()), rel=1e-10)
+    gradient = torch.autograd.grad(truth.mean(), list(net.parameters()), allow_unused=True)
+    torch.testing.assert_close(
+        slope, elsewhere.space.flat(dict(zip(elsewhere.space.parameters, gradient, strict=True)))
+    )
+
+
+def test_groups_are_cut_and_weighed_as_the_risk_does() -> None:
+    net, x, y = network("mlp-tanh", n=12)
+    y[3] = -100
+    problem = fl.Problem(net, nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), (x, y))
+    elsewhere = Elsewhere(problem)
+    groups = list(problem.data.in_batches_of(5))
+    masses = [elsewhere.mass(group) for group in groups]
+    assert sum(masses) == pytest.approx(problem.mass) == elsewhere.mass(None)
+    parts = [elsewhere.slope(elsewhere.here, elsewhere.chunks(g), m)[0] for g, m in zip(groups, masses, strict=True)]
+    whole = sum(p * m for p, m in zip(parts, masses, strict=True)) / problem.mass
+    assert whole == pytest.approx(elsewhere.outcomes(elsewhere.here).risk)
+
+
+def test_memory_bounds_the_chunks() -> None:
+    net, x, y = network("mlp-tanh", n=64)
+    small = Elsewhere(fl.Problem(net, "cross_entropy", (x, y), memory=20_000))
+    large = Elsewhere(fl.Problem(net, "cross_entropy", (x, y)))
+    assert len(list(small.chunks())) > len(list(large.chunks())) == 1
+    for one in (small, large):
+        assert one.slope(one.here, one.chunks(), 64.0)[0] == pytest.approx(one.outcomes(one.here).risk)
