@@ -6,10 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatlens import bounds as bounds
     from flatlens import curvature as curvature
     from flatlens import distributions as distributions
     from flatlens import measures as measures
     from flatlens import perturbation as perturbation
+    from flatlens.bounds import BoundsReport as BoundsReport
+    from flatlens.bounds import check_bounds as check_bounds
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
     from flatlens.estimate import Estimate as Estimate
@@ -23,6 +26,7 @@ __version__ = "0.1.0"
 
 # Imported on first use (PEP 562), so that `flatlens --help` never waits for torch.
 _HOME = {
+    "BoundsReport": "flatlens.bounds",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
     "Lens": "flatlens.measures",
@@ -30,13 +34,14 @@ _HOME = {
     "Report": "flatlens.estimate",
     "StaleLens": "flatlens.errors",
     "catalogue": "flatlens.measures",
+    "check_bounds": "flatlens.bounds",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "curvature", "distributions", "measures", "perturbation"]
+__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("curvature", "distributions", "measures", "perturbation"):
+    if name in ("bounds", "curvature", "distributions", "measures", "perturbation"):
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from cyclopts import App, CycloptsError
 
 from flatlens import __version__
+from flatlens.cli.bounds import bounds
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
 from flatlens.cli.study import report, study
@@ -33,6 +34,7 @@ app = App(
 )
 app.command(study)
 app.command(measure)
+app.command(bounds)
 app.command(list_names, name="list")
 app.command(report)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flatlens.measures import Card
 
 KEY = (
-    "\n* multiplies with curvature operators: run only when asked for by name."
+    "\n* takes curvature products, searches or random draws: run only when asked for by name."
     "\nsurvives: layer: the number stays under a layer-wise rescaling of the weights; neuron: under a neuron-wise one; "
     "order: under a permutation of the neurons; all: under all three, which leave the network's function as it is. "
     "An option may change that."
@@ -57,7 +57,7 @@ def list_names(
     elif kind == "measures":
         show(*_measures(), KEY, _papers())
     else:
-        show(_experiments(rows))
+        show(_named(rows))
 
 
 def _rows(kind: str) -> list[dict[str, Any]]:
@@ -66,6 +66,13 @@ def _rows(kind: str) -> list[dict[str, Any]]:
         from flatlens.report.cards import runs
 
         return [asdict(one.card) | {"run": runs(one)} for one in MEASURES.values()]
+    if kind == "bounds":
+        from flatlens.bounds import BOUNDS
+
+        return [
+            {key: getattr(one, key) for key in ("name", "id", "symbol", "meaning", "source", "cost", "on_request")}
+            for one in BOUNDS.values()
+        ]
     if kind == "experiments":
         return [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
     return []
@@ -107,10 +114,11 @@ def _papers() -> str:
     return "\nSources:\n" + "\n".join(f"  {key}: {paper}" for key, paper in PAPERS.items())
 
 
-def _experiments(rows: list[dict[str, Any]]) -> Any:
+def _named(rows: list[dict[str, Any]]) -> Any:
     from rich.table import Table
 
     table = Table("name", "meaning", box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(row["name"], row["meaning"])
+        source = f" ({row['source']})" if "source" in row else ""
+        table.add_row(row["name"] + (" *" if row.get("on_request") else ""), row["meaning"] + source)
     return table

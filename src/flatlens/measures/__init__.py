@@ -13,7 +13,7 @@ from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness, p
 from flatlens.measures.generalisation import accuracy, generalisation_gap, loss, test_accuracy, test_loss
 from flatlens.measures.hessian import ggn_norm, layer_sharpness, maximal_relative_flatness, sharpness, spectral_density
 from flatlens.measures.lens import Lens
-from flatlens.measures.measure import measure
+from flatlens.measures.measure import about, measure
 from flatlens.measures.normalised import adaptive_sharpness_ggn, matrix_normalized_sharpness, normalized_sharpness
 from flatlens.measures.norms import feature_norm, fisher_rao, output_norm, weight_norm
 from flatlens.measures.perturbation import average_sharpness, pac_bayes_flatness, worst_sharpness
@@ -41,6 +41,7 @@ __all__ = [
     "Card",
     "Lens",
     "Measure",
+    "about",
     "accuracy",
     "adaptive_sharpness",
     "adaptive_sharpness_ggn",

@@ -79,7 +79,7 @@ def study_html(
     """The page's text; `tables` are the files beside it that it may link."""
     grid = Grid.of(result.networks)
     columns = table_columns(result)
-    return _environment().get_template("study.html.j2").render(
+    return environment().get_template("study.html.j2").render(
         title=words.title(result),
         summary=words.what_was_run(result),
         findings=result.findings,
@@ -130,7 +130,8 @@ def _bundle() -> str:
 
 
 @lru_cache(maxsize=1)  # compiles the templates once
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Where the templates are, and the filters they use."""
     environment = Environment(
         loader=PackageLoader("flatlens.report"),
         autoescape=select_autoescape(["html", "j2"]),

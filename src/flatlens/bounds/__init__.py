@@ -1,0 +1,7 @@
+"""Inequalities that tie the measures together, checked on the user's own network."""
+
+from flatlens.bounds.bound import Assumption, Bound, Claim, Verdict
+from flatlens.bounds.check import BoundsReport, check_bounds
+from flatlens.bounds.registry import BOUNDS
+
+__all__ = ["BOUNDS", "Assumption", "Bound", "BoundsReport", "Claim", "Verdict", "check_bounds"]

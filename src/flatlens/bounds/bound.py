@@ -1,0 +1,141 @@
+"""A bound is two sides, a source, and assumptions that can be checked; its verdict has slack and tightness."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from flatlens.bounds.context import Context
+
+Status: TypeAlias = Literal["holds", "violated", "undecided", "not applicable"]
+Side: TypeAlias = Tensor | float
+"""One number, or one per sample, (n,) float64."""
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """What a theorem supposes, and whether it is so here."""
+
+    name: str
+    holds: bool | None  #: None where neither checked nor declared
+    detail: str = ""
+    declared: bool = False  #: by the user: no sample can check it
+
+
+@dataclass(frozen=True, eq=False)
+class Claim:
+    """lhs <= rhs on this network: one row of the table.
+
+    Sides with one number per sample make the claim for each; those in logarithms are compared as they are.
+    """
+
+    lhs: Side
+    rhs: Side
+    layer: str | None = None
+    part: str = ""  #: the dotted name after the bound's
+    assumptions: tuple[Assumption, ...] = ()
+    stderr: float = 0.0  #: of the slack, where a side was estimated
+    logs: bool = False  #: whether the sides are logarithms of what the theorem compares
+    rounding: float = 1e-6  #: slack below this share of the larger side is none
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A theorem, lemma or identity, and how to make its claims on a network."""
+
+    name: str
+    id: str  #: the catalogue's row
+    symbol: str  #: LaTeX
+    meaning: str
+    source: str
+    cost: str
+    on_request: bool
+    claims: Callable[[Context], Iterator[Claim]] = field(repr=False, compare=False)
+
+
+def bound(
+    *, id: str, symbol: str, source: str, cost: str = "one pass", on_request: bool = False
+) -> Callable[[Callable[[Context], Iterator[Claim]]], Bound]:
+    """Make a function of the context, yielding claims, a bound; its docstring's first line is the meaning."""
+
+    def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
+        meaning = (inspect.getdoc(function) or "").partition("\n")[0]
+        return Bound(function.__name__, id, symbol, meaning, source, cost, on_request, function)
+
+    return decorate
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """A claim weighed: the sides where they come nearest, and what is to be said."""
+
+    bound: str
+    layer: str | None
+    lhs: float
+    rhs: float
+    slack: float  #: rhs - lhs
+    tightness: float  #: lhs / rhs, the largest over samples
+    status: Status
+    assumption: str  #: the first that fails, or those that were declared
+    violated_share: float  #: of the samples, or 0 or 1
+    source: str
+    note: str
+
+
+def weigh(one: Bound, claim: Claim) -> Verdict:
+    """Compare the sides, within rounding and error, and see whether the theorem speaks of this network at all.
+
+    >>> law = bound(id="B0", symbol="", source="")(lambda context: iter(()))
+    >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
+    0.75
+    """
+    lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).reshape(-1) for side in (claim.lhs, claim.rhs))
+    lhs, rhs = lhs.expand(max(len(lhs), len(rhs))), rhs.expand(max(len(lhs), len(rhs)))
+    slack = rhs - lhs
+    slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, slack)
+    size = torch.ones_like(lhs) if claim.logs else torch.maximum(lhs.abs(), rhs.abs())
+    below = slack < -claim.rounding * size
+    ratio = (
+        torch.exp(lhs - rhs) if claim.logs else torch.where(rhs != 0, lhs / rhs, torch.where(lhs > 0, math.inf, 1.0))
+    )
+    ratio = torch.where(torch.isinf(lhs) & (lhs < 0), 0.0, ratio)  # the logarithm of nothing
+    worst = int(ratio.nan_to_num(nan=-math.inf).argmax())
+    failing = next((a for a in claim.assumptions if a.holds is not True), None)
+    status = _status(claim, slack, below, failing)
+    return Verdict(
+        f"{one.name}.{claim.part}" if claim.part else one.name,
+        claim.layer,
+        float(lhs[worst]),
+        float(rhs[worst]),
+        float(slack[worst]),
+        float(ratio[worst]),
+        status,
+        _said(claim.assumptions, failing),
+        float(below.to(torch.float64).mean()),
+        one.source,
+        "; ".join(part for part in (claim.note, "in logarithms" if claim.logs else "") if part),
+    )
+
+
+def _status(claim: Claim, slack: Tensor, below: Tensor, failing: Assumption | None) -> Status:
+    if failing is not None or bool(slack.isnan().any()):
+        return "not applicable"
+    if claim.stderr > 0 and bool((slack.abs() <= 1.96 * claim.stderr).any()):
+        return "undecided"
+    return "violated" if bool(below.any()) else "holds"
+
+
+def _said(assumptions: Iterable[Assumption], failing: Assumption | None) -> str:
+    if failing is not None:
+        why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
+        return f"{failing.name}: {why}"
+    declared = [a.name for a in assumptions if a.declared]
+    return f"declared, not checked: {', '.join(declared)}" if declared else ""

@@ -1,0 +1,100 @@
+"""fl.check_bounds: which theorems speak of this network, how tight they are on it, whether any is violated."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+
+import pandas as pd
+import torch
+
+from flatlens.bounds.bound import Bound, Verdict, weigh
+from flatlens.bounds.context import Context, declared
+from flatlens.bounds.registry import BOUNDS
+from flatlens.distributions import Distribution
+from flatlens.errors import BadInput, UnknownName
+from flatlens.estimate import Progress
+from flatlens.measures import Lens
+from flatlens.problem import measuring
+
+COLUMNS = [
+    "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",
+]  # fmt: skip
+
+
+class BoundsReport(Sequence[Verdict]):
+    """Verdicts, one a claim; `frame()` is the table."""
+
+    def __init__(self, verdicts: Iterable[Verdict]) -> None:
+        self._verdicts = list(verdicts)
+
+    def __getitem__(self, which):  # type: ignore[no-untyped-def]
+        """By position, or by (bound, layer)."""
+        return self._verdicts[which]
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def __repr__(self) -> str:
+        return self.frame().to_string(max_rows=80)
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(max_rows=80, float_format="{:.6g}".format, border=0)
+
+    def of(self, bound: str, layer: str | None = None) -> Verdict:
+        """The verdict of one row, `bound` with its dotted part."""
+        for verdict in self._verdicts:
+            if (verdict.bound, verdict.layer) == (bound, layer):
+                return verdict
+        raise UnknownName.among("row of this table", f"{bound} {layer}", [f"{v.bound} {v.layer}" for v in self])
+
+    @property
+    def violated(self) -> list[Verdict]:
+        """An error in flatlens, or in a theorem."""
+        return [verdict for verdict in self._verdicts if verdict.status == "violated"]
+
+    def frame(self) -> pd.DataFrame:
+        """Tidy: one row a claim; `layer` is empty where it is the network's."""
+        rows = [{**asdict(verdict), "layer": verdict.layer or ""} for verdict in self._verdicts]
+        return pd.DataFrame(rows, columns=COLUMNS)
+
+
+def check_bounds(
+    lens: Lens,
+    bounds: str | Bound | Iterable[str | Bound] | None = None,
+    *,
+    assume: Collection[str] = (),
+    distribution: Distribution | None = None,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> BoundsReport:
+    """Check inequalities on a network: those that one pass serves, or the ones named.
+
+    `assume`: what no sample can check, taken on your word and shown as such. `distribution`: what the data was drawn
+    from, where it is known.
+    """
+    if not isinstance(lens, Lens):
+        raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
+    lens.require_fresh()
+    if lens.problem.coupled or lens.probes is not None:
+        why = "batchnorm='train' couples the samples" if lens.problem.coupled else "it needs Lens(outputs='exact')"
+        raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
+    chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    context = Context(lens, declared(assume), distribution, generator, progress)
+    with measuring(lens.model):
+        return BoundsReport(verdict for one in chosen for verdict in _verdicts(one, context))
+
+
+def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:
+    for claim in one.claims(context):
+        yield weigh(one, replace(claim, rounding=max(claim.rounding, context.rounding)))
+
+
+def _named(bounds: str | Bound | Iterable[str | Bound]) -> list[Bound]:
+    found = []
+    for one in [bounds] if isinstance(bounds, str | Bound) else bounds:
+        if isinstance(one, str) and one not in BOUNDS:
+            raise UnknownName.among("bound", one, BOUNDS)
+        found.append(BOUNDS[one] if isinstance(one, str) else one)
+    return found

@@ -1,0 +1,151 @@
+"""Chen et al.: sharpness bounds how strongly, and onto how large a volume, the outputs follow inputs and features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
+from flatlens.measures import interpolation_sharpness, jacobian_frobenius, log_volume, mls
+from flatlens.problem.operator_norm import kernel_norm
+
+
+@bound(
+    id="B1",
+    symbol=r"\|\partial f/\partial x\|_2 \leq \|W\|_2 \|\partial f/\partial W\|_F / \|x\|",
+    source="compression Eq. 5, 6",
+)
+def linear_stability(context: Context) -> Iterator[Claim]:
+    r"""The outputs follow a layer's input no more than its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
+
+    Per sample, from ||df/dW||_F = ||J||_F ||x||, an identity of layers applied once per sample. Eq. 5 as printed has
+    ||df/dW||_F in the middle, which is no link of this chain. `.frobenius` has ||df/dx||_F on the left. Of shared
+    weights `.published` is the same with a convolution's kernel as the matrix, a heuristic, and `.sound` says
+    ||df/dx||_2 <= ||T||_2 ||J||_F, T the layer's operator: it holds for all, and no sharpness bounds it. `.mean` is
+    Eq. 6, the squares' mean against S.
+    """
+    for layer, weight in context.layers.items():
+        if len(weight.calls) > 1 or not weight.explained:
+            yield Claim(math.nan, math.nan, layer, assumptions=(context.unshared(layer),))
+            continue
+        spectral, frobenius2 = context.each(mls, layer), context.each(jacobian_frobenius, layer)
+        x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
+        premises = (context.unshared(layer), context.nonzero(layer, x2))
+        right = weight.spectral_norm * (slope2 / x2).sqrt()
+        yield Claim(spectral, right, layer, "", premises)
+        yield Claim(frobenius2.sqrt(), right, layer, "frobenius", premises)
+        if not weight.dense:
+            norm = weight.spectral_norm if isinstance(weight.module, nn.Linear) else kernel_norm(weight.module)
+            yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
+        yield Claim(spectral, weight.spectral_norm * context.each(output_slope2, layer).sqrt(), layer, "sound")
+    yield from _of_the_mean(context)
+
+
+def _of_the_mean(context: Context) -> Iterator[Claim]:
+    """Eq. 6 with k = 2, of the layer that reads the input."""
+    layer = context.first
+    if layer is not None:
+        x2, weight = context.each(input_norm2, layer), context.layers[layer]
+        right = weight.spectral_norm**2 / x2.min() * context.total(interpolation_sharpness).mean()
+        premises = (context.unshared(layer), context.nonzero(layer, x2), context.counted([layer]))
+        yield Claim(context.each(mls, layer).square().mean(), right, layer, "mean", premises)
+
+
+@bound(
+    id="B2",
+    symbol=r"dV_f \leq \frac{1}{n} \sqrt{\sum_i (\|W\|_2/\|x_i\|)^{2N}} (nS/N)^{N/2}",
+    source="compression Lemma 3.2, Prop. 3.4",
+)
+def volume_bound(context: Context) -> Iterator[Claim]:
+    """Sharpness bounds the local volumes: Proposition 3.4, and Lemma 3.2 per sample.
+
+    For sqrt det; with "the product of all positive eigenvalues", as the text also says, the lemma fails where the rank
+    is lower. In logarithms. `.lemma` is Lemma 3.2; `.mean` the proposition's first link.
+    """
+    layer = context.first
+    if layer is None:
+        return
+    N = context.outputs
+    volumes, frobenius2 = context.each(log_volume, layer), context.each(jacobian_frobenius, layer)
+    middle = N / 2 * (frobenius2 / N).log()
+    yield Claim(volumes, middle, layer, "lemma", logs=True)
+    yield Claim(_log_mean(volumes), _log_mean(middle), layer, "mean", logs=True)
+    yield _volume_claim(context, {layer: volumes})
+
+
+@bound(
+    id="B2",
+    symbol=r"dV_{net} \leq \frac{1}{n} \sqrt{\sum_{l,i} (\|W_l\|_2/\|x_i^l\|)^{2N}} (nS/N)^{N/2}",
+    source="compression Prop. 3.6",
+)
+def network_volume_bound(context: Context) -> Iterator[Claim]:
+    """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6. In logarithms."""
+    volumes = {layer: context.each(log_volume, layer) for layer, w in context.layers.items() if len(w.calls) == 1}
+    if volumes:
+        yield _volume_claim(context, volumes)
+
+
+def _volume_claim(context: Context, volumes: dict[str, Tensor]) -> Claim:
+    """sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, as logarithms."""
+    N, n = context.outputs, context.n
+    ratios, premises = [], [context.counted(list(volumes))]
+    for layer in volumes:
+        x2 = context.each(input_norm2, layer)
+        premises += [context.unshared(layer), context.nonzero(layer, x2)]
+        ratios.append(N * (2 * math.log(context.layers[layer].spectral_norm) - x2.log()))
+    S = float(context.total(interpolation_sharpness).mean())
+    right = 0.5 * torch.cat(ratios).logsumexp(0) - math.log(n) + N / 2 * math.log(n * S / N)
+    left = torch.stack([_log_mean(v) for v in volumes.values()]).logsumexp(0)
+    alone = next(iter(volumes)) if len(volumes) == 1 else None
+    return Claim(left, right, alone, "", tuple(premises), logs=True)
+
+
+def _log_mean(logs: Tensor) -> Tensor:
+    return logs.logsumexp(0) - math.log(len(logs))
+
+
+@bound(id="B3", symbol=r"A \leq B \leq C \leq D", source="compression Eq. 48, Prop. 3.8")
+def mls_chain(context: Context) -> Iterator[Claim]:
+    """The steps from MLS to sharpness, each with its own tightness: A <= B <= C <= D.
+
+    A = MLS, B = ||W||_2 mean_i ||df_i/dW||_F / ||x_i||, C = ||W||_2 sqrt(mean 1/||x_i||^2) sqrt(mean ||df_i/dW||_F^2),
+    D the same with S in the last place. The undotted row is A <= D, Proposition 3.8.
+    """
+    layer = context.first
+    if layer is None:
+        return
+    x2, slope2 = context.each(input_norm2, layer), context.each(weight_slope2, layer)
+    W = context.layers[layer].spectral_norm
+    A, B = context.each(mls, layer).mean(), W * (slope2 / x2).sqrt().mean()
+    inverse = W * (1 / x2).mean().sqrt()
+    C, D = inverse * slope2.mean().sqrt(), inverse * context.total(interpolation_sharpness).mean().sqrt()
+    once, nonzero, all_of_it = context.unshared(layer), context.nonzero(layer, x2), context.counted([layer])
+    yield Claim(A, D, layer, "", (once, nonzero, all_of_it))
+    yield Claim(A, B, layer, "A_B", (once, nonzero))
+    yield Claim(B, C, layer, "B_C", (nonzero,))
+    yield Claim(C, D, layer, "C_D", (nonzero, all_of_it))
+
+
+@bound(
+    id="B4",
+    symbol=r"\mathrm{NMLS} \leq \sqrt{\frac{1}{n} \sum_{i,l} \|W_l\|_2^2/\|x_i^l\|^2} S^{1/2}",
+    source="compression Prop. 3.10",
+)
+def nmls_bound(context: Context) -> Iterator[Claim]:
+    """Sharpness bounds the sensitivity to every layer's features together: Proposition 3.10."""
+    layers = {name: weight for name, weight in context.layers.items() if len(weight.calls) == 1 and weight.explained}
+    if not layers:
+        return
+    left, inside = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    premises: list[Assumption] = [context.counted(list(layers)), context.all_unshared()]
+    for name, weight in layers.items():
+        x2 = context.each(input_norm2, name)
+        premises.append(context.nonzero(name, x2))
+        left = left + context.each(mls, name).mean()
+        inside = inside + (weight.spectral_norm**2 / x2).mean()
+    yield Claim(left, (inside * context.total(interpolation_sharpness).mean()).sqrt(), assumptions=tuple(premises))

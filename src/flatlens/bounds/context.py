@@ -1,0 +1,144 @@
+"""What bounds are made from: a lens, what the user declares, and each assumption checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.bound import Assumption
+from flatlens.curvature import Hessian, eigenpairs
+from flatlens.distributions import Distribution
+from flatlens.errors import UnknownName
+from flatlens.estimate import Estimate, Progress, Report
+from flatlens.grams import Weight
+from flatlens.measures import Lens, Measure, measure, named
+from flatlens.perturbation import Elsewhere
+from flatlens.problem.losses import SquaredError
+
+DECLARABLE = ("convex_support", "locally_constant_labels", "interpolation", "local_minimum", "iid_samples")
+"""Assumptions that no sample can check, or that the user may vouch for."""
+
+
+@dataclass(eq=False)
+class Context:
+    """One network seen by all bounds."""
+
+    lens: Lens
+    declared: frozenset[str]
+    distribution: Distribution | None
+    generator: torch.Generator
+    progress: Progress | None = None
+    _reports: dict[str, Report] = field(default_factory=dict)
+
+    @property
+    def layers(self) -> dict[str, Weight]:
+        """Linear layers by name, in execution order."""
+        return self.lens.layout.weights
+
+    @property
+    def first(self) -> str | None:
+        """The layer that reads the network's input."""
+        return next(iter(self.layers), None)
+
+    @property
+    def n(self) -> int:
+        """Samples."""
+        return self.lens.problem.n
+
+    @property
+    def outputs(self) -> int:
+        """N."""
+        return self.lens.problem.outputs
+
+    @property
+    def rounding(self) -> float:
+        """Of the network's arithmetic, for slack."""
+        return 1e-9 if self.lens.problem.dtype == torch.float64 else 1e-4
+
+    def each(self, quantity: Measure, place: str | None = None) -> Tensor:
+        """One number per sample at a place: a layer, or None for the network's input; of one pass."""
+        return self.lens.per_sample([quantity], self.progress, self.generator)[quantity.key, place]
+
+    def total(self, quantity: Measure) -> Tensor:
+        """The sum over all places of parameters, per sample."""
+        values = self.lens.per_sample([quantity], self.progress, self.generator)
+        found = [v for (key, at), v in list(values.items()) if key == quantity.key and at is not None]
+        return torch.stack(found).sum(0) if found else torch.zeros(self.n, dtype=torch.float64)
+
+    def measured(self, key: str, layer: str | None = None) -> Estimate:
+        """A measure's number, by its name with options, as `flatlens.measure` gives it; run once."""
+        if key not in self._reports:
+            self._reports[key] = measure(self.lens, key, generator=self.generator, progress=self.progress)
+        return self._reports[key][named(key)[0].key, layer]
+
+    def unshared(self, layer: str) -> Assumption:
+        """The layer is applied once per sample."""
+        weight = self.layers[layer]
+        if weight.dense and weight.explained:
+            return Assumption("unshared_weights", True)
+        why = "acts at several positions" if weight.explained else "also acts outside its calls"
+        return Assumption("unshared_weights", False, f"{layer} {why}")
+
+    def all_unshared(self) -> Assumption:
+        """Every linear layer is applied once per sample."""
+        return next((a for a in map(self.unshared, self.layers) if not a.holds), Assumption("unshared_weights", True))
+
+    def counted(self, layers: Collection[str]) -> Assumption:
+        """These layers' weights are among the parameters measured, so that S has them."""
+        missing = [name for name in layers if self.layers[name].parameter not in self.lens.problem.parameters]
+        detail = f"{missing[0]} is not measured" if missing else ""
+        return Assumption("weights_measured", not missing, detail)
+
+    def nonzero(self, layer: str, norms2: Tensor) -> Assumption:
+        """No sample's input to the layer is 0."""
+        zero = int((norms2 == 0).sum())
+        return Assumption(
+            "nonzero_inputs", zero == 0, f"{zero} of {len(norms2)} inputs of {layer} are 0" if zero else ""
+        )
+
+    @property
+    def half_squared_error(self) -> Assumption:
+        """C = I."""
+        loss = self.lens.problem.loss
+        holds = isinstance(loss, SquaredError) and loss.name == "half_squared_error"
+        return Assumption("half_squared_error", holds, "" if holds else f"the loss is {loss.name}")
+
+    def declare(self, name: str) -> Assumption:
+        """An assumption taken on the user's word."""
+        return Assumption(name, True if name in self.declared else None, declared=True)
+
+    def piecewise_linear(self, layer: str) -> Assumption:
+        """The outputs are affine in the layer's weights, but for kinks."""
+        holds = layer in self.lens.layout.affine
+        return Assumption("piecewise_linear", holds, "" if holds else f"the network is curved above {layer}")
+
+    @cached_property
+    def local_minimum(self) -> Assumption:
+        """The gradient is small beside what a step of its size in the worst direction would change; no Ritz value is
+        clearly negative."""
+        if "local_minimum" in self.declared:
+            return Assumption("local_minimum", True, declared=True)
+        elsewhere = Elsewhere(self.lens.problem, model=self.lens.model)
+        _, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(), self.lens.problem.mass)
+        pairs = eigenpairs(
+            Hessian(self.lens.problem, model=self.lens.model), top=1, bottom=1, tolerance=0.05, generator=self.generator
+        )
+        high, low = float(pairs.values[0]), float(pairs.values[-1])
+        size = float(elsewhere.here.norm())
+        steep = float(slope.norm()) > 1e-3 * max(high, 0.0) * size
+        if steep:
+            return Assumption("local_minimum", False, f"the gradient's norm is {float(slope.norm()):.2g}")
+        curved = low < -1e-3 * max(high, 0.0)
+        return Assumption("local_minimum", not curved, f"a Ritz value of the Hessian is {low:.2g}" if curved else "")
+
+
+def declared(names: Collection[str]) -> frozenset[str]:
+    """What the user vouches for, each name known."""
+    for name in names:
+        if name not in DECLARABLE:
+            raise UnknownName.among("assumption that can be declared", name, DECLARABLE)
+    return frozenset(names)
