@@ -188,7 +188,9 @@ def test_samples_normalised_together_can_be_moved() -> None:
     ("worst_sharpness(steps=0)", "steps=0"),
     ("pac_bayes_flatness(level=0)", "level=0"),
     ("pac_bayes_flatness(of='f1')", "'accuracy' or 'loss'"),
-    ("feature_robustness(over='all')", "'rotations', 'ball' or 'truncated_normal'"),
+    ("feature_robustness(over='all')", "'rotations', 'ball', 'truncated_normal', 'noise', 'worst'"),
+    ("average_sharpness(adaptive='no')", "adaptive='no': True or False"),
+    ("feature_robustness(layers=3)", "layers=3: True or False"),
     ("feature_robustness(sigma=0)", "sigma=0"),
     ("locally_constant_labels(delta=0)", "delta=0"),
     ("representativeness(folds=1)", "folds=1"),
@@ -207,4 +209,26 @@ def test_moves_that_overflow_are_undefined() -> None:
     net, x, y = network("mlp-relu", n=6)
     problem = fl.Problem(net.float(), "cross_entropy", (x.float(), y))
     assert measured(problem, "average_sharpness(rho=1e38)").kind == "undefined"
-    assert measured(problem, "worst_sharpness(rho=1e38)").kind in ("undefined", "lower bound")
+    assert measured(problem, "worst_sharpness(rho=1e38)").kind == "undefined"
+    wrong = fl.Problem(net, "cross_entropy", (x.float(), torch.ones(6, dtype=torch.long)))
+    assert measured(wrong, "pac_bayes_flatness(level=0.999)").kind == "undefined"
+
+
+def test_rounding_is_part_of_the_error() -> None:
+    net, x, y = network("mlp-tanh", n=30)
+    truth = measured(fl.Problem(net, "cross_entropy", (x, y)), "adaptive_sharpness(exact=True)").value
+    single = fl.Problem(net.float(), "cross_entropy", (x.float(), y))
+    for rho in (1e-2, 1e-3, 1e-4, 1e-5):
+        found = measured(single, f"average_sharpness(rho={rho})")
+        assert found.value == pytest.approx(truth, abs=4 * found.stderr)
+    assert "dtype=torch.float64" in found.note
+    assert "rounding" in measured(single, "feature_robustness(delta=1e-6)").note
+
+
+@pytest.mark.parametrize("key", ["feature_robustness", "local_variation", "mls_by_search", "locally_constant_labels"])
+def test_what_is_not_about_parameters_needs_none(key: str) -> None:
+    net, x, y = network("mlp-tanh", n=12)
+    free = measured(fl.Problem(net, "cross_entropy", (x, y)), key)
+    frozen = measured(fl.Problem(net.requires_grad_(False), "cross_entropy", (x, y)), key)
+    assert frozen.value == pytest.approx(free.value)
+    assert measured(fl.Problem(net, "cross_entropy", (x, y)), "average_sharpness").kind == "undefined"

@@ -114,6 +114,17 @@ def test_labels_of_far_clusters_hold_still_and_those_of_mixed_ones_do_not() -> N
     assert 0 < measured(moving, "locally_constant_labels(delta=0.5)", "changed").value < 1
 
 
+@pytest.mark.parametrize("key", ["locally_constant_labels(delta=0.5)", "representativeness"])
+def test_ignored_samples_are_no_samples(key: str) -> None:
+    net, x, y = network("mlp-tanh", n=40)
+    with_ignored = y.clone()
+    with_ignored[::2] = -100
+    some, counted = (
+        measured(fl.Problem(net, "cross_entropy", data), key) for data in ((x, with_ignored), (x[1::2], y[1::2]))
+    )
+    assert some.value == pytest.approx(counted.value, abs=4 * (some.stderr**2 + counted.stderr**2) ** 0.5)
+
+
 def test_eq_5_splits_the_gap() -> None:
     net, x, y = network("mlp-tanh", n=60)
     problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))

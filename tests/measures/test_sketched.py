@@ -31,6 +31,7 @@ LOSSES = {
     "weighted": nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 0.5]), label_smoothing=0.1),
     "half_squared_error": "half_squared_error",
     "own": own_loss,
+    "huber": nn.HuberLoss(delta=0.3),
 }
 
 
@@ -39,6 +40,7 @@ def test_the_combinations_have_the_losss_curvature_on_average(loss: str) -> None
     """Over all signs in turn: E[u u^T] = I."""
     one = as_loss(LOSSES[loss])
     f, y = torch.randn(4, 3).double(), torch.tensor([0, 1, 2, 1])
+    y = nn.functional.one_hot(y, 3).double() if loss == "huber" else y
     total = torch.zeros(4, 3, 3, dtype=torch.float64)
     for signs in product((-1.0, 1.0), repeat=3):
         rows, B = one.combine(f, y, torch.tensor(signs, dtype=torch.float64).expand(4, 3))
@@ -140,6 +142,21 @@ def test_many_outputs_are_combined_by_themselves_and_it_is_said() -> None:
     assert fl.measure(lens, "nmls")["nmls"].kind == "lower bound"
     assert fl.measure(lens, "layer_factors")["layer_factors"].kind == "undefined"
     assert fl.measure(lens, "layer_sharpness")["layer_sharpness"].kind == "lower bound"
+
+
+def test_losses_of_single_outputs_keep_a_diagonal_nonnegative() -> None:
+    net, x, _ = wide(150)
+    problem = fl.Problem(net, nn.HuberLoss(delta=0.3), (x, torch.randn(12, 150).double()))
+    for seed in range(4):
+        found = fl.measure(fl.Lens(problem), generator=torch.Generator().manual_seed(seed))
+        assert found["normalized_sharpness"].kind == "estimate"
+
+
+def test_a_loss_that_is_not_convex_has_no_normalized_sharpness() -> None:
+    net, x, y = wide(3)
+    found = fl.measure(fl.Lens(fl.Problem(net, lambda f, y: -f.square().sum(1), (x, y))))
+    assert found["normalized_sharpness"].kind == "undefined"
+    assert found["ggn_trace"].value < 0
 
 
 def test_the_same_seed_gives_the_same_digits() -> None:

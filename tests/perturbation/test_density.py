@@ -9,24 +9,27 @@ import torch
 from sklearn import neighbors
 
 from flatlens.errors import BadInput
-from flatlens.perturbation.density import KernelDensity, mismatch
+from flatlens.perturbation.density import KernelDensity, kernel_density, mismatch, units
 
 
 def test_one_width_for_all_is_scikit_learns_density() -> None:
     points, at = torch.randn(30, 2).double(), torch.randn(9, 2).double()
-    mine = KernelDensity(points, torch.full((1, 2), 0.4, dtype=torch.float64))
+    ones = torch.ones(30, dtype=torch.float64)
+    mine = KernelDensity(points, ones[:2], 0.4 * ones)
     theirs = neighbors.KernelDensity(bandwidth=0.4).fit(points.numpy())
     torch.testing.assert_close(mine.log_density(at), torch.from_numpy(theirs.score_samples(at.numpy())))
     left_out = torch.stack([
-        KernelDensity(torch.cat([points[:i], points[i + 1 :]]), mine.widths).log_density(points[i : i + 1])[0]
+        KernelDensity(points[others], mine.scale, mine.width[1:]).log_density(points[i : i + 1])[0]
         for i in range(30)
+        for others in [[*range(i), *range(i + 1, 30)]]
     ])  # fmt: skip
     torch.testing.assert_close(mine.log_density(points, leave_out=True), left_out)
 
 
 @pytest.mark.parametrize("bandwidth", ["scott", "relative"])
 def test_it_integrates_to_one(bandwidth: str) -> None:
-    density = KernelDensity.of(1 + torch.randn(20, 2).double(), bandwidth)
+    phi = 1 + torch.randn(20, 2).double()
+    density = kernel_density(phi, bandwidth, units(phi, bandwidth))
     line = torch.linspace(-12, 14, 521, dtype=torch.float64)
     grid = torch.cartesian_prod(line, line)
     assert float(density.log_density(grid).exp().sum()) * float(line[1] - line[0]) ** 2 == pytest.approx(1, abs=2e-3)
@@ -35,11 +38,23 @@ def test_it_integrates_to_one(bandwidth: str) -> None:
 def test_widths_are_those_of_the_rules() -> None:
     phi = torch.randn(50, 3).double() * torch.tensor([1.0, 10.0, 0.1])
     delta = 50 ** (-1 / 7)
-    torch.testing.assert_close(KernelDensity.of(phi, "scott").widths, delta * phi.std(0, keepdim=True))
-    relative = KernelDensity.of(phi, "relative").widths
-    torch.testing.assert_close(relative[:, 1], delta * phi.norm(dim=1) / math.sqrt(3))
+    torch.testing.assert_close(units(phi, "scott"), phi.std(0))
+    assert float(kernel_density(phi, "scott", units(phi, "scott")).width[0]) == pytest.approx(delta)
+    relative = kernel_density(phi, "relative", units(phi, "relative")).width
+    torch.testing.assert_close(relative, delta * phi.norm(dim=1) / math.sqrt(3))
     with pytest.raises(BadInput, match="'scott', 'relative'"):
-        KernelDensity.of(phi, "silverman")
+        units(phi, "silverman")
+
+
+def test_a_feature_that_moves_in_one_part_alone_does_not_decide() -> None:
+    phi = torch.randn(300, 2, generator=torch.Generator().manual_seed(0)).double()
+    rare = torch.zeros(300, 1, dtype=torch.float64)
+    rare[0] = 1.0
+    ones = torch.ones(300, dtype=torch.float64)
+    plain, with_rare = (
+        mismatch(x[:150], x[150:], ones[:150], ones[150:], "scott").shift for x in (phi, torch.cat([phi, rare], 1))
+    )
+    assert with_rare == pytest.approx(plain, abs=0.1)
 
 
 def test_halves_of_one_sample_differ_little_and_far_ones_wholly() -> None:

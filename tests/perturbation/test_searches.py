@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from literal_perturbation import on_the_ball
+from torch import Tensor
 
 from flatlens.perturbation.ascent import climb, onto_ball
 from flatlens.perturbation.level import first_crossing
@@ -59,7 +60,15 @@ def test_a_level_never_reached_is_no_crossing() -> None:
     assert first_crossing(lambda sigma: torch.zeros(3, dtype=torch.float64), 0.5, 1.0) is None
 
 
-def test_overflow_counts_as_a_crossing() -> None:
-    crossing = first_crossing(lambda s: torch.full((3,), math.inf if s > 2 else 0.0, dtype=torch.float64), 0.5, 0.1)
-    assert crossing is not None
-    assert math.exp(crossing.log_sigma) == pytest.approx(2, rel=0.01)
+def test_overflow_is_no_crossing() -> None:
+    def change(sigma: float) -> Tensor:
+        return torch.full((3,), math.inf if sigma > 2 else 0.0, dtype=torch.float64)
+
+    assert first_crossing(change, 0.5, 0.1) is None
+
+
+def test_a_search_that_meets_nothing_finite_says_so() -> None:
+    peak = climb(lambda e: (math.nan, torch.ones(2)), iter([torch.ones(2)]), 1.0, 5)
+    assert math.isnan(peak.value)
+    beyond = climb(lambda e: (1.0 if float(e[0]) < 0.9 else math.inf, torch.ones(2)), iter([torch.zeros(2)]), 2.0, 5)
+    assert beyond.value == 1.0

@@ -20,6 +20,7 @@ from cyclopts import App, CycloptsError
 
 from flatlens import __version__
 from flatlens.cli.bounds import bounds
+from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
 from flatlens.cli.study import report, study
@@ -35,6 +36,7 @@ app = App(
 app.command(study)
 app.command(measure)
 app.command(bounds)
+app.command(invariance)
 app.command(list_names, name="list")
 app.command(report)
 

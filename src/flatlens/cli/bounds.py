@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -12,8 +11,7 @@ from cyclopts import Parameter
 from flatlens.cli.bar import Bar
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.measure import split_names
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
-from flatlens.errors import BadFolder
+from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 
 
 def bounds(
@@ -48,8 +46,7 @@ def bounds(
 
     import flatlens as fl
 
-    if page is not None and (page.is_dir() or not os.access(page.absolute().parent, os.W_OK)):
-        raise BadFolder(f"--page {page}: a file in a folder that can be written is needed")
+    require_writable(page, "--page")
     problem = inputs.problem(model)
     chosen, vouched = ([name for part in parts for name in split_names(part)] for parts in (bounds, assume))
     with stdout_to_stderr(), Bar() as bar:

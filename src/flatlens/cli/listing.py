@@ -73,6 +73,11 @@ def _rows(kind: str) -> list[dict[str, Any]]:
             {key: getattr(one, key) for key in ("name", "id", "symbol", "meaning", "source", "cost", "on_request")}
             for one in BOUNDS.values()
         ]
+    if kind == "transforms":
+        from flatlens.transforms import TRANSFORMS
+
+        keys = ("name", "id", "meaning", "source", "declared_as")
+        return [{k: getattr(one, k) for k in keys} | {"on_request": not one.default} for one in TRANSFORMS.values()]
     if kind == "experiments":
         return [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
     return []

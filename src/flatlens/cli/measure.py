@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from cyclopts import Parameter
 
 from flatlens.cli.bar import DELAY, Bar, in_words
 from flatlens.cli.inputs import Inputs
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
-from flatlens.errors import BadFolder, BadInput
+from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
+from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
     from flatlens.measures import Lens
@@ -56,11 +55,7 @@ def measure(
 
     import flatlens as fl
 
-    if save is not None:  # told now, not after the work
-        if not save.absolute().parent.is_dir():
-            raise BadFolder(f"--save {save}: there is no folder {save.parent}")
-        if save.is_dir() or not os.access(save.absolute().parent, os.W_OK):
-            raise BadFolder(f"--save {save}: a file in a folder that can be written is needed")
+    require_writable(save, "--save")
     problem = inputs.problem(model)
     names = [name for part in measures for name in split_names(part)]
     with stdout_to_stderr(), Bar() as bar:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
+
+from flatlens.errors import BadFolder
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -17,6 +21,16 @@ if TYPE_CHECKING:
 
 Flag = Parameter(negative="", show_default=False)
 """An option that is there or not."""
+
+
+def require_writable(file: Path | None, option: str) -> None:
+    """Told now, not after the work."""
+    if file is None:
+        return
+    if not file.absolute().parent.is_dir():
+        raise BadFolder(f"{option} {file}: there is no folder {file.parent}")
+    if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
+        raise BadFolder(f"{option} {file}: a file in a folder that can be written is needed")
 
 
 def note(message: str) -> None:

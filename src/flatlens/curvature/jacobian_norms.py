@@ -62,7 +62,7 @@ def jacobian_norms(
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
             for place in places:
-                at, x = _at(tape, inputs, layout, place)
+                at, x = _at(tape, inputs, layout, place, len(f))
                 apply = _squared(f, at, softmax)
                 values, residual, steps = top_of_each(apply, f.shape, tolerance, generator)
                 residuals[place] = residual / values.clamp(min=1e-300)
@@ -74,13 +74,12 @@ def jacobian_norms(
             yield TopGrams(grams, residuals, products)
 
 
-def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place) -> tuple[list[Tensor], Tensor]:
+def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) -> tuple[list[Tensor], Tensor]:
     """(the tensors differentiated to, their values side by side (n, M))."""
     if place is None:
         return inputs, torch.cat([x.detach().flatten(1) for x in inputs], 1)
     x = tape.linear[place].x
-    sample_first = by_sample(x.detach(), layout.batch_axis[place])
-    return [x], sample_first.reshape(len(inputs[0]) if inputs else len(sample_first), -1)
+    return [x], by_sample(x.detach(), layout.batch_axis[place]).reshape(n, -1)
 
 
 def _squared(f: Tensor, at: list[Tensor], softmax: bool) -> Callable[[Tensor], Tensor]:
@@ -89,7 +88,10 @@ def _squared(f: Tensor, at: list[Tensor], softmax: bool) -> Callable[[Tensor], T
     p = f.detach().to(torch.float64).softmax(1) if softmax else None
 
     def onto(u: Tensor) -> Tensor:
-        return u if p is None else p * (u - (p * u).sum(1, keepdim=True))
+        if p is None:
+            return u
+        u = u.to(p)
+        return p * (u - (p * u).sum(1, keepdim=True))
 
     def apply(u: Tensor) -> Tensor:
         back = transposed(onto(u).to(f))

@@ -13,7 +13,7 @@ from torch import Tensor
 from flatlens.distributions import covering
 from flatlens.distributions.corner import log_corner_measure, log_orthant
 from flatlens.distributions.covering import Rule, SmallestBall
-from flatlens.distributions.distribution import Distribution, points, whole
+from flatlens.distributions.distribution import Distribution, drawable, points, whole
 from flatlens.estimate import Estimate, undefined
 
 
@@ -56,7 +56,7 @@ class Cube(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Independent samples, (n, d) float64."""
-        whole(n, "Cube.sample(n")
+        drawable(n, generator, "Cube.sample")
         return torch.rand(n, self.d, generator=generator, dtype=torch.float64, device=generator.device)
 
     def log_density(self, x: Tensor) -> Tensor:

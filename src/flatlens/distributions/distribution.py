@@ -61,6 +61,13 @@ class Distribution(ABC):
         """Points of the support that samples are slow to reach, (k, dimension), k <= most; none if none stand out."""
 
 
+def drawable(n: int, generator: torch.Generator, argument: str) -> None:
+    """Refuse what no samples can be drawn with."""
+    whole(n, f"{argument}(n")
+    if not isinstance(generator, torch.Generator):
+        raise BadInput(f"{argument}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
+
+
 def whole(number: int, argument: str) -> None:
     """Refuse anything but a whole number of at least 1."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatlens.distributions import covering
 from flatlens.distributions.covering import Rule
-from flatlens.distributions.distribution import Distribution, points, whole
+from flatlens.distributions.distribution import Distribution, drawable, points
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 
@@ -79,7 +79,7 @@ class GaussianMixture(Distribution):
 
     def sample_labelled(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Independent samples, (n, m) float64, and the component that each came from, (n,) int64."""
-        whole(n, "GaussianMixture.sample(n")
+        drawable(n, generator, "GaussianMixture.sample")
         at = generator.device
         labels = torch.multinomial(self.weights.to(at), n, replacement=True, generator=generator)
         noise = torch.randn(n, self.dimension, generator=generator, dtype=torch.float64, device=at)

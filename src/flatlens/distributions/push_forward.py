@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.distributions.covering import THEOREM, Rule
-from flatlens.distributions.distribution import Distribution, whole
+from flatlens.distributions.distribution import Distribution, drawable
 from flatlens.distributions.lipschitz import lipschitz_product
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
@@ -78,7 +78,7 @@ class PushForward(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """g of independent samples of the base, (n, dimension) float64."""
-        whole(n, "PushForward.sample(n")
+        drawable(n, generator, "PushForward.sample")
         return self._image(self.base.sample(n, generator))
 
     def log_density(self, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatlens.distributions import covering
 from flatlens.distributions.cap import log_cap_measure
 from flatlens.distributions.covering import Rule, SmallestBall
-from flatlens.distributions.distribution import Distribution, points, whole
+from flatlens.distributions.distribution import Distribution, drawable, points, whole
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 
@@ -63,7 +63,7 @@ class Sphere(Distribution):
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
         """Independent samples, (n, d + 1) float64: Gaussian vectors, scaled to length 1."""
-        whole(n, "Sphere.sample(n")
+        drawable(n, generator, "Sphere.sample")
         x = torch.randn(n, self.d + 1, generator=generator, dtype=torch.float64, device=generator.device)
         return torch.nn.functional.normalize(x, dim=1, eps=0.0)
 

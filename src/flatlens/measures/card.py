@@ -80,6 +80,7 @@ class Measure:
     )
     curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None  #: to be added where the outputs curve in z
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
+    of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
     held_out: bool = False  #: whether it needs held-out data
 
@@ -182,6 +183,7 @@ def on_lens(
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
     held_out: bool = False,
     works_coupled: bool = False,
+    of_parameters: bool = True,
     on_request: bool = False,
 ) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
     """Make a function of the whole network, giving an Estimate or several parts, a measure.
@@ -204,6 +206,7 @@ def on_lens(
             invariances=invariances,
             held_out=held_out,
             works_coupled=works_coupled,
+            of_parameters=of_parameters,
         )
 
     return decorate

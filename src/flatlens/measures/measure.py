@@ -66,7 +66,7 @@ def measure(
 
 def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
     """All rows of a measure; undefined where the network cannot be differentiated as it asks."""
-    if one.place == "request" and not lens.problem.parameters:
+    if one.place == "request" and one.of_parameters and not lens.problem.parameters:
         return {(one.key, None): undefined("no parameter is measured")}
     try:
         if one.place == "network":
@@ -272,7 +272,8 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     probes = [e.arrays["probes"] for e in layers.values() if "probes" in e.arrays]
     if len(probes) == len(layers):  # they see the same probes: their errors go together
         if combine is max:
-            return replace(max(layers.values(), key=lambda e: e.value), samples=None, note="; ".join(notes))
+            best = max(layers.values(), key=lambda e: e.value)
+            return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))
         together = torch.stack(probes).sum(0)
         stderr = float(student(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)

@@ -67,6 +67,8 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     lam = measure.option("lam")
     if not (isinstance(lam, int | float) and lam > 0):
         raise BadInput(f"normalized_sharpness(lam={lam!r}): a positive number is needed")
+    if float(diagonal.min()) < 0:
+        return Reduced(math.nan, None, "the loss is not convex in the outputs: entries of H are negative", "undefined")
     W = weight.matrix.W.cpu()
     blocks = diagonal.cpu().reshape(W.shape)
     found = [balance(h, w.square() / 4) for h, w in zip(blocks, W, strict=True)]  # lam only divides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -31,6 +32,13 @@ def require_positive(**options: object) -> None:
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
             raise BadInput(f"option {name}={value!r}: a positive number is needed")
+
+
+def require_flag(**options: object) -> None:
+    """Refuse anything but True and False."""
+    for name, value in options.items():
+        if not isinstance(value, bool):
+            raise BadInput(f"option {name}={value!r}: True or False is needed")
 
 
 def require_count(least: int, **options: object) -> None:
@@ -73,6 +81,7 @@ def average_sharpness(
     `scale="published46"` is Eq. 46, which has no 2 / rho^2 (and rho = 0.1).
     """
     require_positive(rho=rho)
+    require_flag(adaptive=adaptive)
     require_count(2, pairs=pairs)
     if scale not in SCALES:
         raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, SCALES))} is needed")
@@ -90,8 +99,15 @@ def average_sharpness(
             run.progress("moved weights", pair + 1, pairs)
     if not bool(torch.isfinite(changes).all()):
         return undefined(NO_LOSS)
-    mean, stderr = student(changes)
-    return Estimate(float(mean), float(stderr), "estimate", samples=samples, arrays={"pairs": changes})
+    return replace(of_draws(changes, factor * elsewhere.rounding()), samples=samples, arrays={"pairs": changes})
+
+
+def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
+    """Their mean, with an error no smaller than the rounding that all of them share."""
+    mean, stderr = (float(v) for v in student(changes))
+    drowned = rounding > max(stderr, 0.01 * abs(mean))
+    note = f"rounding counts for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
+    return Estimate(mean, math.hypot(stderr, rounding), "estimate", note, arrays={"draws": changes})
 
 
 @on_lens(
@@ -124,6 +140,7 @@ def worst_sharpness(
     `m` m-sharpness: each m samples in the data's order have a d of their own, and the rises are averaged.
     """
     require_positive(rho=rho)
+    require_flag(adaptive=adaptive)
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
     if m is not None and lens.problem.coupled:
         raise BadInput(f"worst_sharpness(m={m}): with batchnorm='train' the ghost batches are fixed: leave m out")
@@ -190,6 +207,7 @@ def pac_bayes_flatness(
     and `changes`.
     """
     require_positive(level=level)
+    require_flag(adaptive=adaptive)
     require_count(2, draws=draws)
     if of not in ("accuracy", "loss"):
         raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")
@@ -216,7 +234,7 @@ def pac_bayes_flatness(
     size = 1.0 if adaptive else float(elsewhere.here.square().mean().sqrt()) or 1.0
     crossing = first_crossing(change, level, 0.05 * size)
     if crossing is None:
-        return {("", None): undefined(f"no noise costs {level:g} of {of} on average")}
+        return {("", None): undefined(f"no noise costs {level:g} of {of} on average, as far as the losses are finite")}
     sigma, relative = math.exp(crossing.log_sigma), crossing.stderr
     arrays = {"sigmas": crossing.sigmas, "changes": crossing.changes}
     unit_of_sigma = "share of the parameter" if adaptive else "parameter"
@@ -229,6 +247,6 @@ def pac_bayes_flatness(
 def _score(elsewhere: Elsewhere, theta: Tensor, of: str) -> float | None:
     """What is to rise: the risk, or the share of errors; None where that is not defined."""
     found = elsewhere.outcomes(theta)
-    if of == "loss":
-        return found.risk
+    if of == "loss" or not math.isfinite(found.risk):  # the class of NaN outputs means nothing
+        return found.risk if math.isfinite(found.risk) else math.inf
     return None if found.correct is None else 1 - float(found.correct.nanmean())

@@ -46,6 +46,8 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
     """
     k = len(values)
     whole, total = reduce(values.mean(0)), values.sum(0)
+    if whole.kind == "undefined":
+        return whole
     left_out = [reduce((total - value) / (k - 1)) for value in values]
 
     def shares(of: Callable[[Reduced], float | None]) -> Tensor:

@@ -12,7 +12,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.generalisation import NO_TEST, stderr_of
+from flatlens.measures.generalisation import stderr_of
 from flatlens.measures.perturbation import require_count, require_positive
 from flatlens.measures.robustness import NO_LAYER
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     cost="one forward, kernel densities; 2 draws forwards for the split",
     invariant_under=FUNCTION,
     invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
+    of_parameters=False,
     on_request=True,
 )
 def representativeness(
@@ -48,7 +49,8 @@ def representativeness(
 
     The features of the last linear layer are split at random `splits` times, one part in `folds` held out; p_hat is the
     kernel density of the rest, p that of the part held out, l the network's loss at the points of both. An
-    approximation and no bound: the distribution itself is not known. `.shift` is int |p - p_hat|, between 0 and 2, and
+    approximation and no bound: the distribution itself is not known, and of absolute values the mean is above 0 even
+    where both parts have one law. `.shift` is int |p - p_hat|, between 0 and 2, and
     `.bound` the largest loss times it. The error is the spread over splits, which share their points: a guide, no
     interval.
 
@@ -74,11 +76,13 @@ def representativeness(
 
 
 def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> Parts:
-    losses = lens.outcomes("data").losses
+    points = seen(lens.problem, lens.model, lens.layout, weight)
+    every = lens.outcomes("data").losses
+    losses = every[points.counted.cpu()] * float(points.counted.double().mean())  # their mean is the risk
     n = len(losses)
     if n < 3 * folds:
         return {("", None): undefined(f"{n} samples cannot be split into {folds} parts of at least 3")}
-    phi = seen(lens.problem, lens.model, lens.layout, weight).phi.cpu()
+    phi = points.phi.cpu()
     moving = phi[:, phi.std(0) > 1e-12 * phi.abs().max()]
     if not moving.shape[1]:
         return {("", None): undefined("the features are the same for every sample")}
@@ -106,10 +110,8 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
 
 def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Parts:
     """E_Rep through moved features, E_F through moved weights: that they add up to the gap is the key identity."""
-    if why := unmovable(weight):
+    if why := unmovable(weight) or ("" if weight.dense else "the layer acts at several positions of a sample"):
         return {("split.representativeness", None): undefined(why)}
-    if lens.problem.test is None:
-        return {("split.representativeness", None): undefined(NO_TEST)}
     test = lens.outcomes("test").losses
     features = RotatedFeatures(lens.problem, lens.model, weight)
     at_features, at_weights = torch.empty(2, draws, dtype=torch.float64)

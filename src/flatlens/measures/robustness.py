@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from flatlens.curvature.probes import student
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_flag, require_positive
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import label_changes, seen
-from flatlens.perturbation.rotations import require_law
+from flatlens.perturbation.rotations import LAWS
+from flatlens.perturbation.weights import Elsewhere
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -31,6 +32,7 @@ NO_LAYER = "the network has no linear layer"
     unit="loss",
     cost="two forwards a draw",
     invariant_under={LAYERWISE, PERMUTATION},
+    of_parameters=False,
     on_request=True,
 )
 def feature_robustness(
@@ -54,11 +56,13 @@ def feature_robustness(
     the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Drawn in pairs A and -A. The
     network's answer is the last linear layer's; `layers` adds the others.
     """
-    require_positive(delta=delta)
+    require_positive(delta=delta, sigma=sigma)
+    require_flag(layers=layers)
     require_count(2, draws=draws)
     require_count(1, restarts=restarts, steps=steps)
-    if over not in ("noise", "worst"):
-        require_law(over, sigma)
+    if over not in (*LAWS, "noise", "worst"):
+        known = ", ".join(map(repr, (*LAWS, "noise", "worst")))
+        raise BadInput(f"feature_robustness(over={over!r}): one of {known} is needed")
 
     def of(weight: Weight) -> Estimate:
         if why := unmovable(weight, by_noise=over == "noise"):
@@ -68,14 +72,9 @@ def feature_robustness(
         features = RotatedFeatures(lens.problem, lens.model, weight)
         if over == "worst":
             value, reached = features.worst(delta, restarts, steps, run.generator)
-            return Estimate(value, kind="lower bound", arrays={"restarts": reached})
-        changes = []
-        for number in range(draws):
-            WA = features.draw(delta, over, sigma, run.generator)
-            changes.append((features.change(WA) + features.change(-WA)) / 2)
-            if run.progress is not None:
-                run.progress("moved features", number + 1, draws)
-        return _of_draws(torch.tensor(changes, dtype=torch.float64))
+            found = Estimate(value, kind="lower bound", arrays={"restarts": reached})
+            return found if value >= 0 else undefined(NO_LOSS)
+        return _by_rotations(features, run, delta, over, sigma, draws)
 
     weights = lens.layout.weights
     if not weights:
@@ -86,9 +85,15 @@ def feature_robustness(
     return {("", None): found[last], **({("", name): e for name, e in found.items()} if layers else {})}
 
 
-def _of_draws(changes: Tensor) -> Estimate:
-    mean, stderr = student(changes)
-    return Estimate(float(mean), float(stderr), "estimate", arrays={"draws": changes})
+def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, draws: int) -> Estimate:
+    """A and -A, drawn again and again."""
+    changes = []
+    for number in range(draws):
+        WA = features.draw(delta, law, sigma, run.generator)
+        changes.append((features.change(WA) + features.change(-WA)) / 2)
+        if run.progress is not None:
+            run.progress("moved features", number + 1, draws)
+    return of_draws(torch.tensor(changes, dtype=torch.float64), features.rounding())
 
 
 def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Estimate:
@@ -105,9 +110,10 @@ def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) ->
         changes[number], samples = both.mean(), samples + both / draws
         if run.progress is not None:
             run.progress("moved features", number + 1, draws)
-    found = _of_draws(changes)
-    note = "" if weight.dense else "noise on the layer's whole input"
-    return Estimate(found.value, found.stderr, found.kind, note, samples, found.arrays)
+    rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
+    found = of_draws(changes, rounding)
+    whole = "" if weight.dense else "noise on the layer's whole input"
+    return replace(found, note="; ".join(part for part in (found.note, whole) if part), samples=samples)
 
 
 @on_lens(
@@ -118,6 +124,7 @@ def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) ->
     unit="loss",
     cost="one forward a draw, nearest neighbours",
     invariant_under={LAYERWISE, PERMUTATION},
+    of_parameters=False,
     on_request=True,
 )
 def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: int = 16) -> Parts:
@@ -145,13 +152,13 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
         move = noise(delta, 1.0, run.generator)
         change, differs = label_changes(lens.problem, lens.model, lens.layout, weight, labels, move)
         changes.append(change)
-        changed.append(differs.mean())
+        changed.append(differs.nanmean())
         if run.progress is not None:
             run.progress("moved features", number + 1, draws)
     values = torch.stack(changes)
     worst = values.max(0).values
     return {
-        ("", None): _of_draws(values.mean(1)),
+        ("", None): of_draws(values.mean(1)),
         ("worst", None): Estimate(float(worst.mean()), kind="lower bound", samples=worst),
         ("changed", None): Estimate(
             float(torch.stack(changed).mean()), float(student(torch.stack(changed))[1]), "estimate", unit="share"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     unit="output / input",
     cost="N backwards at 128 points of each ball and at 2 x restarts x steps more",
     invariant_under=FUNCTION,
+    of_parameters=False,
     on_request=True,
 )
 def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
@@ -65,6 +66,7 @@ def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
     unit="output / input",
     cost="restarts x steps forwards and backwards",
     invariant_under=FUNCTION,
+    of_parameters=False,
     on_request=True,
 )
 def mls_by_search(lens: Lens, run: Run, *, radius: float = 1e-3, restarts: int = 4, steps: int = 20) -> Estimate:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor
 class Peak:
     """The highest place met."""
 
-    value: float  #: its rise above the centre, 0 if nothing rises
+    value: float  #: its rise above the centre, 0 if nothing rises; NaN where nothing finite was met
     where: Tensor  #: (P,)
     restarts: Tensor  #: the largest rise of each search, (restarts,) float64: how far they agree
 
@@ -28,19 +29,22 @@ def climb(slope: Callable[[Tensor], tuple[float, Tensor]], starts: Iterator[Tens
     best, where = 0.0, torch.zeros(0)
     reached = []
     for start in starts:
-        e, highest = start, -torch.inf
+        e, highest = start, -math.inf
         where = where if len(where) else torch.zeros_like(e)
         for step in range(steps + 1):
             value, g = slope(e)
+            norm = float(g.norm())
+            if not (math.isfinite(value) and math.isfinite(norm)):
+                break
             highest = max(highest, value)
             if value > best:
                 best, where = value, e
-            norm = float(g.norm())
             if step == steps or norm == 0:
                 break
             length = radius * min(1.0, 2.0 - 2.0 * step / steps)
             e = onto_ball(e + (length / norm) * g, radius)
         reached.append(highest)
+    best = best if max(reached) > -math.inf else math.nan
     return Peak(best, where, torch.tensor(reached, dtype=torch.float64))
 
 

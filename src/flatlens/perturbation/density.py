@@ -11,43 +11,49 @@ from torch import Tensor
 from flatlens.errors import BadInput
 
 BANDWIDTHS = ("scott", "relative")
+ROWS = 2**22  #: kernels evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)
 class KernelDensity:
-    """p(z) = mean_i N(z; phi_i, diag(h_i^2)), of points phi (n, m) float64.
-
-    `bandwidth`: "scott", h = n^(-1/(m+4)) times each feature's standard deviation; "relative", that of Proposition 12,
-    delta ||phi_i|| / sqrt(m) with delta = n^(-1/(m+4)), the same in all directions. Constant features are left out.
-    """
+    """p(z) = mean_i N(z; phi_i, (width_i scale)^2), of points phi (n, m) float64."""
 
     points: Tensor
-    widths: Tensor  #: (n, m) or (1, m)
-
-    @classmethod
-    def of(cls, phi: Tensor, bandwidth: str) -> KernelDensity:
-        """The estimate from these points."""
-        if bandwidth not in BANDWIDTHS:
-            raise BadInput(f"bandwidth {bandwidth!r}: one of {', '.join(map(repr, BANDWIDTHS))} is needed")
-        n, m = phi.shape
-        delta = n ** (-1 / (m + 4))
-        if bandwidth == "scott":
-            widths = delta * phi.std(0, keepdim=True)
-        else:
-            widths = (delta / math.sqrt(m)) * phi.norm(dim=1, keepdim=True).expand(n, m)
-        return cls(phi, widths.clamp(min=1e-12 * float(phi.abs().max().clamp(min=1e-300))))
+    scale: Tensor  #: a unit for each feature, (m,)
+    width: Tensor  #: of each point's kernel in these units, (n,)
 
     def log_density(self, z: Tensor, *, leave_out: bool = False) -> Tensor:
         """log p at z, (k,); with `leave_out` z are the points themselves, and each is left out of its own estimate."""
         n, m = self.points.shape
-        logs = []
-        for rows in torch.split(z, 256):
-            distance = ((rows[:, None] - self.points) / self.widths).square().sum(2)
-            logs.append(-0.5 * distance - self.widths.log().sum(1))
-        kernels = torch.cat(logs)
-        if leave_out:
-            kernels = kernels.masked_fill(torch.eye(n, dtype=torch.bool), -math.inf)
-        return kernels.logsumexp(1) - math.log(n - leave_out) - m / 2 * math.log(2 * math.pi)
+        known, logs, done = self.points / self.scale, [], 0
+        for rows in torch.split(z / self.scale, max(1, ROWS // n)):
+            kernels = -0.5 * (torch.cdist(rows, known) / self.width).square() - m * self.width.log()
+            if leave_out:
+                kernels[range(len(rows)), range(done, done + len(rows))] = -math.inf
+            logs.append(kernels.logsumexp(1))
+            done += len(rows)
+        constant = math.log(n - leave_out) + m / 2 * math.log(2 * math.pi) + float(self.scale.log().sum())
+        return torch.cat(logs) - constant
+
+
+def units(phi: Tensor, bandwidth: str) -> Tensor:
+    """What kernels are measured in, (m,): each feature's standard deviation under "scott", else 1."""
+    if bandwidth not in BANDWIDTHS:
+        raise BadInput(f"bandwidth {bandwidth!r}: one of {', '.join(map(repr, BANDWIDTHS))} is needed")
+    return phi.std(0) if bandwidth == "scott" else torch.ones_like(phi[0])
+
+
+def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
+    """The estimate from some points.
+
+    Widths are delta = n^(-1/(m+4)) under "scott"; under "relative" those of Proposition 12, delta ||phi_i|| / sqrt(m).
+    """
+    n, m = phi.shape
+    delta = n ** (-1 / (m + 4))
+    if bandwidth == "scott":
+        return KernelDensity(phi, scale, torch.full((n,), delta, dtype=phi.dtype))
+    lengths = phi.norm(dim=1)
+    return KernelDensity(phi, scale, (delta / math.sqrt(m)) * lengths.clamp(min=1e-12 * float(lengths.max())))
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,12 +65,13 @@ class Mismatch:
 
 
 def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> Mismatch:
-    """Of the kernel densities of two halves of a sample, a and b (n, m).
+    """Of the kernel densities of two parts of a sample, a and b (n, m), in units of both together.
 
     The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
     whatever the dimension; a point is left out of its own estimate.
     """
-    p, q = KernelDensity.of(a, bandwidth), KernelDensity.of(b, bandwidth)
+    scale = units(torch.cat([a, b]), bandwidth)  # one for both: a feature may rest in either part alone
+    p, q = (kernel_density(part, bandwidth, scale) for part in (a, b))
     at_a = p.log_density(a, leave_out=True), q.log_density(a)
     at_b = p.log_density(b), q.log_density(b, leave_out=True)
     log_p, log_q = (torch.cat(pair) for pair in zip(at_a, at_b, strict=True))

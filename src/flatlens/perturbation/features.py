@@ -6,6 +6,7 @@ every patch it reads, for a grouped one on each group's channels by themselves. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, final
@@ -16,7 +17,15 @@ from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.grams import Layout, Weight, lay_out
-from flatlens.perturbation.rotations import mean_square_radius, on_sphere, polar, radius, rotated
+from flatlens.perturbation.rotations import (
+    balanced_count,
+    balanced_rows,
+    mean_square_radius,
+    on_sphere,
+    polar,
+    radius,
+    rotated,
+)
 from flatlens.perturbation.weights import CHUNK, Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.layers import by_sample, matrix
@@ -112,6 +121,17 @@ class RotatedFeatures:
         """The mean change's leading term: delta^2 E[r^2] kappa / (2 m), kappa the relative flatness."""
         return delta**2 * mean_square_radius(law, self.m, sigma) * kappa / (2 * self.m)
 
+    def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
+        """W A of rotations whose second moments are those of Haar's law with no error, (k, g, d, m): with -A beside
+        each A, they average what is quadratic in A exactly. None if there are more than `most`."""
+        g, d, m = self.W.shape
+        r = min(d, m)
+        if balanced_count(g, r, m) > most:
+            return None
+        R: Tensor = torch.linalg.qr(self.W.mT, mode="r").R
+        WA: Tensor = R.mT @ balanced_rows(g, r, m, generator)
+        return WA
+
     def _rotated(self, generator: torch.Generator) -> Tensor:
         return torch.stack([rotated(block, generator) for block in self.W])
 
@@ -123,18 +143,32 @@ class RotatedFeatures:
         """
         reached = []
         for _ in range(restarts):
-            WA, highest, stalled = delta * self._rotated(generator), 0.0, 0
+            WA, highest, stalled = delta * self._rotated(generator), -math.inf, 0
             for _ in range(steps):
-                value, g = self._elsewhere.slope(self._at(WA), self._elsewhere.chunks(), self._elsewhere.problem.mass)
-                stalled = stalled + 1 if value - self.risk <= highest * (1 + 1e-4) else 0
-                highest = max(highest, value - self.risk)
+                change, G = self.slope(WA)
+                if not (math.isfinite(change) and bool(torch.isfinite(G).all())):
+                    break
+                stalled = stalled + 1 if change <= highest * (1 + 1e-4) else 0
+                highest = max(highest, change)
                 if stalled == 3:
                     break
-                G = g.to("cpu", torch.float64).reshape(self.W.shape)
-                WA = delta * torch.stack([_steepest(block, slope) for block, slope in zip(self.W, G, strict=True)])
-            reached.append(max(highest, self.change(WA)))
+                WA = delta * self.steepest(G)
+            reached.append(highest)
         found = torch.tensor(reached, dtype=torch.float64)
-        return max(0.0, float(found.max())), found
+        return (max(0.0, float(found.max())) if max(reached) > -math.inf else math.nan), found
+
+    def rounding(self) -> float:
+        """Of the risk, to hold changes against."""
+        return self._elsewhere.rounding()
+
+    def slope(self, WA: Tensor) -> tuple[float, Tensor]:
+        """(the change, its slope in the weight, (g, d, m)) at the weight moved by W A."""
+        value, g = self._elsewhere.slope(self._at(WA), self._elsewhere.chunks(), self._elsewhere.problem.mass)
+        return value - self.risk, g.to("cpu", torch.float64).reshape(self.W.shape)
+
+    def steepest(self, G: Tensor) -> Tensor:
+        """W A for the A, ||A|| <= 1, of largest <W A, G>, G of the weight's shape."""
+        return torch.stack([_steepest(block, slope) for block, slope in zip(self.W, G, strict=True)])
 
 
 def _steepest(W: Tensor, G: Tensor) -> Tensor:
@@ -161,6 +195,7 @@ def feature_change(problem: Problem, A: Tensor, layer: str | None = None, *, mod
     if why := unmovable(weight):
         raise BadInput(f"feature_change(layer={weight.layer!r}): {why}")
     features = RotatedFeatures(problem, model, weight)
+    A = torch.as_tensor(A)
     if A.shape != (features.m, features.m):
         raise BadInput(f"feature_change(A=...): shape {(features.m, features.m)} is needed, got {tuple(A.shape)}")
     return features.change(features.W @ A.detach().to("cpu", torch.float64))

@@ -6,6 +6,7 @@ from the nearest sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -26,10 +27,11 @@ Labels = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """The features that a layer reads on the data, with their targets."""
+    """The features that a layer reads on the data, with their targets; ignored samples are left out."""
 
     phi: Tensor  #: (n, m) float64
     y: Tensor  #: (n, ...)
+    counted: Tensor  #: which of all samples these are, (all,) bool
 
     def nearest(self, at: Tensor) -> Tensor:
         """The target of the nearest sample to each point, (k, m) -> (k, ...)."""
@@ -39,7 +41,7 @@ class Seen:
 def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> Seen:
     """One forward over the data, or over the held-out data, too."""
     axis = layout.batch_axis[weight.layer]
-    features, targets = [], []
+    features, targets, counted = [], [], []
     with problem.measuring(model):
         for data in (problem.data, *([problem.test] if held_out and problem.test is not None else [])):
             for raw in data.chunks(256):
@@ -50,14 +52,16 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
                 x = by_sample(tape.linear[weight.layer].x.detach(), axis)
                 features.append(x.reshape(len(f), -1).to(torch.float64))
                 targets.append(y)
-    return Seen(torch.cat(features), torch.cat(targets))
+                counted.append(problem.loss.mass(f, y) > 0)
+    counts = torch.cat(counted)
+    return Seen(torch.cat(features)[counts], torch.cat(targets)[counts], counts)
 
 
 def label_changes(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
 ) -> tuple[Tensor, Tensor]:
     """(|l(f', y[phi']) - l(f', y_i)| of each sample, scaled so that their mean is Definition 9's; whether the label
-    changed), both (n,) float64; f' the outputs at the moved features phi'."""
+    changed), both (n,) float64; f' the outputs at the moved features phi'. Of ignored samples 0 and NaN."""
     changes, changed, mass = [], [], 0.0
     with problem.measuring(model), torch.no_grad():
         for raw in problem.batches(256):
@@ -71,9 +75,12 @@ def label_changes(
                 f, y = problem.run(model, problem.place(raw))
             f = f.to(torch.float64)
             told = labels(there[0].reshape(len(f), -1).to(torch.float64)).to(y)
-            changes.append((problem.loss.values(f, told) - problem.loss.values(f, y)).abs())
-            changed.append((told != y).reshape(len(f), -1).any(1).to(torch.float64))
-            mass += float(problem.loss.mass(f, y).sum())
+            each = problem.loss.mass(f, y)
+            change = (problem.loss.values(f, told) - problem.loss.values(f, y)).abs()
+            changes.append(torch.where(each > 0, change, 0.0))
+            differs = (told != y).reshape(len(f), -1).any(1).to(torch.float64)
+            changed.append(torch.where(each > 0, differs, math.nan))
+            mass += float(each.sum())
     found = torch.cat(changes).cpu()
     return found * len(found) / mass, torch.cat(changed).cpu()
 
@@ -117,11 +124,12 @@ def _terms(
     """Of one chunk: gamma at phi + a A phi for the outputs, + b A phi for the labels, c along the labels' own slope."""
     batch = problem.place(raw)
     read: list[Tensor] = []
-    a = torch.zeros(size(batch), dtype=torch.float64, requires_grad=True)
+    at = next(model.parameters(), A).device
+    a = torch.zeros(size(batch), dtype=torch.float64, device=at, requires_grad=True)
     b, c = (torch.zeros_like(a, requires_grad=True) for _ in range(2))
 
     def along(phi: Tensor) -> Tensor:
-        if phi[0].numel() != len(A):
+        if A.shape != (phi[0].numel(),) * 2:
             raise BadInput(f"label_change_terms(A=...): shape {(phi[0].numel(),) * 2} is needed, got {tuple(A.shape)}")
         flat = phi.flatten(1)
         read.append(flat.detach().to(torch.float64))

@@ -26,7 +26,7 @@ class Crossing:
 
 
 def first_crossing(change: Callable[[float], Tensor], level: float, start: float) -> Crossing | None:
-    """The sigma up to which the mean change stays below `level`; None where no noise reaches it.
+    """The sigma up to which the mean change stays below `level`; None where none reaches it, or overflow comes first.
 
     `change`: sigma -> the change under each of m fixed draws scaled by sigma, (m,). Doubling from `start`, or halving
     until the change is small, then bisection: the same draws at every sigma, so that the mean moves smoothly between
@@ -50,10 +50,13 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
                 return None
         low = high / 2
     for beyond in (low / 2, 2 * high):  # with one draw left out the crossing may lie there
-        above(beyond)
+        if beyond not in seen:
+            above(beyond)
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if above(middle) else (middle, high)
+    if not bool(torch.isfinite(seen[high]).all()):
+        return None
     sigmas = sorted(seen)
     changes = torch.stack([seen[sigma] for sigma in sigmas])
     m = changes.shape[1]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 
 import torch
-from scipy import stats
+from scipy import linalg, stats
 from torch import Tensor
 
-from flatlens.errors import BadInput
-
+LAWS = ("rotations", "ball", "truncated_normal")
 UNDERFLOW = 1e-250
 
 
 def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
-    """W A, A drawn from the orthogonal m x m matrices by Haar's measure; W of shape (..., m), float64.
+    """W A, A drawn from the orthogonal m x m matrices by Haar's measure; W of shape (d, m), float64.
 
     With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r orthonormal rows of uniform law: A itself is never drawn.
     """
@@ -36,6 +35,29 @@ def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
     Q, R = torch.linalg.qr(torch.randn(m, r, dtype=torch.float64, generator=generator))
     rows: Tensor = (Q * R.diagonal().sign()).mT
     return rows
+
+
+def balanced_rows(g: int, r: int, m: int, generator: torch.Generator) -> Tensor:
+    """k sets of g times r <= m orthonormal rows, (k, g, r, m) float64: each of uniform law, and the mean over the k of
+    every product of two entries is Haar's, with no error.
+
+    Rows of one Haar rotation a block, shifted through all m places, with signs from a Hadamard matrix: k = m times the
+    least power of 2 that is not below g r, and no set smaller than m g r can do it.
+
+    >>> rows = balanced_rows(1, 2, 3, torch.Generator().manual_seed(0))[:, 0].flatten(1)
+    >>> bool(torch.allclose(rows.T @ rows / len(rows), torch.eye(6, dtype=torch.float64) / 3))
+    True
+    """
+    signs = torch.as_tensor(linalg.hadamard(balanced_count(g, r, 1)), dtype=torch.float64)[:, : g * r]
+    Q = torch.stack([orthonormal_rows(m, m, generator) for _ in range(g)])
+    places = (torch.arange(r) + torch.arange(m)[:, None]) % m  # (shifts, r)
+    rows = Q[:, places].transpose(0, 1)  # (shifts, g, r, m)
+    return (signs.reshape(-1, 1, g, r, 1) * rows).flatten(0, 1)
+
+
+def balanced_count(g: int, r: int, m: int) -> int:
+    """How many sets `balanced_rows` gives."""
+    return m * (1 << (g * r - 1).bit_length())
 
 
 def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
@@ -98,11 +120,3 @@ def polar(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     Q2, R2 = torch.linalg.qr(right.mT)
     U, _, Vh = torch.linalg.svd(R1 @ R2.mT)
     return Q1 @ U, Vh @ Q2.mT
-
-
-def require_law(law: str, sigma: float) -> None:
-    """Refuse what `radius` does not know."""
-    if not (isinstance(sigma, int | float) and sigma > 0):
-        raise BadInput(f"option sigma={sigma!r}: a positive number is needed")
-    if law not in ("rotations", "ball", "truncated_normal"):
-        raise BadInput(f"law {law!r}: 'rotations', 'ball' or 'truncated_normal' is needed")

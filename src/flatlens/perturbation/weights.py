@@ -11,7 +11,9 @@ from torch.func import functional_call
 
 from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.space import space_of
+from flatlens.errors import BadInput
 from flatlens.grams.leftover import Runner
+from flatlens.grams.sketch import signs
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
@@ -43,7 +45,9 @@ class Elsewhere:
 
     def run(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Any]:
         """(outputs, targets) of a placed batch at theta; differentiable in theta."""
-        values = {f"model.{name}": value for name, value in self.space.named(theta).items()}
+        if theta.shape != self.here.shape:
+            raise BadInput(f"theta: shape ({self.space.size},) is needed, got {tuple(theta.shape)}")
+        values = {f"model.{name}": value for name, value in self.space.named(theta.to(self.here)).items()}
         found: tuple[Tensor, Any] = functional_call(self._runner, values, (batch,))
         return found
 
@@ -52,6 +56,14 @@ class Elsewhere:
         problem = self.problem
         with problem.measuring(self.model):
             return outcomes(problem, problem.batches(CHUNK), lambda batch: self.run(theta, batch))
+
+    def rounding(self) -> float:
+        """How far the risk moves when every parameter moves by one rounding of its size, up or down: what the risk's
+        own arithmetic is worth."""
+        here, step = self.outcomes(self.here).risk, torch.finfo(self.here.dtype).eps * self.here.abs()
+        generator = torch.Generator().manual_seed(0)
+        moved = [self.outcomes(self.here + step * signs(step.shape, step, generator)).risk for _ in range(4)]
+        return max(abs(risk - here) for risk in moved)
 
     def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:
         """(sum of losses / mass, its derivative (P,)) over some batches, a chunk's graph at a time."""

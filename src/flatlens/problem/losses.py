@@ -47,16 +47,31 @@ class Loss(ABC):
         return torch.stack(rows, dim=1)
 
     def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """u -> C_i u_i for u of f's shape; C as matrices unless a subclass knows better."""
-        C = self.output_hessian(f, y)
-        return lambda u: (C @ u.to(C.dtype)[..., None])[..., 0]
+        """u -> C_i u_i for u of f's shape: a backward pass through the loss's own slope, kept, unless a subclass knows
+        better."""
+        with torch.enable_grad():
+            leaf = f.detach().to(torch.float64).requires_grad_()
+            (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
+
+        def apply(u: Tensor) -> Tensor:
+            if not slope.requires_grad:  # linear in the outputs
+                return torch.zeros_like(leaf)
+            (row,) = torch.autograd.grad(slope, leaf, u.to(slope), retain_graph=True, allow_unused=True)
+            return torch.zeros_like(leaf) if row is None else row
+
+        return apply
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
         """(rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.
 
-        u and C u, in either order, half each; one row R u where C = R R^T is known.
+        One row R u where C = R R^T is known, as it is where C is diagonal and nonnegative; else u and C u, in either
+        order, half each.
         """
-        Cu = self.bend(f, y)(u)
+        bend = self.bend(f, y)
+        diagonal, Cu = bend(torch.ones_like(u)), bend(u)
+        v = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(0)).to(u)  # whatever u is
+        if bool((diagonal >= 0).all()) and bool(torch.isclose(bend(v), diagonal * v, rtol=1e-9, atol=0).all()):
+            return (diagonal.sqrt() * u)[:, None], diagonal.new_ones(len(f), 1, 1)
         crossed = torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64, device=f.device)
         return torch.stack([u.to(Cu), Cu], 1), crossed.expand(len(f), 2, 2)
 

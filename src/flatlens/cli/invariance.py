@@ -1,0 +1,64 @@
+"""`flatlens invariance`: which of one network's numbers are artefacts of how its weights are written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from flatlens.cli.bar import Bar
+from flatlens.cli.inputs import Inputs
+from flatlens.cli.measure import split_names
+from flatlens.cli.output import Flag, show, show_json, stdout_to_stderr
+
+Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
+
+
+def invariance(
+    model: str,
+    /,
+    *,
+    inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
+    measures: Names = (),
+    transforms: Names = (),
+    seed: int = 0,
+    strict: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+) -> int:
+    """Move the weights of one network without moving its function, and see which of its numbers stay.
+
+    For example:
+
+        flatlens invariance net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
+        flatlens invariance runs/digits/networks/0123456789ab --measures relative_flatness,hessian_trace
+
+    Args:
+        model: As of `flatlens measure`.
+        measures: Which ones, with commas between or the option repeated; `flatlens list measures` has the names.
+            Without it: all that one pass over the data gives.
+        transforms: Which ones, likewise; `flatlens list transforms` has the names. Without it: all that are valid in
+            this network.
+        seed: Of random factors and orders, and of the draws of estimates.
+        strict: Exit with 1 if a number moves that is declared to stay: an error in flatlens, or in a theorem.
+        as_json: Print JSON.
+    """
+    import torch
+
+    import flatlens as fl
+
+    problem = inputs.problem(model)
+    chosen, moves = ([name for part in parts for name in split_names(part)] for parts in (measures, transforms))
+    with stdout_to_stderr(), Bar() as bar:
+        generator = torch.Generator().manual_seed(seed)
+        found = fl.check_invariance(fl.Lens(problem), chosen or None, moves or None, generator=generator, progress=bar)
+    if as_json:
+        applied = {name: asdict(one) for name, one in found.moved.items()}
+        rows = found.frame().to_dict("records")
+        show_json({"about": found.about, "transforms": applied, "left_out": found.left_out, "cells": rows})
+    else:
+        from flatlens.report.invariance import invariance_screen
+
+        show(invariance_screen(found))
+    return 1 if strict and found.disagreeing else 0
