@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flatlens import distributions as distributions
     from flatlens import measures as measures
     from flatlens import perturbation as perturbation
+    from flatlens import transforms as transforms
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
     from flatlens.errors import FlatlensError as FlatlensError
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from flatlens.measures import catalogue as catalogue
     from flatlens.measures import measure as measure
     from flatlens.problem import Problem as Problem
+    from flatlens.transforms import InvarianceReport as InvarianceReport
+    from flatlens.transforms import check_invariance as check_invariance
 
 __version__ = "0.1.0"
 
@@ -29,19 +32,21 @@ _HOME = {
     "BoundsReport": "flatlens.bounds",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
+    "InvarianceReport": "flatlens.transforms",
     "Lens": "flatlens.measures",
     "Problem": "flatlens.problem",
     "Report": "flatlens.estimate",
     "StaleLens": "flatlens.errors",
     "catalogue": "flatlens.measures",
     "check_bounds": "flatlens.bounds",
+    "check_invariance": "flatlens.transforms",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation"]
+__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation", "transforms"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bounds", "curvature", "distributions", "measures", "perturbation"):
+    if name in ("bounds", "curvature", "distributions", "measures", "perturbation", "transforms"):
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

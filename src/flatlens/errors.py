@@ -9,7 +9,8 @@
     |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled
     |   |-- BadFolder                  an output folder that holds something else
     |   `-- UnknownName                no such measure, layer, data set...; says the nearest name (also a KeyError)
-    `-- StaleLens (also a RuntimeError)  the model changed after the lens was made
+    |-- StaleLens (also a RuntimeError)  the model changed after the lens was made
+    `-- FunctionChanged (also a RuntimeError)  a transform of the weights did not leave the function alone: a bug here
 
 A message names the argument, what is required of it, the value met, the likely cause and the next step.
 """
@@ -69,3 +70,7 @@ class UnknownName(BadInput, KeyError):
 
 class StaleLens(FlatlensError, RuntimeError):
     """The model changed after the lens was made: its cached numbers are of another network."""
+
+
+class FunctionChanged(FlatlensError, RuntimeError):
+    """A transform that must leave the network's outputs alone moved them: an error in flatlens."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.output import Flag, note, show, show_json
+from flatlens.cli.output import Flag, show, show_json
 from flatlens.cli.study import STUDIES
 from flatlens.errors import BadInput
 
@@ -52,8 +52,6 @@ def list_names(
     rows = _rows(kind)
     if as_json:
         show_json(rows)
-    elif not rows:
-        note(f"this version has no {kind} yet")
     elif kind == "measures":
         show(*_measures(), KEY, _papers())
     else:

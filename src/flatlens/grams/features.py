@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor, nn
 
@@ -17,10 +19,22 @@ def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[s
     """Standard deviation of each feature over samples and positions, per layer: ((g, m), how many are constant).
 
     A constant feature has none: its unit is its absolute value, and `DEAD` where it is always 0, which leaves its
-    weights out, so that what rests on this scale does not move when features are rescaled. One forward pass; moments
-    are merged chunk by chunk (Chan's update in float64: no cancellation for a large mean).
+    weights out, so that what rests on this scale does not move when features are rescaled. One forward pass.
     """
-    moments: dict[str, tuple[int, Tensor, Tensor]] = {}
+    moments = feature_moments(problem, model, layout)
+    return {layer: _scale(layout.weights[layer], *moments[layer]) for layer in moments}
+
+
+Moments: TypeAlias = tuple[int, Tensor, Tensor]
+"""(observations, mean (features,), sum of squared deviations (features,)), over samples and positions."""
+
+
+def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Moments]:
+    """Moments of the features each linear layer reads; one forward pass.
+
+    They are merged chunk by chunk (Chan's update in float64: no cancellation for a large mean).
+    """
+    moments: dict[str, Moments] = {}
     with measuring(model), torch.no_grad():
         for raw in problem.data.chunks(1024):
             with record(model) as tape:
@@ -29,7 +43,12 @@ def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[s
                 for key in weight.calls:
                     x = by_sample(tape.linear[key].x.detach(), layout.batch_axis[key])
                     moments[layer] = _merge(moments.get(layer), _by_feature(weight, x))
-    return {layer: _scale(layout.weights[layer], *moments[layer]) for layer in moments}
+    return moments
+
+
+def is_constant(mean: Tensor, spread: Tensor) -> Tensor:
+    """Which features never change over the data: their spread is rounding."""
+    return spread <= 1e-12 * mean.abs()
 
 
 def _by_feature(weight: Weight, x: Tensor) -> Tensor:
@@ -38,7 +57,7 @@ def _by_feature(weight: Weight, x: Tensor) -> Tensor:
     return x.movedim(axis, -1).reshape(-1, features(weight.module)).to(torch.float64)
 
 
-def _merge(so_far: tuple[int, Tensor, Tensor] | None, x: Tensor) -> tuple[int, Tensor, Tensor]:
+def _merge(so_far: Moments | None, x: Tensor) -> Moments:
     """(count, mean, sum of squared deviations) with x's rows added."""
     count, mean = len(x), x.mean(0)
     squares = (x - mean).square().sum(0)
@@ -52,6 +71,6 @@ def _merge(so_far: tuple[int, Tensor, Tensor] | None, x: Tensor) -> tuple[int, T
 
 def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> tuple[Tensor, int]:
     spread = (squares / count).sqrt()
-    constant = spread <= 1e-12 * mean.abs()
+    constant = is_constant(mean, spread)
     units = torch.where(constant, mean.abs(), spread)
     return per_feature(weight.module, torch.where(units == 0, DEAD, units)), int(constant.sum())

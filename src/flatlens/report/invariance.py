@@ -1,0 +1,111 @@
+"""Invariances measured on one network, as a screen of a terminal: which numbers stay, which move, which should not."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flatlens.report.cards import MOVES, spelling
+from flatlens.report.tables import ANSWERS_DOWN, RISK
+from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
+
+SHORT = {
+    **{move: short for move, short, _ in MOVES},
+    "batchnorm_folding": "bn fold",
+    "batchnorm_scale": "bn scale",
+    "feature_normalisation": "std",
+    "feature_normalisation.published": "variance",
+}
+"""Headings; a transform of the user's own stands under its name."""
+
+
+def invariance_screen(report: InvarianceReport) -> RenderableType:
+    """What `flatlens invariance` ends with: one row a measure, one column a transform, what was done, what to make of
+    it."""
+    parts: list[RenderableType] = [_table(report)] if report.moved else []
+    parts.append(_transforms(report))
+    parts.append(_key(report))
+    return Group(*parts)
+
+
+def _table(report: InvarianceReport) -> Table:
+    table = Table(
+        box=None, title="\nDoes the number stay?", title_justify="left", title_style="bold", padding=(0, 2, 0, 0),
+        header_style="dim",
+    )  # fmt: skip
+    table.add_column("measure", no_wrap=True)
+    table.add_column("before", justify="right", no_wrap=True)
+    for name in report.moved:
+        table.add_column(SHORT.get(name, name), no_wrap=True)
+    rows: dict[str, list[Cell]] = {}
+    for cell in report:
+        rows.setdefault(cell.measure, []).append(cell)
+    whole = len(rows) > ANSWERS_DOWN
+    for name, cells in rows.items():
+        wrong = any(cell.agrees is False for cell in cells)
+        if name in RISK or (whole and name != spelling(name) and not wrong):
+            continue
+        before = cells[0].before
+        shown = Text(f"{before:.4g}") if before == before else Text("undefined", style="dim")
+        table.add_row(name, shown, *(_cell(cell) for cell in cells))
+    return table
+
+
+def _cell(cell: Cell) -> Text:
+    """In words first: yes or no, and by what factor; in capitals where that is not as declared."""
+    if cell.unchanged is None:
+        if cell.agrees is False:
+            return Text("LOST", style="bold red")
+        return Text("-" if cell.before != cell.before or cell.after != cell.after else "?", style="dim")
+    if cell.unchanged:
+        return Text("yes", style="green" if cell.declared else "dim green")
+    told = f"{'NO' if cell.agrees is False else 'no'} {_by_what(cell)}".rstrip()
+    return Text(told, style="bold red" if cell.agrees is False else "yellow")
+
+
+def _by_what(cell: Cell) -> str:
+    """A factor, or where it is near 1 the change in percent."""
+    if not cell.before:
+        return ""
+    if abs(cell.change) < 0.1:
+        return f"{cell.change:+.2g}" if abs(cell.change) < 1e-3 else f"{cell.change:+.1%}"
+    factor = cell.after / cell.before
+    if 0.1 <= abs(factor) < 100:
+        return f"x{factor:.2g}"
+    digit, _, power = f"{factor:.0e}".partition("e")
+    return f"x{digit}e{int(power)}"
+
+
+def _transforms(report: InvarianceReport) -> Text:
+    """What each did, how well the outputs stayed, and why others are not here."""
+    text = Text("\nTransforms\n", style="bold")
+    for name, done in report.moved.items():
+        text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")
+        meaning = TRANSFORMS[name].meaning if name in TRANSFORMS else name
+        proof = f"outputs differ by {done.difference:.1g} at most"
+        text.append(f"{meaning} Moved: {'; '.join(done.links)}. Proof: {proof}.", style="not bold")
+        told = [done.note] if done.note else []
+        told += [f"not {layer}: {why}" for layer, why in done.left.items() if why != OUTPUTS]
+        text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
+    for name, why in report.left_out.items():
+        text.append(f"{name}: ", style="not bold italic")
+        text.append(f"does not apply here. {why}\n", style="not bold dim")
+    return text
+
+
+def _key(report: InvarianceReport) -> Text:
+    text = Text("yes, no: ", style="bold").append(
+        "whether the number stays, within rounding and 4 standard errors, when the weights move and the function does "
+        "not; x: by what factor it moves. Where a measure is declared to stay and does not, NO in capitals; ?: a "
+        "search leaves it open.",
+        style="not bold",
+    )
+    wrong = report.disagreeing
+    if wrong:
+        names = ", ".join(f"{cell.measure} under {cell.transform}" for cell in wrong)
+        return text.append(f"\nNot as declared: {names}", style="bold red")
+    checked = sum(cell.agrees is True for cell in report)
+    if checked:
+        text.append(f"\nAll {checked} declarations that could be checked hold.", style="not bold")
+    return text

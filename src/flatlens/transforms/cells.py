@@ -1,0 +1,164 @@
+"""The table of invariances: one cell a number and transform, with what is declared of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+import torch
+
+from flatlens.errors import UnknownName
+from flatlens.estimate import Estimate
+from flatlens.measures import Measure
+from flatlens.transforms.transform import Moved, Transform
+
+STDERRS = 4.0  #: combined standard errors within which two estimates are the same
+SEARCHED = 1e-3  #: relative, of what a search or an iteration found
+SHORT = 0.1  #: relative; by less than that, one search may have stopped short of where the other came
+UNDECIDED = "undecided: a search may have stopped short on one side; a smaller tol decides"
+COLUMNS = [
+    "measure", "transform", "before", "after", "change", "stderr", "unchanged", "declared", "agrees", "note",
+]  # fmt: skip
+
+TABLE_1 = {
+    "layer_sharpness.kappa": frozenset({"layerwise", "permutation"}),
+    "layer_sharpness.kappa_max": frozenset({"layerwise", "permutation"}),
+}
+"""What reparam2019 Table 1 says of parts of a measure whose card is about another number."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number before and after one transform."""
+
+    measure: str  #: with its dotted part
+    transform: str
+    before: float
+    after: float
+    change: float  #: relative to `before`
+    stderr: float  #: of after - before
+    unchanged: bool | None  #: within rounding and error; None where there is no number, or none to rely on
+    declared: bool | None  #: whether it must be, as the literature and the measure's card say; None: they say nothing
+    agrees: bool | None
+    """Whether the number does what is declared. None where nothing is, and where a measure that is not declared to stay
+    stays here: the claim is about networks in general."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What a transform did to the network, and the proof."""
+
+    difference: float  #: max |f' - f| over the data
+    links: tuple[str, ...]  #: whose features moved, as `fc1 -> fc2`
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features stayed, with the reason
+    note: str = ""
+
+    @classmethod
+    def of(cls, moved: Moved) -> Applied:
+        """Without the network."""
+        return cls(moved.difference, moved.links, dict(moved.left), moved.note)
+
+
+class InvarianceReport(Sequence[Cell]):
+    """Cells, one a measure and transform; `frame()` is the table.
+
+    `moved` has what each transform did and the proof that the outputs stayed, `left_out` why others do not apply to
+    this network.
+    """
+
+    def __init__(
+        self, cells: Iterable[Cell], moved: Mapping[str, Applied], left_out: Mapping[str, str], about: Mapping[str, Any]
+    ) -> None:
+        self._cells = list(cells)
+        self.moved = dict(moved)
+        self.left_out = dict(left_out)
+        self.about = dict(about)
+
+    def __getitem__(self, which):  # type: ignore[no-untyped-def]
+        """By position, or by (measure, transform)."""
+        if not isinstance(which, tuple):
+            return self._cells[which]
+        for cell in self._cells:
+            if (cell.measure, cell.transform) == which:
+                return cell
+        if which[1] in self.left_out:
+            raise UnknownName(f"transform {which[1]} does not apply to this network: {self.left_out[which[1]]}")
+        known = [name for cell in self._cells for name in (cell.measure, cell.transform)]
+        unknown = next((name for name in which if name not in known), str(which))
+        raise UnknownName.among("cell of this table", unknown, set(known))
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def __repr__(self) -> str:
+        return self.frame().to_string(max_rows=80)
+
+    def _repr_html_(self) -> str:
+        return self.frame().to_html(max_rows=80, float_format="{:.6g}".format, border=0)
+
+    @property
+    def disagreeing(self) -> list[Cell]:
+        """Numbers that moved though they are declared to stay: an error in flatlens, or in a theorem."""
+        return [cell for cell in self._cells if cell.agrees is False]
+
+    def frame(self) -> pd.DataFrame:
+        """Tidy: one row a measure and transform."""
+        return pd.DataFrame([{name: getattr(cell, name) for name in COLUMNS} for cell in self._cells], columns=COLUMNS)
+
+
+def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
+    """The cell of one number, before (a) and after (b)."""
+    stderr = math.hypot(a.stderr, b.stderr)
+    must = declared(one, row, transform)
+    if a.kind == "undefined" or b.kind == "undefined":
+        lost = (a.kind == "undefined") != (b.kind == "undefined")
+        note = f"undefined{' on one side only' if lost else ''}: {a.note or b.note}"
+        agrees = False if lost and must else None
+        return Cell(row, transform.name, a.value, b.value, math.nan, math.nan, None, must, agrees, note)
+    eps = torch.finfo(dtype).eps
+    searched = max(_left_open(one, a), _left_open(one, b))
+    slack = max(64 * eps**0.5, searched)
+    size = max(abs(a.value), abs(b.value))
+    unchanged = a.value == b.value or abs(b.value - a.value) <= slack * size + 8 * eps + STDERRS * stderr
+    change = _change(a.value, b.value)
+    if must and not unchanged and searched and abs(b.value - a.value) <= SHORT * size:
+        return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, UNDECIDED)
+    stays = unchanged and must is False
+    note = "stays here; in general it does not" if stays else ""
+    agrees = None if must is None or stays else unchanged == must
+    return Cell(row, transform.name, a.value, b.value, change, stderr, unchanged, must, agrees, note)
+
+
+def declared(one: Measure, row: str, transform: Transform) -> bool | None:
+    """Whether the number of this row must stay under the transform; None where nothing is said of it."""
+    part = row.removeprefix(one.key).removeprefix(".")
+    if transform.declared_as is None:
+        of_function = (one.place == one.answer == "input") or one.card.family == "generalisation"
+        return True if of_function and not part else None
+    if f"{one.card.name}.{part}" in TABLE_1:
+        return transform.declared_as in TABLE_1[f"{one.card.name}.{part}"]
+    if part and one.place not in ("parameters", "weight"):
+        return None
+    return transform.declared_as in one.invariant_under
+
+
+def _left_open(one: Measure, estimate: Estimate) -> float:
+    """The relative error that a search or an iteration stops at."""
+    tol = dict(one.options).get("tol")
+    found = max(SEARCHED, 2 * tol) if isinstance(tol, float) else SEARCHED
+    return 0.0 if estimate.kind in ("exact", "estimate") else found
+
+
+def _change(before: float, after: float) -> float:
+    """Relative to what was.
+
+    >>> _change(2.0, 3.0), _change(0.0, 0.0), _change(0.0, -1.0)
+    (0.5, 0.0, -inf)
+    """
+    if before == after:
+        return 0.0
+    return (after - before) / abs(before) if before else math.copysign(math.inf, after)

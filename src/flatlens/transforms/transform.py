@@ -1,0 +1,181 @@
+"""A transform moves the weights of a copy, and proves on the data that the network's function stayed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
+
+import torch
+from torch import nn
+
+from flatlens.errors import BadInput, BadModel, FunctionChanged
+from flatlens.problem import Problem
+from flatlens.transforms.wiring import Link, Wiring, read_wiring
+
+ROUNDINGS = 1e4  #: of the largest output, that outputs may differ by after weights were rescaled in every layer
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """Where a transform is valid in one network, and why not elsewhere."""
+
+    links: tuple[Link, ...]
+    left: Mapping[str, str]  #: layers whose features stay, with the reason
+
+    @property
+    def refused(self) -> str:
+        """Why nothing can be moved; empty where something can."""
+        if self.links:
+            return ""
+        reasons: dict[str, list[str]] = {}
+        for layer, why in self.left.items():
+            reasons.setdefault(why, []).append(layer)
+        told = [f"{', '.join(layers) + ': ' if all(layers) else ''}{why}" for why, layers in reasons.items()]
+        return "; ".join(told) or "no layer reads another one's features"
+
+
+@dataclass(frozen=True, eq=False)
+class Moving:
+    """What a move works on: a copy of the network, and where it may be moved."""
+
+    problem: Problem  #: the original's
+    model: nn.Module  #: the copy
+    links: tuple[Link, ...]
+    generator: torch.Generator
+
+    def factors(self, size: int, low: float = 5.0, high: float = 25.0) -> torch.Tensor:
+        """Random factors, (size,) float64: in [5, 25] as published."""
+        return torch.rand(size, generator=self.generator, dtype=torch.float64) * (high - low) + low
+
+    def module(self, name: str) -> nn.Module:
+        """A layer of the copy."""
+        return self.model.get_submodule(name)
+
+
+Move: TypeAlias = Callable[[Moving], str]
+"""Moves the copy's weights in place; what is worth noting comes back."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """The network with other weights and the same function."""
+
+    transform: str
+    problem: Problem  #: of the copy: same loss, same data
+    difference: float  #: max |f' - f| over the data
+    links: tuple[str, ...]  #: whose features were moved, as `fc1 -> fc2`
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features stayed, with the reason
+    note: str = ""
+
+    @property
+    def model(self) -> nn.Module:
+        """The moved copy."""
+        return self.problem.model
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """A move of the weights that leaves the network's function alone."""
+
+    name: str
+    id: str  #: the catalogue's row
+    meaning: str  #: one line
+    source: str
+    declared_as: str | None  #: the move that cards of measures speak of; None where they say nothing
+    default: bool  #: whether `check_invariance` applies it unasked
+    where: Callable[[Wiring], Offer]
+    move: Move
+
+    def offer(self, wiring: Wiring) -> Offer:
+        """Where it is valid in the network of this wiring."""
+        return Offer((), {"": wiring.unreadable}) if wiring.unreadable else self.where(wiring)
+
+    def apply(self, problem: Problem, generator: torch.Generator | None = None) -> Moved:
+        """A copy of the network, in the measured dtype, with other weights; the outputs are compared on all the data.
+
+        Raises `BadModel` where the network has no place for it, `FunctionChanged` where the outputs differ by more
+        than rounding: that is an error in flatlens.
+        """
+        if not isinstance(problem, Problem):
+            raise BadInput(f"{self.name}.apply(...): a Problem is needed, got {type(problem).__name__}")
+        model = copied(problem)
+        offer = self.offer(read_wiring(problem, model))
+        if offer.refused:
+            raise BadModel(f"transform {self.name}: this network has no place for it: {offer.refused}")
+        generator = torch.Generator().manual_seed(0) if generator is None else generator
+        note = self.move(Moving(problem, model, offer.links, generator))
+        difference = proved(self.name, problem, model)
+        links = tuple(map(str, offer.links))
+        return Moved(self.name, with_model(problem, model), difference, links, offer.left, note)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def transform(
+    *,
+    id: str,
+    source: str,
+    where: Callable[[Wiring], Offer],
+    declared_as: str | None,
+    name: str = "",
+    default: bool = True,
+) -> Callable[[Move], Transform]:
+    """Make a function that moves weights in place a transform; its docstring's first line is the meaning."""
+
+    def decorate(move: Move) -> Transform:
+        meaning = (inspect.getdoc(move) or "").partition("\n")[0]
+        return Transform(name or move.__name__, id, meaning, source, declared_as, default, where, move)
+
+    return decorate
+
+
+def copied(problem: Problem) -> nn.Module:
+    """The measured network, apart from the user's."""
+    try:
+        return copy.deepcopy(problem.measured())
+    except Exception as error:  # of old-style weight_norm, and of whatever the user's modules hold
+        why = " ".join(str(error).split())[:120]
+        raise BadModel(
+            f"Problem(model=...): the network cannot be copied ({why}), and transforms move the weights of a copy; "
+            f"torch.nn.utils.parametrizations.weight_norm can be, the older weight_norm not"
+        ) from error
+
+
+def with_model(problem: Problem, model: nn.Module) -> Problem:
+    """The same problem with another network; a layer's new bias counts where its weight does."""
+    known = {name for name, _ in model.named_parameters()}
+    before = {name for name, _ in problem.model.named_parameters()}
+    added = {name for name in known - before if f"{name.rpartition('.')[0]}.weight" in problem.parameters}
+    return Problem(
+        model,
+        problem.loss,
+        problem.data,
+        test=problem.test,
+        forward=problem.forward,
+        parameters=(problem.parameters & known) | added,
+        dtype=problem.dtype,
+        memory=problem.memory,
+        batchnorm="train" if problem.coupled else "eval",
+        ghost_batch=problem.ghost_batch,
+    )
+
+
+def proved(name: str, problem: Problem, moved: nn.Module) -> float:
+    """max |f' - f| over the data, which is rounding; anything else raises `FunctionChanged`."""
+    original, difference, largest, eps = problem.measured(), 0.0, 0.0, 0.0
+    with problem.measuring(original), problem.measuring(moved), torch.no_grad():
+        for raw in problem.batches(1024):
+            f, g = (problem.run(model, problem.place(raw))[0] for model in (original, moved))
+            difference = max(difference, float((f - g).abs().max().nan_to_num(nan=float("inf"))))
+            largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
+    if difference > ROUNDINGS * eps * largest:
+        raise FunctionChanged(
+            f"transform {name}: the outputs changed by {difference:.2g}, where the largest is {largest:.2g}: an error "
+            f"in flatlens; leave the transform out, and please report the network"
+        )
+    return difference

@@ -1,0 +1,275 @@
+"""Which layer's features reach which other layers, and what lies between: read off a symbolic trace and a trial run.
+
+A trial run on the problem's probes carries, beside each tensor, the feature that each of its entries is of. Flatten,
+pooling, transposes and views move these along, so a channel that spans several inputs of the next layer is known as
+one. A feature that meets another branch, reaches the outputs, or enters an operation not known to act on each feature
+by itself, is left where it is, with the reason.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from flatlens.problem import Problem
+from flatlens.problem.layers import groups
+from flatlens.transforms import rules
+
+OUTPUTS = "its features are the network's outputs"
+ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: of a tensor, whatever its values
+
+
+@dataclass(frozen=True, eq=False)
+class Reader:
+    """A layer or norm that reads features of another."""
+
+    name: str
+    owner: Tensor  #: which feature each of its inputs is of, (inputs,)
+    direct: bool  #: whether nothing at all lies between
+
+
+@dataclass(eq=False)
+class Link:
+    """A layer or norm, and all that reads its features."""
+
+    source: str
+    features: int
+    readers: list[Reader] = field(default_factory=list)
+    norms: list[Reader] = field(default_factory=list)  #: in between; they go along where features are permuted
+    refused: str = ""  #: why its features are left where they are
+
+    def refuse(self, why: str) -> None:
+        """Keep the first reason."""
+        self.refused = self.refused or why
+
+    def __str__(self) -> str:
+        return f"{self.source} -> {', '.join(reader.name for reader in self.readers)}"
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """Of one network: whose features can be rescaled, and whose permuted."""
+
+    scales: dict[str, Link] = field(default_factory=dict)  #: of linear layers and BatchNorms, in execution order
+    orders: dict[str, Link] = field(default_factory=dict)  #: of linear layers
+    unreadable: str = ""  #: why nothing is known
+    coupled: bool = False  #: whether BatchNorms normalise by the samples of a batch
+
+
+@dataclass(frozen=True, eq=False)
+class _Tag:
+    """What is known of a tensor: the layer that made its features, the last that set their scale."""
+
+    order: Link | None
+    scale: Link | None
+    ids: Tensor  #: the feature of each entry
+    direct: bool = True
+
+    def refuse(self, why: str) -> None:
+        for link in (self.order, self.scale):
+            if link is not None:
+                link.refuse(why)
+
+
+def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
+    """The wiring of a network, a copy that the caller owns.
+
+    >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    >>> wiring = read_wiring(Problem(net, "mse", (torch.ones(4, 2), torch.zeros(4, 1))), net)
+    >>> str(wiring.scales["0"]), wiring.scales["2"].refused
+    ('0 -> 2', "its features are the network's outputs")
+    """
+    batch = problem.place(problem.probes[0])
+    try:
+        with problem.measuring(model), torch.no_grad():
+            trial = _Trial(model, problem.coupled)
+            found, _ = problem.run(trial, batch)
+            expected, _ = problem.run(model, batch)
+    except Exception as error:  # whatever the network's own forward() makes of symbols
+        why = " ".join(str(error).split())[:120]
+        return Wiring(unreadable=f"torch.fx cannot trace the network ({type(error).__name__}: {why})")
+    if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
+        return Wiring(unreadable="what torch.fx traced gives other outputs than the network")
+    return trial.reader.wiring
+
+
+class _Trial(nn.Module):
+    """The network in its own place, watched."""
+
+    def __init__(self, model: nn.Module, coupled: bool) -> None:
+        super().__init__()
+        self.traced = fx.symbolic_trace(model)
+        self.reader = _Reader(self.traced, model, coupled)
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:
+        bound = inspect.signature(self.traced.forward).bind(*arguments, **options)
+        bound.apply_defaults()
+        return self.reader.run(*bound.arguments.values())
+
+
+class _Reader(fx.Interpreter):
+    """Runs the graph, and hands on whose features every tensor holds."""
+
+    def __init__(self, traced: fx.GraphModule, model: nn.Module, coupled: bool) -> None:
+        super().__init__(traced)
+        self.extra_traceback = False
+        self.coupled = coupled
+        self.reasons = _reasons(traced, model)
+        self.tags: dict[fx.Node, _Tag] = {}
+        self.wiring = Wiring(coupled=coupled)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """One operation."""
+        tags = {node: self.tags[node] for node in n.all_input_nodes if node in self.tags}
+        what: Any = self.fetch_attr(str(n.target)) if n.op == "call_module" else n.target
+        rest, feeds = (), None
+        if n.op.startswith("call") and n.args and isinstance(n.args[0], fx.Node):
+            arguments, _ = self.fetch_args_kwargs_from_env(n)
+            rest, feeds = arguments[1:], tags.get(n.args[0])
+        out = super().run_node(n)
+        if n.op == "call_module" and isinstance(what, rules.LINEAR):
+            self._linear(n, what, tags, out)
+        elif n.op == "output":
+            for tag in tags.values():
+                tag.refuse(OUTPUTS)
+        elif n.op == "call_module" and type(what) in rules.BATCHNORMS:
+            self._norm(n, what, tags, out)
+        elif tags and not _asks(n):
+            after = self._passed(n, what, tags, rest, feeds, out)
+            if after is not None:
+                self.tags[n] = after
+        return out
+
+    def _linear(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
+        """A layer reads what it is fed, and makes features of its own."""
+        name, why = str(n.target), self.reasons.get(id(module), "")
+        for fed in tags.values():
+            owner = rules.read(module, fed.ids)
+            if why or owner is None:
+                fed.refuse(f"{name} reads them: {why or 'some of its inputs are several features in turn'}")
+                continue
+            for link in {id(one): one for one in (fed.order, fed.scale) if one is not None}.values():
+                link.readers.append(Reader(name, owner, fed.direct))
+            if fed.order is not None:
+                _refuse_order(fed.order, name, module, owner)
+        order, scale = (Link(name, len(module.weight), refused=why) for _ in range(2))
+        if groups(module) > 1:
+            order.refuse("its groups of channels cannot be mixed")
+        self.wiring.orders.setdefault(name, order)
+        self.wiring.scales.setdefault(name, scale)
+        if not why:
+            self.tags[n] = _Tag(order, scale, rules.given(module, out))
+
+    def _norm(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
+        """A BatchNorm takes in the scale of what it is fed, and sets one of its own; the order goes through."""
+        name, why = str(n.target), self.reasons.get(id(module), "")
+        if self.coupled or module.running_mean is None:
+            why = "it normalises by the samples of a batch"
+        shape = (-1, *(1,) * (out.ndim - 2))
+        channels = torch.arange(module.num_features).reshape(shape).expand(out.shape)
+        tag = next(iter(tags.values()), None)
+        if tag is not None and (why or not torch.equal(tag.ids, channels)):
+            tag.refuse(f"{name} reads them: {why or 'its channels are not their features'}")
+        if why:
+            return
+        mine = Link(name, module.num_features, refused="" if module.affine else "it has no affine map")
+        self.wiring.scales.setdefault(name, mine)
+        order = None if tag is None or tag.order is None or tag.order.refused else tag.order
+        reader = Reader(name, torch.arange(module.num_features), tag is not None and tag.direct)
+        if tag is not None and tag.scale is not None:
+            tag.scale.readers.append(reader)
+        if order is not None:
+            order.norms.append(reader)
+        self.tags[n] = _Tag(order, mine, channels)
+
+    def _passed(
+        self, n: fx.Node, what: Any, tags: dict[fx.Node, _Tag], rest: tuple[Any, ...], feeds: _Tag | None, out: Any
+    ) -> _Tag | None:
+        """The features after an operation on one tensor; None, and the reason with its source, where it stops them."""
+        kind = type(what) if isinstance(what, nn.Module) else what
+        called = _called(n, what)
+        if len(n.all_input_nodes) > 1 and not _only_sizes(n, tags):
+            _refuse_all(tags, f"they meet another tensor at {called}")
+            return None
+        done = rules.effect(kind, (None, *rest))
+        hooked = isinstance(what, nn.Module) and _hooked(what)
+        if feeds is None or done is None or hooked or not isinstance(out, Tensor):
+            _refuse_all(tags, f"{called} is not known to act on each of them by itself")
+            return None
+        ids = rules.moved(feeds.ids, kind, what, n, rest, out)
+        if ids is None:
+            _refuse_all(tags, f"{called} mixes them")
+            return None
+        if done == "elementwise" and feeds.scale is not None:
+            feeds.scale.refuse(f"{called} is not positively homogeneous")
+        return replace(feeds, ids=ids, direct=False)
+
+
+def _refuse_order(link: Link, name: str, module: Any, owner: Tensor) -> None:
+    if groups(module) > 1:
+        link.refuse(f"{name} reads them in groups")
+    elif bool((torch.bincount(owner, minlength=link.features) * link.features != len(owner)).any()):
+        link.refuse(f"{name} reads some of them more often than others")
+
+
+def _refuse_all(tags: dict[fx.Node, _Tag], why: str) -> None:
+    for tag in tags.values():
+        tag.refuse(why)
+
+
+def _asks(n: fx.Node) -> bool:
+    """Whether a node asks for a tensor's size, not for its values."""
+    return n.target in ASKED or (n.target is getattr and n.args[1] in ASKED)
+
+
+def _only_sizes(n: fx.Node, tags: dict[fx.Node, _Tag]) -> bool:
+    """Whether all that goes in beside the features are sizes of tensors."""
+    return len(tags) == 1 and all(_is_size(node) for node in n.all_input_nodes if node not in tags)
+
+
+def _is_size(n: fx.Node) -> bool:
+    inputs = n.all_input_nodes
+    return _asks(n) or (n.op == "call_function" and bool(inputs) and all(_is_size(node) for node in inputs))
+
+
+def _called(n: fx.Node, what: Any) -> str:
+    if isinstance(what, nn.Module):
+        return f"{n.target} ({type(what).__name__})"
+    return f"{getattr(n.target, '__name__', n.target)}()"
+
+
+def _reasons(traced: fx.GraphModule, model: nn.Module) -> dict[int, str]:
+    """Why a layer must stay as it is, by the id of its module; nothing for one that is free to change."""
+    calls = Counter(id(traced.get_submodule(str(n.target))) for n in traced.graph.nodes if n.op == "call_module")
+    names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    bare = {id(_attribute(traced, str(n.target))) for n in traced.graph.nodes if n.op == "get_attr"}
+    found = {}
+    for module in {id(m): m for m in traced.modules() if type(m).__module__.startswith("torch.nn")}.values():
+        own = [p for p in module._parameters.values() if p is not None]
+        if calls[id(module)] > 1:
+            found[id(module)] = f"it is called {calls[id(module)]} times"
+        elif any(names[id(p)] > 1 for p in own):
+            found[id(module)] = "its parameters are tied to another layer's"
+        elif any(id(p) in bare for p in own):
+            found[id(module)] = "its parameters are used outside its call, too"
+        elif isinstance(module, rules.LINEAR) and "weight" not in module._parameters:
+            found[id(module)] = "its weight is made from other parameters"
+        elif _hooked(module):
+            found[id(module)] = "a hook may change what it reads or gives"
+    return found
+
+
+def _hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def _attribute(root: nn.Module, path: str) -> object:
+    found: object = root
+    for name in path.split("."):
+        found = getattr(found, name)
+    return found

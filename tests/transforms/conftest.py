@@ -1,0 +1,130 @@
+"""Tiny networks of every kind that transforms must read, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from networks import NETWORKS, network
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+
+
+def cnn() -> nn.Module:
+    """Norms, pooling, a channel that spans four inputs of the next layer."""
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 6, 3, padding=1), nn.BatchNorm2d(6), nn.LeakyReLU(0.1), nn.Flatten(),
+        nn.Linear(24, 7), nn.ReLU(inplace=True), nn.Dropout(0.5), nn.Linear(7, 3),
+    )  # fmt: skip
+
+
+def nested() -> nn.Module:
+    return nn.Sequential(
+        nn.Sequential(nn.Linear(36, 8), nn.Sequential(nn.ReLU(), nn.Identity())),
+        nn.Sequential(nn.Linear(8, 7, bias=False), nn.ReLU()),
+        nn.Linear(7, 3),
+    )
+
+
+class Block(nn.Module):
+    """Two convolutions under a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(4, 5, 3, padding=1, bias=False), nn.BatchNorm2d(5)
+        self.conv2, self.bn2 = nn.Conv2d(5, 4, 3, padding=1), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.relu(self.bn1(self.conv1(x)))
+        return torch.relu(x + self.bn2(self.conv2(h)))
+
+
+class Residual(nn.Module):
+    """A skip, and features that two layers read; shapes asked for inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Conv2d(1, 4, 3), Block()
+        self.mid = nn.Linear(16, 6)
+        self.left, self.right = nn.Linear(6, 3), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.block(torch.relu(self.stem(x)))
+        h = F.max_pool2d(h, 2)
+        h = torch.relu(self.mid(h.view(h.size(0), -1)))
+        return self.left(h) + self.right(h / 2)
+
+
+class Tokens(nn.Module):
+    """Linear layers over tokens, a transpose into channels, a mean over positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix = nn.Linear(6, 5), nn.Linear(5, 4)
+        self.conv, self.depthwise = nn.Conv1d(4, 8, 3), nn.Conv1d(8, 8, 2, groups=8)
+        self.wide, self.head = nn.Linear(8, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.mix(torch.relu(self.embed(x[:, 0]))))
+        h = torch.relu(self.depthwise(torch.relu(self.conv(h.transpose(1, 2)))))
+        return self.head(torch.relu(self.wide(h.mean(-1))))
+
+
+class Flattened(nn.Module):
+    """Tokens flattened with their features last: one neuron's outputs lie apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Linear(6, 5), nn.Linear(30, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.embed(x[:, 0])).flatten(1))
+
+
+MADE: dict[str, Callable[[], nn.Module]] = {
+    "cnn": cnn,
+    "nested": nested,
+    "fx-residual": Residual,
+    "tokens": Tokens,
+    "flattened": Flattened,
+}
+ALL = [*MADE, *NETWORKS]
+
+
+def made(name: str, n: int = 12) -> tuple[nn.Module, Tensor, Tensor]:
+    """(a network in eval mode, inputs, labels), in float64; norms not at their defaults."""
+    if name in NETWORKS:
+        return network(name, n)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = MADE[name]().double().eval()
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None
+                assert module.running_var is not None
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+                nn.init.uniform_(module.weight, 0.5, 2)
+                nn.init.normal_(module.bias)
+        x = torch.randn(n, 36).double() if name == "nested" else torch.randn(n, 1, 6, 6).double()
+        return net, x, torch.randint(0, 3, (n,))
+
+
+@pytest.fixture
+def problem_of() -> Callable[..., fl.Problem]:
+    """A problem on one of the networks, by name."""
+
+    def build(name: str, n: int = 12, **options: object) -> fl.Problem:
+        net, x, y = made(name, n)
+        return fl.Problem(net, "cross_entropy", (x, y), **options)
+
+    return build
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "network_name" in metafunc.fixturenames:
+        metafunc.parametrize("network_name", ALL)
