@@ -265,3 +265,21 @@ def test_a_dead_feature_does_not_spoil_theorem_4() -> None:
     after = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), key)[key]
     assert after.value == pytest.approx(before.value, rel=1e-10)
     assert "2 features constant" in before.note
+
+
+def test_parameters_without_any_axis_count() -> None:
+    class Scaled(nn.Module):
+        """a tanh(b x), a and b single numbers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.tensor(2.0)), nn.Parameter(torch.tensor(0.5))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a * torch.tanh(self.b * x)
+
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)).double()
+    problem = fl.Problem(Scaled().double(), "half_squared_error", (x, torch.zeros(5, 3).double()))
+    t = torch.tanh(0.5 * x)
+    truth = float((t.square().sum(1) + (2 * (1 - t.square()) * x).square().sum(1)).mean())
+    assert fl.measure(fl.Lens(problem), "ggn_trace")["ggn_trace"].value == pytest.approx(truth)

@@ -3,5 +3,6 @@
 from flatlens.bounds.bound import Assumption, Bound, Claim, Verdict
 from flatlens.bounds.check import BoundsReport, check_bounds
 from flatlens.bounds.registry import BOUNDS
+from flatlens.bounds.target import Target
 
-__all__ = ["BOUNDS", "Assumption", "Bound", "BoundsReport", "Claim", "Verdict", "check_bounds"]
+__all__ = ["BOUNDS", "Assumption", "Bound", "BoundsReport", "Claim", "Target", "Verdict", "check_bounds"]

@@ -44,6 +44,7 @@ class Claim:
     stderr: float = 0.0  #: of the slack, where a side was estimated
     logs: bool = False  #: whether the sides are logarithms of what the theorem compares
     rounding: float = 1e-6  #: slack below this share of the larger side is none
+    floor: float = 1e-150  #: and so is what is smaller: squares of it underflow
     note: str = ""
 
 
@@ -82,7 +83,7 @@ class Verdict:
     lhs: float
     rhs: float
     slack: float  #: rhs - lhs
-    tightness: float  #: lhs / rhs, the largest over samples
+    tightness: float  #: lhs / rhs, the largest over samples; NaN where both are 0 in all
     status: Status
     assumption: str  #: the first that fails, or those that were declared
     violated_share: float  #: of the samples, or 0 or 1
@@ -97,17 +98,13 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
     >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
     0.75
     """
-    lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).reshape(-1) for side in (claim.lhs, claim.rhs))
+    lhs, rhs = (torch.as_tensor(side, dtype=torch.float64).cpu().reshape(-1) for side in (claim.lhs, claim.rhs))
     lhs, rhs = lhs.expand(max(len(lhs), len(rhs))), rhs.expand(max(len(lhs), len(rhs)))
-    slack = rhs - lhs
-    slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, slack)
+    slack = torch.where(torch.isinf(lhs) & (lhs == rhs), 0.0, rhs - lhs)
     size = torch.ones_like(lhs) if claim.logs else torch.maximum(lhs.abs(), rhs.abs())
-    below = slack < -claim.rounding * size
-    ratio = (
-        torch.exp(lhs - rhs) if claim.logs else torch.where(rhs != 0, lhs / rhs, torch.where(lhs > 0, math.inf, 1.0))
-    )
-    ratio = torch.where(torch.isinf(lhs) & (lhs < 0), 0.0, ratio)  # the logarithm of nothing
-    worst = int(ratio.nan_to_num(nan=-math.inf).argmax())
+    below = slack < -claim.rounding * size - (0.0 if claim.logs else claim.floor)
+    ratio = _tightness(lhs, rhs, claim.logs)
+    worst = int(ratio.nan_to_num(nan=-math.inf, posinf=math.inf).argmax())
     failing = next((a for a in claim.assumptions if a.holds is not True), None)
     status = _status(claim, slack, below, failing)
     return Verdict(
@@ -118,11 +115,23 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
         float(slack[worst]),
         float(ratio[worst]),
         status,
-        _said(claim.assumptions, failing),
+        _said(claim.assumptions, failing, slack),
         float(below.to(torch.float64).mean()),
         one.source,
         "; ".join(part for part in (claim.note, "in logarithms" if claim.logs else "") if part),
     )
+
+
+def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
+    """lhs / rhs, above 1 just where lhs is above rhs; NaN where both are 0, which says nothing."""
+    if logs:
+        nothing = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
+        return torch.where(nothing, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))
+    of_positive = torch.where(rhs > 0, lhs / rhs, math.inf)
+    of_negative = torch.where(lhs < 0, rhs / lhs, of_positive)
+    at_zero = torch.where(lhs == 0, math.nan, torch.where(lhs > 0, math.inf, 0.0))
+    ratio = torch.where(rhs > 0, of_positive, torch.where(rhs < 0, of_negative, at_zero))
+    return torch.where(lhs.isnan() | rhs.isnan(), math.nan, ratio)
 
 
 def _status(claim: Claim, slack: Tensor, below: Tensor, failing: Assumption | None) -> Status:
@@ -133,9 +142,11 @@ def _status(claim: Claim, slack: Tensor, below: Tensor, failing: Assumption | No
     return "violated" if bool(below.any()) else "holds"
 
 
-def _said(assumptions: Iterable[Assumption], failing: Assumption | None) -> str:
+def _said(assumptions: Iterable[Assumption], failing: Assumption | None, slack: Tensor) -> str:
     if failing is not None:
         why = failing.detail or ("fails" if failing.holds is False else "neither checked nor declared")
         return f"{failing.name}: {why}"
+    if bool(slack.isnan().any()):
+        return "numbers: a side is NaN"
     declared = [a.name for a in assumptions if a.declared]
     return f"declared, not checked: {', '.join(declared)}" if declared else ""

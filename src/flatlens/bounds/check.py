@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 
@@ -11,6 +12,7 @@ import torch
 from flatlens.bounds.bound import Bound, Verdict, weigh
 from flatlens.bounds.context import Context, declared
 from flatlens.bounds.registry import BOUNDS
+from flatlens.bounds.target import Target
 from flatlens.distributions import Distribution
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Progress
@@ -65,13 +67,16 @@ def check_bounds(
     *,
     assume: Collection[str] = (),
     distribution: Distribution | None = None,
+    target: Target | None = None,
+    delta: float | None = None,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> BoundsReport:
     """Check inequalities on a network: those that one pass serves, or the ones named.
 
     `assume`: what no sample can check, taken on your word and shown as such. `distribution`: what the data was drawn
-    from, where it is known.
+    from, where it is known. `target`: what the network should compute, with its Lipschitz constant. `delta`: a radius
+    within which the samples cover the data's support, where you know it otherwise.
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
@@ -81,14 +86,17 @@ def check_bounds(
         raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
     chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    context = Context(lens, declared(assume), distribution, generator, progress)
+    if delta is not None and not 0 < delta < math.inf:
+        raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
+    context = Context(lens, declared(assume), distribution, generator, progress, target, delta)
     with measuring(lens.model):
         return BoundsReport(verdict for one in chosen for verdict in _verdicts(one, context))
 
 
 def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:
     for claim in one.claims(context):
-        yield weigh(one, replace(claim, rounding=max(claim.rounding, context.rounding)))
+        rounding, floor = max(claim.rounding, context.rounding), max(claim.floor, context.floor)
+        yield weigh(one, replace(claim, rounding=rounding, floor=floor))
 
 
 def _named(bounds: str | Bound | Iterable[str | Bound]) -> list[Bound]:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import Assumption
+from flatlens.bounds.bound import Assumption, Claim
+from flatlens.bounds.quantities import TOGETHER
+from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
 from flatlens.distributions import Distribution
 from flatlens.errors import UnknownName
-from flatlens.estimate import Estimate, Progress, Report
+from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
 from flatlens.measures import Lens, Measure, measure, named
 from flatlens.perturbation import Elsewhere
 from flatlens.problem.losses import SquaredError
 
-DECLARABLE = ("convex_support", "locally_constant_labels", "interpolation", "local_minimum", "iid_samples")
+T = TypeVar("T")
+
+DECLARABLE = (
+    "convex_support",
+    "locally_constant_labels",
+    "interpolation",
+    "local_minimum",
+    "iid_samples",
+    "smooth_density",
+    "bounded_loss",
+    "large_sample",
+)
 """Assumptions that no sample can check, or that the user may vouch for."""
 
 
@@ -32,7 +47,10 @@ class Context:
     distribution: Distribution | None
     generator: torch.Generator
     progress: Progress | None = None
+    target: Target | None = None  #: what the network should compute, where it is known
+    delta: float | None = None  #: the data's covering radius, on the user's word
     _reports: dict[str, Report] = field(default_factory=dict)
+    _kept: dict[Callable[[Context], Any], Any] = field(default_factory=dict)
 
     @property
     def layers(self) -> dict[str, Weight]:
@@ -41,8 +59,14 @@ class Context:
 
     @property
     def first(self) -> str | None:
-        """The layer that reads the network's input."""
-        return next(iter(self.layers), None)
+        """The layer that alone reads the network's input; None where it is read otherwise, as by a BatchNorm."""
+        found = self.lens.layout.input_is
+        return found if found in self.layers else None
+
+    @cached_property
+    def readable(self) -> dict[str, Weight]:
+        """Layers called once whose weight acts through that call alone: both sides of theirs come out of the pass."""
+        return {name: weight for name, weight in self.layers.items() if len(weight.calls) == 1 and weight.explained}
 
     @property
     def n(self) -> int:
@@ -59,14 +83,23 @@ class Context:
         """Of the network's arithmetic, for slack."""
         return 1e-9 if self.lens.problem.dtype == torch.float64 else 1e-4
 
+    @property
+    def floor(self) -> float:
+        """Below it slopes, or their squares, underflow."""
+        return 1e-150 if self.lens.problem.dtype == torch.float64 else 1e-35
+
+    def ask(self, *quantities: Measure) -> Mapping[Key, Tensor]:
+        """Numbers per sample at all places, of one pass where they are asked for together."""
+        asked = {one.key: one for one in (*quantities, *TOGETHER)}
+        return self.lens.per_sample(asked.values(), self.progress, self.generator)
+
     def each(self, quantity: Measure, place: str | None = None) -> Tensor:
-        """One number per sample at a place: a layer, or None for the network's input; of one pass."""
-        return self.lens.per_sample([quantity], self.progress, self.generator)[quantity.key, place]
+        """One number per sample at a place: a layer, or None for the network's input."""
+        return self.ask(quantity)[quantity.key, place]
 
     def total(self, quantity: Measure) -> Tensor:
         """The sum over all places of parameters, per sample."""
-        values = self.lens.per_sample([quantity], self.progress, self.generator)
-        found = [v for (key, at), v in list(values.items()) if key == quantity.key and at is not None]
+        found = [v for (key, at), v in list(self.ask(quantity).items()) if key == quantity.key and at is not None]
         return torch.stack(found).sum(0) if found else torch.zeros(self.n, dtype=torch.float64)
 
     def measured(self, key: str, layer: str | None = None) -> Estimate:
@@ -75,13 +108,28 @@ class Context:
             self._reports[key] = measure(self.lens, key, generator=self.generator, progress=self.progress)
         return self._reports[key][named(key)[0].key, layer]
 
+    def once(self, make: Callable[[Context], T]) -> T:
+        """What several bounds read, made for the first of them."""
+        if make not in self._kept:
+            self._kept[make] = make(self)
+        kept: T = self._kept[make]
+        return kept
+
     def unshared(self, layer: str) -> Assumption:
         """The layer is applied once per sample."""
         weight = self.layers[layer]
         if weight.dense and weight.explained:
             return Assumption("unshared_weights", True)
-        why = "acts at several positions" if weight.explained else "also acts outside its calls"
+        why = "is a convolution over one patch" if weight.positions == 1 else "acts at several positions"
+        why = "is called several times" if len(weight.calls) > 1 else why
+        why = why if weight.explained else "also acts outside its calls"
         return Assumption("unshared_weights", False, f"{layer} {why}")
+
+    def unread(self, part: str = "") -> Claim:
+        """What there is to say where no layer reads the network's input, or one whose gradient is not its own."""
+        why = "no linear layer alone is seen to read the network's input"
+        failing = Assumption("reads_the_input", False, why) if self.first is None else self.unshared(self.first)
+        return Claim(math.nan, math.nan, self.first, part, (failing,))
 
     def all_unshared(self) -> Assumption:
         """Every linear layer is applied once per sample."""
@@ -95,7 +143,7 @@ class Context:
 
     def nonzero(self, layer: str, norms2: Tensor) -> Assumption:
         """No sample's input to the layer is 0."""
-        zero = int((norms2 == 0).sum())
+        zero = int((norms2 < torch.finfo(norms2.dtype).tiny).sum())
         return Assumption(
             "nonzero_inputs", zero == 0, f"{zero} of {len(norms2)} inputs of {layer} are 0" if zero else ""
         )

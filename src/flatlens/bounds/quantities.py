@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import per_sample
+from flatlens.measures.volume import rank_tolerance
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
@@ -25,3 +29,42 @@ def weight_slope2(g: LayerGrams) -> Tensor:
 def output_slope2(g: LayerGrams) -> Tensor:
     """||J||_F^2, J = df/dz of the layer's output, over all its positions."""
     return g.linear.J.flatten(1).double().square().sum(1)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
+def rank(g: LayerGrams) -> Tensor:
+    """Of df/dx."""
+    return _positive(g).sum(1).to(torch.float64)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
+def log_positive_volume(g: LayerGrams) -> Tensor:
+    """log sqrt(product of the positive eigenvalues of G), 0 where there is none."""
+    return 0.5 * torch.where(_positive(g), g.eigenvalues, 1.0).log().sum(1)
+
+
+def _positive(g: LayerGrams) -> Tensor:
+    """Which eigenvalues are more than rounding, as `log_volume` tells them apart."""
+    return g.eigenvalues > rank_tolerance(g.precision) * g.eigenvalues[:, -1:]
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"}, sketched="never")
+def adaptive_slope2(g: LayerGrams) -> Tensor:
+    """sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here: `adaptive_sharpness_ggn` with C = I."""
+    assert g.weight is not None
+    identity = _identity(g)
+    return replace(g, C=identity, weight=replace(g.weight, C=identity)).adaptive
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"}, sketched="never")
+def adaptive_weight_slope2(g: LayerGrams) -> Tensor:
+    """The same over the layer's weight alone, measured or not."""
+    return replace(g.linear, C=_identity(g)).adaptive()
+
+
+def _identity(g: LayerGrams) -> Tensor:
+    return torch.eye(g.C.shape[1], dtype=g.C.dtype, device=g.C.device).expand_as(g.C)
+
+
+TOGETHER = (input_norm2, weight_slope2, output_slope2, rank, log_positive_volume)
+"""Cheap, and so made in one pass with the first of them, or any measure, that a bound asks for."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -11,7 +12,7 @@ from cyclopts import Parameter
 from flatlens.cli.bar import Bar
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.measure import split_names
-from flatlens.cli.output import Flag, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 
 Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
 
@@ -23,6 +24,7 @@ def invariance(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     measures: Names = (),
     transforms: Names = (),
+    page: Path | None = None,
     seed: int = 0,
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
@@ -40,6 +42,7 @@ def invariance(
             Without it: all that one pass over the data gives.
         transforms: Which ones, likewise; `flatlens list transforms` has the names. Without it: all that are valid in
             this network.
+        page: Write the table, and what each transform did, as an HTML page.
         seed: Of random factors and orders, and of the draws of estimates.
         strict: Exit with 1 if a number moves that is declared to stay: an error in flatlens, or in a theorem.
         as_json: Print JSON.
@@ -48,11 +51,16 @@ def invariance(
 
     import flatlens as fl
 
+    require_writable(page, "--page")
     problem = inputs.problem(model)
     chosen, moves = ([name for part in parts for name in split_names(part)] for parts in (measures, transforms))
     with stdout_to_stderr(), Bar() as bar:
         generator = torch.Generator().manual_seed(seed)
         found = fl.check_invariance(fl.Lens(problem), chosen or None, moves or None, generator=generator, progress=bar)
+    if page is not None:
+        from flatlens.report.invariance import write_invariance_page
+
+        note(f"page written: {write_invariance_page(found, page)}")
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")

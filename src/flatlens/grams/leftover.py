@@ -70,7 +70,12 @@ def per_sample_gradients(
             for i in range(n)
         ]
         return {name: torch.stack([row[name] for row in each]) for name in names}
-    return {name: found[f"model.{name}"].detach().flatten(2).to(torch.float64) for name in names}
+    return {name: _rows(found[f"model.{name}"].detach()) for name in names}
+
+
+def _rows(gradients: Tensor) -> Tensor:
+    """(n, N, size) float64 of (n, N, any shape, also none)."""
+    return gradients.reshape(*gradients.shape[:2], -1).to(torch.float64)
 
 
 def _one_by_one(

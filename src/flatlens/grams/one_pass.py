@@ -193,7 +193,7 @@ def _fill(slots: dict[str, _Slot], f: Tensor, keep_graph: bool) -> None:
     """N backward passes; no gradient at a weight is ever asked for."""
     N = f.shape[1]
     wanted = [slot.at for slot in slots.values()]
-    for k in range(N):
+    for k in range(N) if wanted else ():
         onto = torch.zeros_like(f)
         onto[:, k] = 1
         slopes = torch.autograd.grad(f, wanted, onto, retain_graph=keep_graph or k + 1 < N, allow_unused=True)

@@ -75,7 +75,6 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
         why=_why,
         bounds=[BOUNDS[name] for name in names if name in BOUNDS],
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
-        swatches={"light": [], "dark": []},
     )  # fmt: skip
     return write_whole(path, html.encode())
 

@@ -1,12 +1,16 @@
-"""Invariances measured on one network, as a screen of a terminal: which numbers stay, which move, which should not."""
+"""Invariances measured on one network, as a screen of a terminal and as a page: which numbers stay, which move."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flatlens.report.cards import MOVES, spelling
+from flatlens.report.files import write_whole
+from flatlens.report.page import environment
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
@@ -27,6 +31,34 @@ def invariance_screen(report: InvarianceReport) -> RenderableType:
     parts.append(_transforms(report))
     parts.append(_key(report))
     return Group(*parts)
+
+
+def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
+    """One HTML file that needs no network: the table, what each transform did, and the proof."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in report:
+        rows.setdefault(cell.measure, []).append(cell)
+    html = environment().get_template("invariance.html.j2").render(
+        about=report.about,
+        wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
+        transforms=list(report.moved),
+        rows=[
+            (name, f"{cells[0].before:.4g}", [(str(_cell(cell)), _kind(cell)) for cell in cells])
+            for name, cells in rows.items()
+        ],
+        applied=[
+            (name, TRANSFORMS[name].meaning if name in TRANSFORMS else "", done) for name, done in report.moved.items()
+        ],
+        left_out=report.left_out,
+    )  # fmt: skip
+    return write_whole(path, html.encode())
+
+
+def _kind(cell: Cell) -> str:
+    """The style of a cell of the page."""
+    if cell.agrees is False:
+        return "wrong"
+    return {True: "stays", False: "moves", None: "open"}[cell.unchanged]
 
 
 def _table(report: InvarianceReport) -> Table:

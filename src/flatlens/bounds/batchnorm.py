@@ -1,0 +1,172 @@
+"""MacDonald et al., A.1: how far a BatchNorm's Jacobian in training is from the one its statistics would have fixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+
+LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; doubled in between
+FEATURES = 16  #: of a layer, looked at
+DOUBLINGS = 4  #: up to all columns, to see the order by
+DRAWS = 8  #: nested sequences of batches
+KEPT = 4096  #: columns of a layer's input held
+
+
+@bound(
+    id="B15",
+    symbol=r"J bn_T = J bn_V + O(N^{-1})",
+    source="sharpening Thm A.2",
+    cost="one forward, Jacobians of the BatchNorm layers alone",
+    on_request=True,
+)
+def batchnorm_limit(context: Context) -> Iterator[Claim]:
+    r"""In large batches each entry of a BatchNorm's Jacobian is as if its statistics were fixed; its norm is not.
+
+    Theorem A.2, of each BatchNorm on columns of its own input: N values per feature, a convolution's positions among
+    them. bn_V holds the mean and variance of the SAME batch fixed, as the proof does: with running statistics the two
+    differ by those as well. With s^2 = eps + sigma^2 and y = x - mean, feature by feature,
+
+        J bn_T - J bn_V = -(gamma / N s) (1 1^T + y y^T / s^2).
+
+    The row: N times the largest entry, of the Jacobians as torch has them, against (|gamma| / s) (1 + R^2 / s^2), R the
+    range of the feature over all data: what "the coordinates are O(1)" comes to at a finite N. One number a size.
+    `.order`: how far -d log(entry) / d log(N) is from 1, against 0.1, for the entries of the first samples as a batch
+    doubles around them; it says nothing against a limit where it is further. `.operator`: in operator norm there is no
+    limit, for 1 is orthogonal to y, so that ||J bn_T - J bn_V||_2 = max |gamma| / s = ||J bn_V||_2 at every N. Here as
+    ||J bn_V||_2 <= ||J bn_T - J bn_V||_2, of tightness 1.
+    """
+    layers = {name: m for name, m in context.lens.model.named_modules() if isinstance(m, _BatchNorm)}
+    if not layers:
+        yield Claim(math.nan, math.nan, assumptions=(Assumption("batchnorm", False, "the network has none"),))
+        return
+    inputs = _inputs(context, layers)
+    for name, layer in layers.items():
+        if name not in inputs or inputs[name].shape[1] < 4 * LEAST:
+            held = inputs[name].shape[1] if name in inputs else 0
+            few = Assumption("enough_samples", False, f"{held} values a feature, {4 * LEAST} are needed")
+            yield Claim(math.nan, math.nan, name, assumptions=(few,))
+        else:
+            yield from _of_layer(context, name, Layer.of(layer, inputs[name]))
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """A BatchNorm, and its own input."""
+
+    x: Tensor  #: (d, columns) float64, the features whose values vary most
+    gamma: Tensor  #: (d,)
+    eps: float
+
+    @classmethod
+    def of(cls, module: _BatchNorm, x: Tensor) -> Layer:
+        """In float64; so many features at most."""
+        gamma = torch.ones(len(x)) if module.weight is None else module.weight.detach()
+        top = x.std(1).topk(min(FEATURES, len(x))).indices
+        return cls(x[top], gamma.to(torch.float64).cpu()[top], module.eps)
+
+    def s(self, X: Tensor) -> Tensor:
+        """sqrt(eps + sigma^2) of a batch (d, N), (d,)."""
+        return (self.eps + X.var(1, correction=0)).sqrt()
+
+    def difference(self, X: Tensor, rows: int) -> Tensor:
+        """J bn_T - J bn_V of a batch X (d, N), for the outputs of the first columns: (d, rows, N)."""
+        return self._jacobian(X, rows, None) - self._jacobian(X, rows, (X.mean(1), X.var(1, correction=0)))
+
+    def fixed_norm(self, X: Tensor) -> float:
+        """||J bn_V||_2."""
+        J = self._jacobian(X, X.shape[1], (X.mean(1), X.var(1, correction=0)))
+        return float(torch.linalg.matrix_norm(J, 2).max())
+
+    def _jacobian(self, X: Tensor, rows: int, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
+        """d bn(X)^i_j / d x^i_l at [i, j, l]; features do not see one another."""
+        leaf = X.mT.clone().requires_grad_()
+        mean, variance = fixed if fixed is not None else (None, None)
+        out = F.batch_norm(leaf, mean, variance, self.gamma, None, fixed is None, 0.0, self.eps)
+        slopes = [torch.autograd.grad(out[j].sum(), leaf, retain_graph=True)[0] for j in range(rows)]
+        return torch.stack(slopes).permute(2, 0, 1)
+
+
+def _of_layer(context: Context, name: str, layer: Layer) -> Iterator[Claim]:
+    columns = layer.x.shape[1]
+    sizes = [LEAST * 2**k for k in range(int(math.log2(min(MOST, columns) / LEAST)) + 1)]
+    large = [columns // 2**k for k in range(DOUBLINGS, -1, -1) if columns // 2**k >= LEAST]
+    orders = torch.stack([_orders(layer, _shuffled(layer.x, context.generator), large) for _ in range(DRAWS)])
+    X = _shuffled(layer.x, context.generator)
+    spread = layer.x.amax(1) - layer.x.amin(1)
+    left, right, norms, differences = [], [], [], []
+    for N in sizes:
+        D, s = layer.difference(X[:, :N], N), layer.s(X[:, :N])
+        left.append(N * float(D.abs().max()))
+        right.append(float((layer.gamma.abs() / s * (1 + (spread / s) ** 2)).max()))
+        differences.append(float(torch.linalg.matrix_norm(D, 2).max()))
+        norms.append(layer.fixed_norm(X[:, :N]))
+    told = f"batches of {', '.join(map(str, sizes))}"
+    yield Claim(_each(left), _each(right), name, note=told)
+    yield _order_claim(name, orders, large)
+    shown = ", ".join(f"{value:.3g}" for value in differences)
+    yield Claim(_each(norms), _each(differences), name, "operator", note=f"{told}: {shown}")
+
+
+def _each(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
+    return x[:, torch.randperm(x.shape[1], generator=generator)]
+
+
+def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
+    """-d log(largest entry of the first columns) / d log(N), by least squares over nested batches: (d,)."""
+    entries = torch.stack([layer.difference(X[:, :N], LEAST)[:, :, :LEAST].abs().amax((1, 2)) for N in sizes])
+    t = torch.tensor(sizes, dtype=torch.float64).log()
+    t = t - t.mean()
+    return -(t @ entries.log()) / t.square().sum()
+
+
+def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
+    """|order - 1| <= 0.1, over draws (draws, d); undecided where not: no finite size refutes a limit."""
+    seen = orders[:, torch.isfinite(orders).all(0)]
+    if seen.numel() == 0:
+        constant = Assumption("nonzero_slopes", False, "gamma is 0")
+        return Claim(math.nan, 0.1, name, "order", (constant,))
+    each = seen.mean(1)
+    order, stderr = float(each.mean()), float(each.std()) / math.sqrt(len(each))
+    off = abs(order - 1)
+    note = f"observed order {order:.3f} +- {1.96 * stderr:.2g}, batches of {sizes[0]} to {sizes[-1]}"
+    return Claim(off, 0.1, name, "order", stderr=math.inf if off > 0.1 else stderr, note=note)
+
+
+def _inputs(context: Context, layers: dict[str, _BatchNorm]) -> dict[str, Tensor]:
+    """What each BatchNorm reads in eval mode, (d, columns) float64, at most `KEPT` columns."""
+    found: dict[str, list[Tensor]] = {}
+
+    def keep(name: str, x: Tensor) -> None:
+        rows = x.detach().movedim(1, 0).flatten(1).to(torch.float64).cpu()
+        found.setdefault(name, []).append(rows[:, torch.randperm(rows.shape[1], generator=context.generator)[:KEPT]])
+
+    def hook(name: str) -> torch.utils.hooks.RemovableHandle:
+        def before(_: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+            keep(name, arguments[0])
+
+        return layers[name].register_forward_pre_hook(before)
+
+    handles = [hook(name) for name in layers]
+    try:
+        with torch.no_grad():
+            for raw in context.lens.problem.data.chunks(256):
+                context.lens.problem.run(context.lens.model, context.lens.problem.place(raw))
+                if all(sum(t.shape[1] for t in found.get(name, [])) >= KEPT for name in layers):
+                    break
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: torch.cat(parts, 1)[:, :KEPT] for name, parts in found.items()}

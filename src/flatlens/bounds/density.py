@@ -1,0 +1,142 @@
+"""Proposition 12's constants of a known smooth density p on R^m, as printed and as sharp as its proof allows.
+
+p_hat(z) = mean_i k_{delta ||x_i||}(x_i, z), k a kernel on the unit ball, and any loss in [0, L]:
+
+    E_Rep = int (p - E p_hat) l  +  int (E p_hat - p_hat) l
+
+First term: (delta^2 tau / (2 m)) int Laplacian(p ||z||^2) l + O(delta^3), tau = int ||z||^2 k. Printed: C_1 = tau_2 L
+int |Laplacian|, with the whole tau where one coordinate's, tau / m, is meant, and without the 1/2. The integral of a
+Laplacian is 0, so that l - L/2 may stand for l: sharp is 1 / (4 m) of it. (With the absolute value where Proposition
+12 prints it, around the integral, C_1 would be 0.)
+
+Second term, printed: L sqrt(alpha beta Vol / (Delta n delta^m)), alpha = int p / ||z||^m, beta = int k^2, by Cauchy
+and Schwarz. That holds for losses that depend on the sample, as a trained network's do, but alpha and Vol are often
+infinite. Sharp: at most L/2 times int |p_hat - E p_hat|, whose mean is at most gamma sqrt(beta / (n delta^m)), gamma =
+int sqrt(p / ||z||^m), and which exceeds it by sqrt(2 log(1/Delta) / n) with probability Delta at most (McDiarmid: one
+sample moves it by 2/n). Both need nothing but leading orders in 1/n, gamma no more than that sqrt(p) can be integrated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatlens.distributions import Distribution, GaussianMixture
+from flatlens.errors import BadInput
+from flatlens.perturbation.rotations import mean_square_radius, on_sphere
+
+DRAWS = 20_000  #: of the density, for its integrals
+CHUNK = 2_000
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Integrals of the density, estimated with `DRAWS` samples of it, and of the uniform kernel on the unit ball."""
+
+    m: int
+    bend: float  #: int |Laplacian(p ||z||^2)| dz
+    bend_stderr: float
+    gamma: float  #: int sqrt(p / ||z||^m) dz
+    gamma_stderr: float
+    alpha: float  #: int p / ||z||^m dz, infinite where p(0) > 0
+    volume: float  #: of the support, or of a ball of its diameter; infinite where it is unbounded
+
+    @property
+    def tau(self) -> float:
+        """int ||z||^2 k dz."""
+        return mean_square_radius("ball", self.m, 1.0)
+
+    @property
+    def beta(self) -> float:
+        """int k^2 dz = 1 / Vol of the unit ball."""
+        return 1 / ball_volume(self.m)
+
+    def first(self, L: float, *, sharp: bool = False) -> float:
+        """C_1."""
+        return first_constant(self.tau, L, self.bend, self.m if sharp else None)
+
+    def second(self, L: float, *, sharp: bool = False) -> float:
+        """C_2 as printed, L sqrt(alpha beta Vol), which sqrt(Delta) divides; sharp, L gamma sqrt(beta) / 2."""
+        if sharp:
+            return L * self.gamma * math.sqrt(self.beta) / 2
+        return L * math.sqrt(self.alpha * self.beta * self.volume)
+
+
+def first_constant(tau: float, L: float, bend: float, m: int | None) -> float:
+    """C_1 as printed, tau_2 L int |Laplacian|; given m, the sharp one, a 1 / (4 m) of it."""
+    return tau * L * bend * (1.0 if m is None else 1 / (4 * m))
+
+
+def ball_volume(m: int) -> float:
+    """Of the unit ball in R^m.
+
+    >>> round(ball_volume(3) / math.pi, 6)
+    1.333333
+    """
+    return math.exp(m / 2 * math.log(math.pi) - math.lgamma(m / 2 + 1))
+
+
+def bending(distribution: Distribution, z: Tensor) -> Tensor:
+    """Laplacian(p ||z||^2) / p at points z (n, m) of the support, (n,).
+
+    = ||z||^2 (Laplacian(log p) + ||grad log p||^2) + 4 <z, grad log p> + 2 m: its absolute value has int |Laplacian(p
+    ||z||^2)| as its mean under p.
+    """
+    z = z.detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(distribution.log_density(z).sum(), z, create_graph=True)
+        laplacian = torch.zeros(len(z), dtype=z.dtype)
+        for j in range(z.shape[1]):
+            if slope.requires_grad:
+                laplacian += torch.autograd.grad(slope[:, j].sum(), z, retain_graph=True)[0][:, j]
+    z, slope = z.detach(), slope.detach()
+    bent = laplacian + slope.square().sum(1)
+    return z.square().sum(1) * bent + 4 * (z * slope).sum(1) + 2 * z.shape[1]
+
+
+def constants(distribution: Distribution, generator: torch.Generator) -> Constants:
+    """Of a density that is smooth on all of R^m."""
+    m = distribution.dimension
+    z = distribution.sample(DRAWS, generator)
+    values = torch.cat([bending(distribution, z[k : k + CHUNK]) for k in range(0, DRAWS, CHUNK)]).abs()
+    at_zero = float(distribution.log_density(torch.zeros(1, m, dtype=torch.float64)))
+    alpha = math.inf if at_zero > -math.inf else float(z.norm(dim=1).pow(-m).mean())
+    volume = ball_volume(m) * (distribution.diameter / 2) ** m
+    return Constants(m, *_mean(values), *_mean(_root_terms(distribution, z, generator)), alpha, volume)
+
+
+def _mean(values: Tensor) -> tuple[float, float]:
+    return float(values.mean()), float(values.std()) / math.sqrt(len(values))
+
+
+def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generator) -> Tensor:
+    """Terms whose mean is int sqrt(p / ||z||^m): samples half from a wider density, half along rays from 0.
+
+    Along rays r = R u^2 the singularity at 0 drops out of the terms; sqrt of a Gaussian is one of twice the variance.
+    """
+    m, n, wide = z.shape[1], len(z) // 2, distribution
+    if isinstance(distribution, GaussianMixture):
+        wide = GaussianMixture(distribution.means, 2 * distribution.covariances, distribution.weights)
+    R = 2 * float(z.norm(dim=1).max())
+    r = R * torch.rand(n, dtype=torch.float64, generator=generator).square()
+    at = torch.cat([wide.sample(n, generator), r[:, None] * on_sphere(torch.Size((n, m)), generator)])
+    r = at.norm(dim=1)
+    area = m * ball_volume(m)
+    along = torch.where(r < R, 1 / (2 * (R * r).sqrt() * area * r.pow(m - 1)), 0.0)
+    proposed = (wide.log_density(at).exp() + along) / 2
+    terms: Tensor = (distribution.log_density(at) / 2).exp() / r.pow(m / 2) / proposed
+    return terms
+
+
+def has_density(distribution: Distribution) -> bool:
+    """Whether it has one with respect to Lebesgue's measure that can be asked for."""
+    if distribution.intrinsic < distribution.dimension:
+        return False
+    try:
+        distribution.log_density(torch.zeros(1, distribution.dimension, dtype=torch.float64))
+    except BadInput:
+        return False
+    return True

@@ -1,0 +1,170 @@
+"""The change of the risk under delta A as a series in delta: its leading coefficient, and what is seen of the rest.
+
+Theorems of relative2021 end in "+ O(delta^3)". A sum with an unknown constant can be checked against nothing, so the
+rest is observed: the change is taken at delta, delta/2 and delta/4 along the same A, and the part beyond the second
+order is what no multiple of delta^2 explains. No curvature enters here: the two sides of a claim stay independent.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.bound import Assumption
+from flatlens.bounds.context import Context
+from flatlens.curvature.probes import student
+from flatlens.perturbation.features import RotatedFeatures
+
+STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: of delta; the last to see that nothing new begins nearer to 0
+AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights that extrapolate a + c delta^2 + e delta^4 from there to a
+RESOLVED = 0.01  #: the error of the leading coefficient that is put up with, relative
+PAIRS = 512  #: A and -A, beyond which rotations are drawn at random...
+DRAWS = 32  #: ...so many
+WATCHED, RUNGS = 4, 12  #: A that orders are seen along, and times that delta is halved for it
+SETTLED = 0.05  #: how much an order may change from one delta to the next
+
+
+@dataclass(frozen=True, eq=False)
+class Expansion:
+    """M(delta) = a delta^2 + c delta^4 + ..., M the change's even part along some A."""
+
+    delta: float
+    quotients: Tensor  #: M / delta^2 at the steps for each A, (4, draws)
+    floor: float  #: what rounding may do to the third of them
+    exact: bool  #: whether the draws average a quadratic form as Haar's law does
+
+    @property
+    def mean(self) -> Tensor:
+        """Over A, (4,)."""
+        return self.quotients.mean(1)
+
+    @property
+    def change(self) -> float:
+        """M(delta)."""
+        return self.delta**2 * float(self.mean[0])
+
+    @property
+    def leading(self) -> float:
+        """a, extrapolated from all three: its error is of order delta^6."""
+        return float(self.mean @ torch.tensor(AT_ZERO, dtype=torch.float64))
+
+    @property
+    def rest(self) -> float:
+        """M(delta) - a delta^2."""
+        return self.change - self.delta**2 * self.leading
+
+    @property
+    def error(self) -> float:
+        """Of a, relative: the change from three places to two, how far the quotient nearest to 0 is off, rounding."""
+        two = float(4 * self.mean[2] - self.mean[1]) / 3
+        if not bool(self.quotients.any()):  # nothing moves, whatever A
+            return 0.0
+        rests = self.floor * (STEPS[2] / STEPS[3]) ** 2 + float((self.mean[0] - self.leading).abs()) / 100
+        far = max(0.0, abs(self.leading - float(self.mean[3])) - rests)
+        off = max(abs(self.leading - two), far) + self.floor
+        return off / abs(self.leading) if self.leading else math.inf
+
+    @property
+    def stderr(self) -> float:
+        """Of M(delta): none of its leading term where the draws are balanced."""
+        if self.exact:
+            return 0.0
+        return self.delta**2 * float(student(torch.tensor(AT_ZERO, dtype=torch.float64) @ self.quotients)[1])
+
+    @property
+    def resolved(self) -> Assumption:
+        """The steps are small enough for the series, and large enough for the arithmetic."""
+        holds = self.error <= RESOLVED
+        why = "" if holds else f"at delta = {self.delta:.3g} the leading term is known to {self.error:.1g} of its size"
+        return Assumption("resolved_expansion", holds, why)
+
+
+def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: float, exact: bool) -> Expansion:
+    """Along W A of shape (draws, g, d, m), each with -A beside it."""
+    quotients = torch.empty(len(STEPS), len(moves), dtype=torch.float64)
+    for number, move in enumerate(moves):
+        for k, step in enumerate(STEPS):
+            there = step * delta * move
+            quotients[k, number] = (features.change(there) + features.change(-there)) / (2 * (step * delta) ** 2)
+        if context.progress is not None:
+            context.progress("moved features", number + 1, len(moves))
+    floor = rounding_of(context, features, delta**2 * float(quotients[0].abs().max())) / (STEPS[2] * delta) ** 2
+    return Expansion(delta, quotients, floor, exact)
+
+
+def rounding_of(context: Context, features: RotatedFeatures, change: float) -> float:
+    """What rounding may do to a change of the risk."""
+    return 8 * torch.finfo(context.lens.problem.dtype).eps * (abs(features.risk) + abs(change))
+
+
+def first_step(context: Context) -> float:
+    """delta to begin with: where the arithmetic is coarse, steps cannot be small."""
+    return 0.1 if context.lens.problem.dtype == torch.float64 else 0.3
+
+
+def averaged(context: Context, features: RotatedFeatures) -> Expansion:
+    """The mean over Haar's law; delta is divided by 4, up to three times, while its series has not settled."""
+    moves = features.balanced(PAIRS, context.generator)
+    exact = moves is not None
+    if moves is None:
+        drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(DRAWS)]
+        moves = torch.stack(drawn)
+    delta = first_step(context)
+    best = series(context, features, moves, delta, exact)
+    for _ in range(3):
+        if best.error <= RESOLVED / 100:
+            break
+        delta /= 4
+        found = series(context, features, moves, delta, exact)
+        best = found if found.error < best.error else best
+    return best
+
+
+@dataclass(frozen=True)
+class Order:
+    """p of a rest delta^p, observed."""
+
+    value: float  #: infinite where there is no rest beyond rounding
+    settled: Assumption
+
+
+def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
+    """(with -A beside A, of one sign): of E_F(delta A) without its slope at 0 and its second order, over some A."""
+    moves = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(WATCHED)]
+    _, G = features.slope(torch.zeros_like(features.W))
+    deltas = first_step(context) * 0.5 ** torch.arange(RUNGS, dtype=torch.float64)
+    even, single = torch.empty(2, RUNGS, WATCHED, dtype=torch.float64)
+    for number, move in enumerate(moves):
+        slope = float((G * move).sum())
+        for k, delta in enumerate(deltas.tolist()):
+            ahead, back = features.change(delta * move), features.change(-delta * move)
+            even[k, number], single[k, number] = (ahead + back) / 2, ahead - delta * slope
+    floors = rounding_of(context, features, 0.0) / deltas.square()
+    return tuple(order_of(part / deltas[:, None].square(), floors) for part in (even, single))  # type: ignore[return-value]
+
+
+def order_of(quotients: Tensor, floors: Tensor) -> Order:
+    """From rest / delta^2 up to a constant, delta halved from rung to rung, (rungs, draws): root mean squares over A.
+
+    Differences between rungs lose the constant. Told of the smallest delta that rounding leaves alone.
+
+    >>> rungs = 0.5 ** torch.arange(6, dtype=torch.float64)
+    >>> order_of(1 + rungs[:, None] ** 2, torch.zeros(6)).value
+    4.0
+    """
+    differences = (quotients[1:] - quotients[:-1]).square().mean(1).sqrt()
+    size = quotients.abs().amax(1)[1:]
+    above = differences > 100 * (floors[1:] + torch.finfo(quotients.dtype).eps * size)
+    count = len(above) if bool(above.all()) else int((~above).int().argmax())
+    if count == 0:
+        hidden = bool(100 * floors[1] > 1e-6 * size[0]) and bool(size.any())
+        return Order(math.inf, Assumption("settled_order", not hidden, "rounding hides the rest" if hidden else ""))
+    seen = 2 + (differences[: count - 1] / differences[1:count]).log2()
+    if len(seen) < 2:
+        return Order(math.nan, Assumption("settled_order", False, "rounding hides the rest"))
+    moved = abs(float(seen[-1] - seen[-2]))
+    why = "" if moved <= SETTLED else f"it still moves by {moved:.2g} from delta to delta/2"
+    return Order(float(seen[-1]), Assumption("settled_order", not why, why))

@@ -1,0 +1,181 @@
+"""Chen et al., Appendix E, and flatlens: sensitivities and sharpness that a rescaling of the weights leaves alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.quantities import adaptive_slope2, adaptive_weight_slope2, input_norm2, weight_slope2
+from flatlens.grams import LayerGrams, one_pass, quadratic
+from flatlens.measures import input_invariant_mls, mls, normalized_mls, normalized_sharpness, relative_flatness_ggn
+
+
+@bound(
+    id="B6",
+    symbol=r"\sum_l \bar x^l \mathrm{MLS}^l \leq \sum_l \|W_l\|_2 \sqrt{\overline{\|\partial f/\partial W_l\|_F^2}}",
+    source="compression Eq. 35, 37",
+    cost="two passes, a convex minimisation a layer",
+)
+def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
+    r"""Matrix-normalised sharpness bounds the layers' MLS in units of their inputs; so does normalised sharpness.
+
+    Eq. 35, xbar^l = (mean_i 1/||x_i^l||^2)^(-1/2) of Eq. 34: a row for each layer (Eq. 31) and their sum.
+    `.frobenius` has ||W||_F in place of ||W||_2. The printed right side goes on to "approximately" Hessian traces: at
+    interpolation, for C = I.
+
+    `.inner` is Eq. 37, with the sides exchanged, at the scales s, s' that minimise Eq. 36, lambda = 1 (any other
+    divides both sides), and over samples by their mean square, to which Eq. 37's second line sums:
+
+        sqrt(mean_i ||C_i^(1/2) df_i/dx diag(1/s')||_F^2 ||diag(s') x_i||^2) <= sum_jk H_jk (s_j s'_k)^2 + ...
+
+    H is the Gauss-Newton diagonal, so C_i stands on both sides; printed for C = I.
+    """
+    rows = {layer: _matrix_normalized(context, layer) for layer in context.readable}
+    for layer, (left, *rights) in rows.items():
+        premises = (context.unshared(layer), context.nonzero(layer, context.each(input_norm2, layer)))
+        for part, right in zip(("", "frobenius"), rights, strict=True):
+            yield Claim(left, right, layer, part, premises)
+    nonzero = [context.nonzero(layer, context.each(input_norm2, layer)) for layer in rows]
+    together = (context.all_unshared(), *nonzero)
+    for number, part in enumerate(("", "frobenius"), 1):
+        if context.layers:
+            sides = [sum(row[side] for row in rows.values()) if rows else math.nan for side in (0, number)]
+            yield Claim(sides[0], sides[1], None, part, together)
+    yield from _inner(context)
+
+
+def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, float]:
+    """(xbar MLS, ||W||_2 times the root mean slope, the same with ||W||_F) of one layer."""
+    weight = context.layers[layer]
+    mean_bar = (1 / context.each(input_norm2, layer)).mean().rsqrt()
+    slope = float(context.each(weight_slope2, layer).mean().sqrt())
+    frobenius = float(weight.matrix.W.square().sum().sqrt())
+    return float(mean_bar * context.each(mls, layer).mean()), weight.spectral_norm * slope, frobenius * slope
+
+
+def _inner(context: Context) -> Iterator[Claim]:
+    """Eq. 37 for each layer applied once."""
+    H = {layer: _diagonal(context, layer) for layer in context.readable}
+    convex = {layer: bool((h >= 0).all()) for layer, h in H.items()}
+    balanced = {
+        layer: Balanced(context, layer, H[layer]) for layer in H if context.layers[layer].dense and convex[layer]
+    }
+    sides = _scaled_sensitivity(context, balanced)
+    for layer in H:
+        premises = (
+            context.unshared(layer),
+            Assumption("convex_loss", convex[layer], "" if convex[layer] else "the loss curves downwards at an output"),
+        )
+        if layer in balanced:
+            yield Claim(sides[layer], balanced[layer].objective, layer, "inner", premises)
+        else:
+            yield Claim(math.nan, math.nan, layer, "inner", premises)
+
+
+def _diagonal(context: Context, layer: str) -> Tensor:
+    """The Gauss-Newton diagonal of a layer's weight, (d, m)."""
+    return context.each(normalized_sharpness, layer) / context.n
+
+
+class Balanced:
+    """The minimum of Eq. 36 of one layer: its scales, over what is alive.
+
+    A column whose feature is always 0 can be scaled up, one without weights down, until it contributes nothing to
+    either side; rows likewise. They are left out.
+    """
+
+    def __init__(self, context: Context, layer: str, H: Tensor) -> None:
+        found = context.measured(normalized_sharpness.key, layer)
+        s2, t2 = found.arrays["sigma"].square(), found.arrays["sigma_prime"].square()
+        quarter = context.layers[layer].matrix.W.cpu().reshape(H.shape).square() / 4
+        rows, columns = _alive(H.cpu(), quarter)
+        scale = s2[:, None] * t2
+        terms = torch.where(rows[:, None] & columns, H.cpu() * scale + quarter / scale, 0.0)
+        self.objective = float(terms.sum())
+        self.columns, self.scale = columns, t2
+
+
+def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows and columns with entries in both matrices, once the others are gone."""
+    rows, columns = torch.ones(len(H), dtype=torch.bool), torch.ones(H.shape[1], dtype=torch.bool)
+    while True:
+        h, w = (torch.where(rows[:, None] & columns, x, 0.0) for x in (H, W2))
+        left = h.any(1) & w.any(1), h.any(0) & w.any(0)
+        if bool((left[0] == rows).all() and (left[1] == columns).all()):
+            return left
+        rows, columns = left
+
+
+def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:
+    """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; a pass of its own."""
+    lens, total = context.lens, dict.fromkeys(balanced, 0.0)
+    if balanced:
+        for chunk in one_pass(lens.problem, lens.model, lens.layout, needs={"G"}, progress=context.progress):
+            for layer, scales in balanced.items():
+                total[layer] += float(_product(chunk.layers[layer], scales).sum())
+    return {layer: math.sqrt(max(found, 0.0) / context.n) for layer, found in total.items()}
+
+
+def _product(g: LayerGrams, scales: Balanced) -> Tensor:
+    """||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
+    assert g.x is not None
+    kept = scales.columns.to(g.x.device)
+    t2 = scales.scale.to(g.x.device)[kept]
+    slopes = quadratic(g.C, g.linear.Jx[:, :, kept]) / t2  # type: ignore[union-attr]  # of a dense layer
+    return slopes.sum(1) * (g.x.to(torch.float64).square()[:, kept] * t2).sum(1)
+
+
+@bound(
+    id="B7",
+    symbol=r"\sum_p x_p^2 \|\partial f/\partial x_p\|^2 / d \leq \sum_j \theta_j^2 \|\partial f/\partial\theta_j\|^2",
+    source="compression Prop. E.4",
+    cost="one pass, per-sample gradients of shared weights",
+)
+def adaptive_bound(context: Context) -> Iterator[Claim]:
+    """Adaptive sharpness bounds the sensitivity to single inputs in their own units: Proposition E.4.
+
+    Per sample and layer, the layer's own weight on the right, d the rows of W: (sum_k J_ok W_kp)^2 <= d sum_k
+    (J_ok W_kp)^2 in Eq. 45. (The proposition does not say what d is; the columns, or the outputs, will not do. Its
+    Eq. 45 writes x_p where x_i is meant.) `.mean` is Eq. 44: the mean over samples, of the layer that reads the
+    network's input, with all parameters measured on the right. C = I in both.
+    """
+    context.ask(adaptive_weight_slope2, adaptive_slope2)
+    for name, weight in context.readable.items():
+        left = context.each(input_invariant_mls, name) / len(weight.module.weight)
+        yield Claim(left, context.each(adaptive_weight_slope2, name), name, "", (context.unshared(name),))
+    layer = context.first
+    if layer is None or layer not in context.readable:
+        yield context.unread("mean")
+        return
+    left = context.each(input_invariant_mls, layer).mean() / len(context.layers[layer].module.weight)
+    premises = (context.unshared(layer), context.counted([layer]))
+    yield Claim(left, context.total(adaptive_slope2).mean(), layer, "mean", premises)
+
+
+@bound(
+    id="B8",
+    symbol=r"\overline{\|x\|^2 \|\partial f/\partial x\|_2^2} \leq \kappa_{Tr}^1",
+    source="flatlens",
+)
+def normalized_mls_bound(context: Context) -> Iterator[Claim]:
+    """Relative flatness of the first layer bounds normalised MLS, for the half squared error.
+
+    Per sample ||x||^2 lmax(G) <= ||x||^2 tr(G) = tr(C R) where C = I and the layer is applied once; an equality for one
+    output. Of relative flatness the Gauss-Newton part, which is all of it where the network is piecewise linear above
+    the layer. `.sample` is the same per sample, through any layer.
+    """
+    loss = context.half_squared_error
+    for name in context.readable:
+        sides = context.each(normalized_mls, name), context.each(relative_flatness_ggn, name)
+        yield Claim(*sides, name, "sample", (context.unshared(name), loss))
+    layer = context.first
+    if layer is None or layer not in context.readable:
+        yield context.unread()
+        return
+    left, right = context.each(normalized_mls, layer).mean(), context.each(relative_flatness_ggn, layer).mean()
+    yield Claim(left, right, layer, "", (context.unshared(layer), loss))

@@ -1,0 +1,228 @@
+"""Petzka, Kamp et al.: relative flatness is, to leading order, how far moved features move the risk.
+
+phi -> (I + delta A) phi at a layer is W -> W + delta W A (the key equation), so that a second order in the weight
+speaks of features. Labels are kept, as the theorems suppose; where they may move by O(delta^3) for all A (Cor. 10), the
+same holds with that in the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.expansion import RESOLVED, Expansion, Order, averaged, first_step, orders, series
+from flatlens.bounds.kinks import smooth
+from flatlens.curvature import Hessian, eigenpairs
+from flatlens.grams import Weight
+from flatlens.perturbation.features import RotatedFeatures, unmovable
+
+HAAR_ORDER = 3.5  #: where 4 is due
+FIXED_ORDER = 2.8  #: where 3 is due
+RESTARTS, CLIMBS = 3, 200  #: of the search for the worst A
+SMALLEST = 0.002  #: delta that it is sought at
+
+
+def mean_term(kappa: float, delta: float, m: int) -> float:
+    """Theorem 5: delta^2 kappa_Tr / (2 m)."""
+    return delta**2 * kappa / (2 * m)
+
+
+def uniform_term(kappa: float, delta: float, d: int) -> float:
+    """Theorem 14: delta^2 d kappa^phi / 2."""
+    return delta**2 * d * kappa / 2
+
+
+def spectral_term(norm2: float, top: float, delta: float) -> float:
+    """reparam2019 C.1: delta^2 ||W||_F^2 lmax(H) / 2."""
+    return delta**2 * norm2 * top / 2
+
+
+@bound(
+    id="B12",
+    symbol=r"E_A[\mathcal{E}_F(f, S, \delta A)] \leq \frac{\delta^2}{2m} \kappa_{Tr} + O(\delta^3)",
+    source="relative2021 Thm 5, Cor. 10",
+    cost="6 forwards a rotation, some 2 m N rotations a layer; relative flatness",
+    on_request=True,
+)
+def feature_robustness_bound(context: Context) -> Iterator[Claim]:
+    r"""Relative flatness bounds the mean change under rotated features: delta^2/(2m) kappa_Tr + O(delta^4).
+
+    Left |mean of E_F(delta A)| over Haar's A, drawn in pairs A and -A and so that a quadratic form is averaged exactly;
+    right the theorem's term and the observed rest: what at delta, delta/2, delta/4 with the same A is no multiple of
+    delta^2. So the claim weighs the extrapolated leading terms, the note tells the rest's share. The pairs leave no odd
+    order: the rest is O(delta^4), and no minimum is needed. Where a layer is too wide for balanced draws there is a
+    standard error, doubled: both sides have the same leading term, and within 4 of them nothing is decided.
+
+    `.order` is the rest's observed order, claimed to be at least 3.5 (4 is due); `.fixed_order` that for A of one
+    sign, its slope taken off, at least 2.8 (3 is due). |E| <= eps needs kappa >= 0.
+    """
+    for layer, weight in context.layers.items():
+        if why := unmovable(weight):
+            yield Claim(math.nan, math.nan, layer, assumptions=(Assumption("movable_features", False, why),))
+            continue
+        features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
+        found, smoothly = averaged(context, features), smooth(context, layer)
+        kappa = context.measured("relative_flatness", layer).value
+        sign = Assumption("nonnegative_flatness", kappa >= 0, "" if kappa >= 0 else f"kappa_Tr is {kappa:.3g}")
+        yield Claim(
+            abs(found.change),
+            mean_term(kappa, found.delta, features.m) + found.rest,
+            layer,
+            "",
+            (smoothly, sign, found.resolved),
+            stderr=2 * found.stderr,
+            rounding=_rounding(found),
+            note=f"delta = {found.delta:.3g}, labels kept; {_share(found.rest, found.change)}",
+        )
+        paired, single = orders(context, features)
+        yield _order("order", HAAR_ORDER, paired, layer, smoothly)
+        yield _order("fixed_order", FIXED_ORDER, single, layer, smoothly)
+
+
+def _order(part: str, least: float, order: Order, layer: str, smoothly: Assumption) -> Claim:
+    note = "no rest beyond rounding" if math.isinf(order.value) else ""
+    return Claim(least, order.value, layer, part, (smoothly, order.settled), note=note)
+
+
+def _rounding(found: Expansion) -> float:
+    return max(1e-6, 2 * found.error)
+
+
+def _share(rest: float, whole: float) -> str:
+    return f"{abs(rest / whole):.2g} of it beyond the leading term" if whole else "nothing moves"
+
+
+@dataclass(frozen=True, eq=False)
+class Worst:
+    """The worst A found at a layer, and all that Theorem 14 and C.1 say of it."""
+
+    change: float  #: E_F(delta A)
+    gradient: float  #: delta ||W^T G||_*, what the slope may add: 0 at a minimum
+    rest: float  #: the change less its slope and its second order, along this A
+    uniform: float  #: delta^2 d kappa^phi / 2
+    spectral: float  #: delta^2 ||W||_F^2 lmax(H) / 2
+    dip: float  #: what a smallest eigenvalue below 0 adds to the uniform term
+    expansion: Expansion
+    assumptions: tuple[Assumption, ...]  #: of both
+    semidefinite: Assumption
+
+    @property
+    def note(self) -> str:
+        """delta, and what is not the theorem's own term."""
+        own, beyond = self.uniform, self.gradient + self.dip + self.rest
+        return f"delta = {self.expansion.delta:.3g}, labels kept; slope and rest are {_part(beyond, own)} of the term"
+
+
+def _part(beyond: float, own: float) -> str:
+    return f"{beyond / own:.2g}" if own else "all"
+
+
+@bound(
+    id="B13",
+    symbol=r"\max_{\|A\| \leq 1} \mathcal{E}_F(f, S, \delta A) \leq \frac{\delta^2 d}{2} \kappa^\phi + O(\delta^3)",
+    source="relative2021 Thm 14; reparam2019 C.1",
+    cost="a search of some 100 gradients a layer; Lanczos",
+    on_request=True,
+)
+def uniform_robustness_bound(context: Context) -> Iterator[Claim]:
+    r"""Maximal relative flatness bounds the worst change under moved features: delta^2 d/2 kappa^phi + O(delta^3).
+
+    Left the largest E_F(delta A), ||A|| <= 1, that a search finds: a lower bound of the largest, sound on this side. d
+    rows. Right, beside the theorem's term, what the O(delta^3) stands for: the change's observed rest along that A;
+    delta ||W^T G||_*, the most that the slope G can give, 0 at a minimum; and (d - 1) eps delta^2/2 ||W||_F^2 where
+    the layer's Hessian is >= -eps only. `.spectral` is the 2019 form, delta^2/2 ||W||_F^2 lmax(H): it needs no positive
+    semidefinite H, and may be the smaller or the larger of the two.
+    """
+    for layer, weight in context.layers.items():
+        if why := unmovable(weight):
+            yield Claim(math.nan, math.nan, layer, assumptions=(Assumption("movable_features", False, why),))
+            continue
+        found = worst_of(context, layer, weight)
+        beyond, error = found.gradient + found.rest, _rounding(found.expansion)
+        premises = (*found.assumptions, found.semidefinite)
+        yield Claim(
+            found.change,
+            found.uniform + found.dip + beyond,
+            layer,
+            "",
+            premises,
+            rounding=error,
+            note=found.note,
+        )
+        yield Claim(found.change, found.spectral + beyond, layer, "spectral", found.assumptions, rounding=error)
+
+
+def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
+    """Search the worst A at a layer, and take its change apart."""
+    assert weight.parameter is not None
+    features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
+    operator = Hessian(context.lens.problem, [weight.parameter], model=context.lens.model)
+    pairs = eigenpairs(operator, top=1, bottom=1, tolerance=1e-6, generator=context.generator)
+    A, expansion = _settled(context, features, pairs.vectors[0].to("cpu", torch.float64).reshape(features.W.shape))
+    delta, value = expansion.delta, features.change(expansion.delta * A)
+    G = features.slope(torch.zeros_like(A))[1]
+    top = float(pairs.values[0] + pairs.residuals[0])
+    eps = max(0.0, float(pairs.residuals[-1] - pairs.values[-1]))
+    g, d, _ = features.W.shape
+    norm2, kappa = float(features.W.square().sum()), context.measured("maximal_relative_flatness", layer)
+    missed = 1.0 if kappa.kind == "exact" else 1.001  # its tolerance
+    return Worst(
+        change=value,
+        gradient=delta * _nuclear(features.W, G),
+        rest=value - delta * float((G * A).sum()) - delta**2 * expansion.leading,
+        uniform=uniform_term(kappa.value * missed, delta, g * d),
+        spectral=spectral_term(norm2, max(0.0, top), delta),
+        dip=spectral_term(norm2, eps, delta) * (g * d - 1),
+        expansion=expansion,
+        assumptions=(smooth(context, layer), context.local_minimum, expansion.resolved),
+        semidefinite=_semidefinite(layer, top, float(pairs.values[-1])),
+    )
+
+
+def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[Tensor, Expansion]:
+    """(W A, the series along it) of the worst A, at a delta small enough for its series."""
+    delta, best = first_step(context) / 2, None
+    while best is None or (best[1].error > RESOLVED / 10 and delta > SMALLEST):
+        A = _search(context, features, top, delta)
+        found = A, series(context, features, A[None], delta, exact=True)
+        best = found if best is None or found[1].error < best[1].error else best
+        delta /= 2
+    return best
+
+
+def _search(context: Context, features: RotatedFeatures, top: Tensor, delta: float) -> Tensor:
+    """W A of the worst A found: beginning along the top eigenvector both ways, and at random."""
+    ahead = features.steepest(top)
+    drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(RESTARTS - 1)]
+    best, where = -math.inf, ahead
+    for start in (ahead, -ahead, *drawn):
+        A, highest, stalled = start, -math.inf, 0
+        for _ in range(CLIMBS):
+            value, G = features.slope(delta * A)
+            stalled = stalled + 1 if value <= highest * (1 + 1e-9) else 0
+            if value > best:
+                best, where = value, A
+            highest = max(highest, value)
+            if stalled == 3:
+                break
+            A = features.steepest(G)
+    return where
+
+
+def _semidefinite(layer: str, top: float, low: float) -> Assumption:
+    holds = low >= -1e-3 * max(top, 0.0)
+    why = "" if holds else f"a Ritz value of the Hessian of {layer} is {low:.2g}, the largest {top:.2g}"
+    return Assumption("positive_semidefinite", holds, why)
+
+
+def _nuclear(W: Tensor, G: Tensor) -> float:
+    """||W^T G||_*, the largest <W A, G> over ||A|| <= 1; added over groups."""
+    left = torch.linalg.qr(W.mT, mode="r").R
+    right = torch.linalg.qr(G.mT, mode="r").R
+    return float(torch.linalg.svdvals(left @ right.mT).sum())

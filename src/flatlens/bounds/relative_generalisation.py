@@ -1,0 +1,188 @@
+"""Petzka, Kamp et al.: the generalisation gap from relative flatness and how well the sample stands for its law."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.density import Constants, constants, has_density
+from flatlens.bounds.relative import worst_of
+from flatlens.distributions import Cube, GaussianMixture
+from flatlens.estimate import Estimate
+from flatlens.perturbation.features import unmovable
+
+FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
+
+
+def rate(n: int, m: int) -> float:
+    """|S|^(-2/(4+m)) = delta^2."""
+    return math.exp(-2 / (4 + m) * math.log(n))
+
+
+def printed_right(n: int, m: int, kappa: float, first: float, second: float) -> float:
+    """Theorem 11: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))."""
+    return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(FAILURE))
+
+
+def sharp_right(n: int, m: int, kappa: float, first: float, second: float, tau: float, L: float) -> float:
+    """|S|^(-2/(4+m)) (tau kappa_Tr / (2 m) + C_1 + C_2) + L sqrt(log(1/Delta) / (2 n)), the constants sharp."""
+    return rate(n, m) * (tau * kappa / (2 * m) + first + second) + L * math.sqrt(math.log(1 / FAILURE) / (2 * n))
+
+
+def uniform_right(representativeness: float, term: float, repeats: int = 1) -> float:
+    """Theorem 15: inf E_Rep + (delta^2 d/2) kappa^phi, the term added d times where its printed sum over s is read."""
+    return representativeness + repeats * term
+
+
+@bound(
+    id="B14",
+    symbol=r"\mathcal{E}_{gen} \lesssim |S|^{-\frac{2}{4+m}} (\kappa_{Tr}/(2m) + C_1 + C_2/\sqrt{\Delta})",
+    source="relative2021 Thm 6, 11, Prop. 12, Thm 15, section 6",
+    cost="draws of the density; a search of some 100 gradients; kernel densities",
+    on_request=True,
+)
+def relative_generalisation(context: Context) -> Iterator[Claim]:
+    r"""Relative flatness and representativeness bound the generalisation gap.
+
+    As |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta)), up to higher orders in 1/|S|.
+
+    Left the gap on held-out data. Theorem 11 with Proposition 12's constants as printed, for the layer that reads the
+    network's input (there the features' density is the data's) and the uniform kernel; Delta = 0.05. alpha = int p /
+    ||z||^m diverges, logarithmically, wherever p(0) > 0, and Vol where the support is unbounded: then the theorem
+    does not apply, and its right side is infinite. `.sharp` has constants that need neither, of the same rate and for
+    the same networks (`bounds.density` derives them). L, the largest loss there is, is taken to be the largest seen,
+    and higher orders in 1/n are dropped: to be declared, as bounded_loss and large_sample.
+
+    `.uniform` is Theorem 15 for the last linear layer, its infimum over all laws of A at the worst A found, where
+    E_Rep = gap - E_F: Theorem 14 in other words. `.uniform.published` adds the term d times: the printed sum over s
+    is spurious, for kappa^phi has it inside. `.kde` is Figure 4's approximation, kernel densities of random splits
+    beside kappa_Tr of the last linear layer: no bound, never said to hold.
+    """
+    gap, held_out = _gap(context)
+    yield from _known_density(context, gap, held_out)
+    last = context.lens.layout.last()
+    if last is None:
+        return
+    if not (why := unmovable(context.layers[last])):
+        yield from _uniform(context, last, gap, held_out)
+    yield _kde(context, last, gap, held_out, why)
+
+
+def _gap(context: Context) -> tuple[Estimate, Assumption]:
+    found = context.measured("generalisation_gap")
+    held = found.kind != "undefined"
+    return found, Assumption("held_out_data", held, "" if held else found.note)
+
+
+def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
+    """Theorem 11, as printed and sharp."""
+    layer, density = context.first, _density(context)
+    smoothly = _smooth_density(context)
+    if layer is None or not density.holds or smoothly.holds is False:
+        missing = (density, smoothly) if layer is not None else (_no_first(), density)
+        yield Claim(gap.value, math.nan, layer, "", missing)
+        yield Claim(gap.value, math.nan, layer, "sharp", missing)
+        return
+    assert context.distribution is not None
+    found, n = constants(context.distribution, context.generator), context.n
+    kappa, L = context.measured("relative_flatness", layer).value, _largest_loss(context)
+    premises = (held_out, density, smoothly, context.local_minimum, *_declared(context))
+    first, second = found.first(L, sharp=True), found.second(L, sharp=True)
+    printed = printed_right(n, found.m, kappa, found.first(L), found.second(L))
+    sharp = sharp_right(n, found.m, kappa, first, second, found.tau, L)
+    drawn = rate(n, found.m) * (first * found.bend_stderr / found.bend + second * found.gamma_stderr / found.gamma)
+    note = _vacuous(printed, L, _infinite(found))
+    yield Claim(gap.value, printed, layer, "", (_finite(found), *premises), gap.stderr, note=note)
+    error = math.hypot(gap.stderr, drawn)
+    yield Claim(gap.value, sharp, layer, "sharp", premises, error, note=_vacuous(sharp, L))
+
+
+def _density(context: Context) -> Assumption:
+    """The data's density is known, and a layer's features are the data."""
+    name, found, layer = "known_density", context.distribution, context.first
+    if found is None:
+        return Assumption(name, False, "no distribution was given: check_bounds(distribution=...)")
+    if not has_density(found):
+        return Assumption(name, False, f"{type(found).__name__} has none on R^{found.dimension} that is known")
+    if layer is not None:
+        weight = context.layers[layer]
+        if not weight.dense or weight.matrix.W.shape[2] != found.dimension:
+            return Assumption(name, False, f"{layer} does not read vectors of R^{found.dimension}")
+    return Assumption(name, True)
+
+
+def _no_first() -> Assumption:
+    return Assumption("reads_the_input", False, "the network's input is read by no linear layer alone")
+
+
+def _smooth_density(context: Context) -> Assumption:
+    """Gaussians are; a cube's density jumps; of others the user knows."""
+    if isinstance(context.distribution, GaussianMixture):
+        return Assumption("smooth_density", True)
+    if isinstance(context.distribution, Cube):
+        return Assumption("smooth_density", False, "the density of a cube jumps at its faces")
+    return context.declare("smooth_density")
+
+
+def _finite(found: Constants) -> Assumption:
+    why = _infinite(found)
+    return Assumption("finite_constants", not why, why)
+
+
+def _infinite(found: Constants) -> str:
+    """What of the printed constants is infinite."""
+    reasons = []
+    if math.isinf(found.alpha):
+        reasons.append("int p/||z||^m diverges as p(0) > 0")
+    if math.isinf(found.volume):
+        reasons.append("the support's volume is infinite")
+    return ", ".join(reasons)
+
+
+def _declared(context: Context) -> tuple[Assumption, ...]:
+    names = ("locally_constant_labels", "iid_samples", "bounded_loss", "large_sample")
+    return tuple(context.declare(name) for name in names)
+
+
+def _largest_loss(context: Context) -> float:
+    seen = [context.lens.outcomes("data").losses]
+    if context.lens.problem.test is not None:
+        seen.append(context.lens.outcomes("test").losses)
+    return max(float(losses.max()) for losses in seen)
+
+
+def _vacuous(right: float, L: float, why: str = "") -> str:
+    """Said where no gap could be larger."""
+    if not right >= L:
+        return f"the largest loss is {L:.3g}"
+    return f"vacuous: no gap exceeds the largest loss, {L:.3g}" + (f"; {why}" if why else "")
+
+
+def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
+    """Theorem 15, with one sum and with two. The held-out error is in both sides, and drops out of the slack."""
+    found = worst_of(context, layer, context.layers[layer])
+    g, d, _ = context.layers[layer].matrix.W.shape
+    labels = context.declare("locally_constant_labels")
+    premises = (held_out, *found.assumptions, found.semidefinite, labels)
+    beyond = gap.value - found.change + found.gradient + found.dip + found.rest
+    error = max(1e-6, 2 * found.expansion.error) * abs(found.change) / max(abs(gap.value), 1e-300)
+    for part, repeats in (("uniform", 1), ("uniform.published", g * d)):
+        right, L = uniform_right(beyond, found.uniform, repeats), _largest_loss(context)
+        note = f"delta = {found.expansion.delta:.3g}; {_vacuous(right, L)}"
+        yield Claim(gap.value, right, layer, part, premises, rounding=min(error, 0.01), note=note)
+
+
+def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why: str) -> Claim:
+    """Figure 4: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
+    estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
+    premises = (Assumption("known_density", False, estimated), held_out)
+    shift = context.measured("representativeness")
+    if why or shift.kind == "undefined":
+        return Claim(gap.value, math.nan, layer, "kde", premises, note=why or shift.note)
+    m = context.layers[layer].input_size.numel()
+    kappa = context.measured("relative_flatness", layer).value
+    right = shift.value + rate(context.n, m) * kappa / (2 * m)
+    error, L = math.hypot(gap.stderr, shift.stderr), _largest_loss(context)
+    return Claim(gap.value, right, layer, "kde", premises, error, note=f"an approximation; {_vacuous(right, L)}")

@@ -1,0 +1,150 @@
+"""Chen et al., Appendix A: residual networks, where sharpness bounds what a block adds to the sensitivity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor, fx
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
+from flatlens.bounds.skips import Block, Watched, Wiring, wiring
+from flatlens.grams.one_pass import CHUNK
+from flatlens.measures import interpolation_sharpness
+
+
+@bound(
+    id="B5",
+    symbol=r"\|\partial g/\partial x\|_2 \leq \|J\|_2 + \|W\|_2 \|\partial g/\partial W\|_F / \|x\|",
+    source="compression Eq. 17, App. A",
+    cost="N backward passes, where there are residual blocks",
+)
+def residual_bound(context: Context) -> Iterator[Claim]:
+    """A residual block adds no more to the sensitivity than its weight allows.
+
+    Eq. 17, of a block y = x + branch(W x) that x reaches by the skip and by W alone, and per sample:
+
+        ||df/dx||_2 <= ||J||_2 + ||W||_2 ||df/dW||_F / ||x||,    J = df/dy
+
+    Printed with ||J||_2 on the left, where the slack is the same; here it stays on the right, so that tightness
+    compares like with like. Each block is a row, named for the layer of W. `.sound` has ||T||_2 ||df/dz||_F in the last
+    place, T the layer's operator and z = Wx: it holds of shared weights, too.
+
+    `.sum` is the telescoped sum over consecutive blocks that end in one linear layer, ||df/dx_1||_2 <= ||W_L||_2 +
+    sum_l ||W_l||_2 ||df/dW_l||_F / ||x_l||; `.mean` its mean over samples, with S by Cauchy as in Eq. 33.
+    """
+    found = wiring(context.lens.model)
+    why = found if isinstance(found, str) else "no residual block: nothing is added to what a linear layer reads"
+    if isinstance(found, str) or not found.blocks:
+        yield _none(why)
+        return
+    norms = _norms(context, found)
+    if isinstance(norms, str):
+        yield _none(norms)
+        return
+    for block in found.blocks:
+        yield from _of_block(context, block, norms)
+    yield from _telescoped(context, found, norms)
+
+
+def _none(why: str) -> Claim:
+    return Claim(math.nan, math.nan, assumptions=(Assumption("identity_skips", False, why),))
+
+
+def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
+    """||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
+    lens, problem = context.lens, context.lens.problem
+    nodes = {node for block in found.blocks for node in (block.start, block.end)}
+    watched = Watched(found.traced, lens.model, nodes)
+    gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
+    most = max(1, min(CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
+    for raw in problem.data.chunks(most):
+        watched.kept.clear()
+        try:
+            f, _ = problem.run(watched, problem.place(raw))
+        except Exception as error:  # a forward= that asks the model for more than its outputs
+            return f"its trace does not run ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+        true = problem.run(lens.model, problem.place(raw))[0]
+        if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
+            return "its trace computes something else: forward() depends on the data or its arguments"
+        if any(len(watched.kept[node]) != len(f) for node in nodes):
+            return "samples are not on the first axis"
+        for node, norm in zip(nodes, _spectral(f, [watched.kept[node] for node in nodes]), strict=True):
+            gathered[node].append(norm.cpu())
+    return {node: torch.cat(parts) for node, parts in gathered.items()}
+
+
+def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
+    """||df/dx||_2 per sample for each tensor x, by one backward pass an output."""
+    n, N = f.shape
+    slopes = [torch.autograd.grad(f[:, k].sum(), at, retain_graph=True, allow_unused=True) for k in range(N)]
+    norms = []
+    for x, rows in zip(at, zip(*slopes, strict=True), strict=True):
+        flat = [x.new_zeros(n, x[0].numel()) if row is None else row.reshape(n, -1) for row in rows]
+        J = torch.stack(flat, 1).to(torch.float64)
+        norms.append(torch.linalg.eigvalsh(J @ J.mT)[:, -1].clamp(min=0).sqrt())
+    return norms
+
+
+def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
+    """An identity skip, and a branch that begins with a linear layer whose both sides are known."""
+    through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
+    names = ", ".join(str(node.target) for node in block.readers)
+    begins = block.layer(context.readable) is not None
+    why = (
+        f"beside the skip {names or 'nothing'} reads what enters {block.end.name}: one linear layer, called once, must"
+    )
+    return (
+        Assumption("identity_skips", not block.through, through if block.through else ""),
+        Assumption("branch_begins_linear", begins, "" if begins else why),
+    )
+
+
+def _added(context: Context, layer: str) -> Tensor:
+    """||W||_2 ||df/dW||_F / ||x|| per sample."""
+    slope2, x2 = context.each(weight_slope2, layer), context.each(input_norm2, layer)
+    return context.layers[layer].spectral_norm * (slope2 / x2).sqrt()
+
+
+def _of_block(context: Context, block: Block, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
+    layer, premises = block.layer(context.readable), _premises(context, block)
+    if layer is None:
+        names = [str(node.target) for node in block.readers]
+        yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
+        return
+    x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm
+    more = (context.unshared(layer), context.nonzero(layer, x2))
+    before, after = norms[block.start], norms[block.end]
+    yield Claim(before, after + _added(context, layer), layer, "", (*premises, *more))
+    yield Claim(before, after + W * context.each(output_slope2, layer).sqrt(), layer, "sound", premises)
+
+
+def _telescoped(context: Context, found: Wiring, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
+    blocks = found.blocks
+    premises = [one for block in blocks for one in _premises(context, block)]
+    layers = [layer for block in blocks if (layer := block.layer(context.readable)) is not None]
+    if len(layers) < len(blocks):
+        yield Claim(math.nan, math.nan, None, "sum", tuple(premises))
+        return
+    gaps = [after.start.name for before, after in pairwise(blocks) if after.start is not before.end]
+    premises.append(Assumption("consecutive_blocks", not gaps, f"{gaps[0]} follows no sum" if gaps else ""))
+    last = found.last(context.layers)
+    why = "" if last else "what follows the last block is more than one linear layer"
+    premises.append(Assumption("ends_in_linear", last is not None, why))
+    premises += [context.unshared(layer) for layer in layers]
+    premises += [context.nonzero(layer, context.each(input_norm2, layer)) for layer in layers]
+    end = (
+        norms[blocks[-1].end]
+        if last is None
+        else torch.full_like(norms[blocks[-1].end], context.layers[last].spectral_norm)
+    )
+    first = norms[blocks[0].start]
+    yield Claim(first, end + sum(_added(context, layer) for layer in layers), None, "sum", tuple(premises))
+    squares = [(context.layers[one].spectral_norm ** 2 / context.each(input_norm2, one)).mean() for one in layers]
+    S = context.total(interpolation_sharpness).mean()
+    right = end.mean() + (torch.stack(squares).sum() * S).sqrt()
+    yield Claim(first.mean(), right, None, "mean", (*premises, context.counted(layers)))

@@ -1,0 +1,230 @@
+"""MacDonald et al.: the Jacobian at the samples, and its variation around them, bound Lipschitz norm and test error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.context import Context
+from flatlens.bounds.covered import ROUNDING, Covered, convex_support, covered, spread, steepest
+from flatlens.bounds.target import Target
+from flatlens.distributions import Distribution, PushForward, Sphere
+from flatlens.measures import jacobian_norm
+from flatlens.perturbation.inputs import Refused
+from flatlens.perturbation.variation import found_variation, unit
+
+PAIRED = 2048  #: points of which all pairs are looked at
+ALIGNED = 16  #: samples from which secants along the steepest direction start
+LENGTHS = 12  #: of those secants, each half the one before
+OPPOSITE = 8  #: random diameters of each ball, beside the steepest one
+LOOKED_AT = 512  #: samples around whose balls the outputs' variation is sought
+DRAWN = 4096  #: fresh samples for an expectation
+DETOUR = math.pi / 2  #: between points of a sphere, the way along it over the distance through the ball, at most
+
+
+@bound(
+    id="B9",
+    symbol=r"\|f\|_{Lip} \leq \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf))",
+    source="sharpening Thm 4.3, Eq. 8",
+    cost="one pass, secants, variation by intervals and by search",
+    on_request=True,
+)
+def lipschitz_bound(context: Context) -> Iterator[Claim]:
+    r"""No secant is steeper than the samples' Jacobians with their variation: Theorem 4.3.
+
+    ||f||_{Lip, P} <= max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf)). On the left the steepest secant met, on the right
+    the certified variation; delta from the distribution, or declared. The proof bounds ||f||_Lip by sup ||Jf|| over the
+    support, which takes the straight way between two points through it: false without convexity. `.geodesic`, on
+    spheres, goes along the sphere and has pi/2 times the right side; `.latent`, for a push-forward by g of a convex
+    base, ||f(g(z)) - f(g(z'))|| / ||z - z'|| on the left and Lip(g) times the right side: neither assumes convexity.
+    `.searched` has the variation that a search finds, less than the supremum, and decides nothing. `.remark` is
+    V_S(g) <= 2 delta ||g||_{Lip} below Eq. 5 for g = f on each ball, with what the balls' secants cannot exceed,
+    ||Jf(x_i)||_2 + V, as the constant.
+    """
+    seen = context.once(covered)
+    if isinstance(seen, Assumption):
+        yield Claim(math.nan, math.nan, assumptions=(seen,))
+        return
+    slopes, premises = context.each(jacobian_norm), (*seen.premises, seen.certified)
+    left, right = _steepest_secant(context, seen), float((slopes + seen.variation).max())
+    convex = convex_support(context)
+    yield Claim(left, right, None, "", (*premises, convex), note=seen.note)
+    if isinstance(context.distribution, Sphere):
+        yield Claim(left, DETOUR * right, None, "geodesic", premises, note="pi/2 of the right side")
+    if isinstance(context.distribution, PushForward):
+        yield _latent(context, context.distribution, seen, right)
+    yield _searched(context, seen, left, slopes, convex)
+    yield _remark(context, seen, slopes)
+
+
+def _steepest_secant(context: Context, seen: Covered) -> float:
+    """The largest of the data, of fresh samples, and of steps in the steepest directions that end in the support."""
+    law, x = context.distribution, seen.x[spread(seen.x, PAIRED)]
+    if law is not None:
+        fresh = [law.extreme_points(PAIRED // 4, context.generator), law.sample(PAIRED // 4, context.generator)]
+        x = torch.cat([x, *(points.to(x) for points in fresh)])
+    found = _secants(seen, x)
+    if law is not None and law.support_is_convex and math.isfinite(law.diameter):
+        found = max(found, _aligned(context, law, seen))
+    return found
+
+
+def _secants(seen: Covered, x: Tensor) -> float:
+    """The steepest secant between any two of the points, less what rounding may add."""
+    with torch.no_grad():
+        f = seen.network.outputs(x)
+    return max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
+
+
+def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
+    """From the samples of the steepest slopes, along them; only between points of the support."""
+    x = seen.x[context.each(jacobian_norm).topk(min(ALIGNED, context.n)).indices.to(seen.x.device)]
+    v = _directions(seen, x)[1]
+    found = 0.0
+    for step in (law.diameter * 0.5**k * sign for k in range(LENGTHS) for sign in (1, -1)):
+        ends = x + step * v
+        inside = torch.isfinite(law.log_density(ends)) & torch.isfinite(law.log_density(x))
+        if bool(inside.any()):
+            found = max(found, _paired(seen, x[inside], ends[inside]))
+    return found
+
+
+def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
+    """The steepest secant from each point to its end."""
+    with torch.no_grad():
+        f, g = seen.network.outputs(x), seen.network.outputs(ends)
+    rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
+    return float((rise / (x - ends).norm(dim=1)).max())
+
+
+def _directions(seen: Covered, x: Tensor) -> tuple[Tensor, Tensor]:
+    """(||Jf||_2, (n,), its right singular vector, (n, M)) at points."""
+    J = seen.network.jacobians(x)
+    _, sigma, V = torch.linalg.svd(J, full_matrices=False)
+    return sigma[:, 0], V[:, 0]
+
+
+def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:
+    """||f o g||_{Lip} <= Lip(g) max_i(...): the straight way in the base has an image inside the support."""
+    state = context.generator.get_state()
+    z = law.base.sample(PAIRED // 4, context.generator)
+    context.generator.set_state(state)
+    x = law.sample(PAIRED // 4, context.generator).to(seen.x)  # of the same z
+    with torch.no_grad():
+        f = seen.network.outputs(x)
+    left = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
+    straight = law.base.support_is_convex
+    base = Assumption("convex_base", straight or None, "" if straight else "not known of the base")
+    premises = (*seen.premises, seen.certified, base)
+    return Claim(left, law.lipschitz * right, None, "latent", premises, note=f"Lip(g) = {law.lipschitz:.4g}")
+
+
+def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, convex: Assumption) -> Claim:
+    """Beside the certified variation; undecided at best."""
+    if math.isnan(seen.delta):
+        return Claim(left, math.nan, None, "searched", (*seen.premises, convex))
+    lens, generator = context.lens, context.generator
+    try:
+        found = found_variation(lens.problem, lens.model, seen.delta, restarts=2, steps=10, generator=generator)
+    except Refused as why:
+        return Claim(left, math.nan, None, "searched", (Assumption("one_floating_input", False, str(why)),))
+    note = "the variation is what a search finds, less than the supremum: what is above may still obey the theorem"
+    right = float((slopes + found).max())
+    return Claim(left, right, None, "searched", (*seen.premises, convex), stderr=math.inf, note=note)
+
+
+def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
+    """V_S(f) <= 2 delta ||f|S||_Lip on each ball S, which is convex: from below, per sample, against from above."""
+    at = spread(seen.x, LOOKED_AT)
+    if math.isnan(seen.delta):
+        return Claim(math.nan, math.nan, None, "remark", (*seen.premises, seen.certified))
+    left = torch.cat([_varied(context, seen, x) for x in torch.split(seen.x[at], 64)]).cpu()
+    right = 2 * seen.delta * (slopes + seen.variation)[at]
+    note = f"of {len(at)} samples" if len(at) < context.n else ""
+    return Claim(left, right, None, "remark", (seen.certified,), note=note)
+
+
+def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
+    """max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, the steepest among them: (n,)."""
+    drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
+    w = seen.delta * torch.cat([_directions(seen, x)[1][:, None], unit(drawn)[1]], 1)
+    with torch.no_grad():
+        ahead, behind = (seen.network.outputs((x[:, None] + s * w).flatten(0, 1)) for s in (1, -1))
+    found: Tensor = (ahead - behind).norm(dim=1).reshape(len(x), -1).max(1).values
+    return found
+
+
+@bound(
+    id="B11",
+    symbol=r"E \|f - f^*\|_2 \leq \delta (\|f^*\|_{Lip} + \max_i (\|Jf(x_i)\|_2 + V_{B(x_i, \delta)}(Jf)))",
+    source="sharpening Thm 6.1, Eq. 10",
+    cost="one pass, variation by intervals, forwards of fresh samples",
+    on_request=True,
+)
+def jacobian_generalisation(context: Context) -> Iterator[Claim]:
+    """Steep networks cannot be trusted between samples: the test error's bound of Theorem 6.1, evaluated.
+
+    E ||f - f*|| <= delta (||f*||_Lip + max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf))) for a network that coincides with
+    f* on the samples; the expectation over fresh ones from the known distribution. No convexity is needed: each x is
+    within delta of a sample, and the ball holds the straight way between the two. `.corrected` adds
+    max_i ||f(x_i) - f*(x_i)|| on the right, the middle term of the proof's Eq. 24, and needs no interpolation. Called
+    vacuous where the right side is not below the diameter of f*'s values: some constant errs no more than that.
+    """
+    seen = context.once(covered)
+    if isinstance(seen, Assumption):
+        yield Claim(math.nan, math.nan, assumptions=(seen,))
+        return
+    law, target = context.distribution, context.target
+    if law is None or target is None:
+        which = "distribution=, what the data was drawn from" if law is None else "target=Target(function, lipschitz)"
+        yield Claim(math.nan, math.nan, assumptions=(Assumption("known_target", None, f"give {which}"),))
+        return
+    L, slopes = target.steepness(seen.shape), context.each(jacobian_norm)
+    right = seen.delta * (L + float((slopes + seen.variation).max()))
+    missed, size = _missed(seen, target, seen.x), float(seen.told(target, seen.x).norm(dim=1).max())
+    off = float(missed.max())
+    fresh = law.sample(DRAWN, context.generator).to(seen.x)
+    error = _missed(seen, target, fresh)
+    wide = _widest(seen.told(target, torch.cat([seen.x[spread(seen.x, 512)], fresh[:512]])))
+    premises = (*seen.premises, seen.certified, _steep_enough(seen, target, L))
+    expected, stderr = float(error.mean()), float(error.std()) / math.sqrt(DRAWN)
+    fits = (*premises, _interpolates(context, off, size))
+    for part, rhs, assumed in (("", right, fits), ("corrected", right + off, premises)):
+        yield Claim(expected, rhs, None, part, assumed, stderr, note=_weighed(seen, rhs, wide))
+
+
+def _missed(seen: Covered, target: Target, x: Tensor) -> Tensor:
+    """||f(x) - f*(x)||, (n,)."""
+    with torch.no_grad():
+        found: Tensor = (seen.network.outputs(x) - seen.told(target, x)).norm(dim=1)
+    return found
+
+
+def _widest(y: Tensor) -> float:
+    """The largest distance between two values."""
+    return float(torch.cdist(y, y).max())
+
+
+def _interpolates(context: Context, off: float, size: float) -> Assumption:
+    """f and f* agree on the samples, but for rounding."""
+    agrees = off <= max(1e-6, context.rounding) * (1 + size)
+    return Assumption("interpolation", agrees, "" if agrees else f"the outputs are up to {off:.3g} from the target's")
+
+
+def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
+    """No secant of f* between samples exceeds its declared constant."""
+    x = seen.x[spread(seen.x, PAIRED)]
+    y = seen.told(target, x)
+    met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
+    why = f"it is at least {met:.4g}, declared was {L:.4g}" if met > L else ""
+    return Assumption("target_lipschitz", not why, why, declared=target.lipschitz is not None)
+
+
+def _weighed(seen: Covered, right: float, wide: float) -> str:
+    """How the radius is known, and whether the bound says anything."""
+    vacuous = "" if right < wide else f"vacuous: the values of f* met are no more than {wide:.4g} apart"
+    return "; ".join(part for part in (seen.note, vacuous) if part)

@@ -1,0 +1,56 @@
+"""What a network should compute, where that is known: the f* of sharpening's theorems."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.distributions import lipschitz_product
+from flatlens.errors import BadInput
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Target:
+    """f*, from inputs as the network takes them to (n, N), and a bound of ||f*(x) - f*(y)|| / ||x - y|| on the support.
+
+    A network of known layers brings that bound along: the product of their norms (`lipschitz_product`).
+
+    >>> Target(lambda x: x.sum(1, keepdim=True), lipschitz=2**0.5)(torch.ones(3, 2)).flatten()
+    tensor([2., 2., 2.], dtype=torch.float64)
+    """
+
+    function: Callable[[Tensor], Tensor]
+    lipschitz: float | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.function):
+            raise BadInput(f"Target({type(self.function).__name__}): a function of a batch of inputs is needed")
+        if self.lipschitz is None and not isinstance(self.function, nn.Module):
+            raise BadInput("Target(lipschitz=None): of a function that is no network the constant is needed")
+        if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
+            raise BadInput(f"Target(lipschitz={self.lipschitz!r}): a finite number is needed, not negative")
+
+    def steepness(self, shape: tuple[int, ...]) -> float:
+        """||f*||_Lip, or a bound of it from above, for one input of such a shape."""
+        if self.lipschitz is not None:
+            return self.lipschitz
+        assert isinstance(self.function, nn.Module)
+        try:
+            return lipschitz_product(self.function, shape)
+        except BadInput as why:
+            raise BadInput(f"Target(lipschitz=None): not known of this network, give it ({why})") from why
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """f*(x), (n, N) float64."""
+        parameters = self.function.parameters() if isinstance(self.function, nn.Module) else iter(())
+        with torch.no_grad():
+            y = self.function(x.to(next((p for p in parameters if p.is_floating_point()), x)))
+        if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
+            got = f"{(*y.shape,)}" if isinstance(y, Tensor) else type(y).__name__
+            raise BadInput(f"Target(...): from inputs of shape {(*x.shape,)} it must make ({len(x)}, N), got {got}")
+        return y.to(x.device, torch.float64)

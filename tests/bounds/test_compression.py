@@ -1,0 +1,278 @@
+"""Chen et al.'s bounds where they are attained, where their assumptions fail, and on random networks."""
+
+import math
+
+import pytest
+import torch
+from chains import chain, data, lens_on
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from flatlens import Lens, Problem
+from flatlens.bounds import BOUNDS, check_bounds
+
+NAMES = [name for name, one in BOUNDS.items() if one.id in {f"B{k}" for k in range(1, 9)}]
+ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU, "leaky": nn.LeakyReLU}
+
+
+# equality
+
+
+def tightness(net: nn.Module, x: Tensor, **more):
+    report = check_bounds(lens_on(net, x, **more), NAMES)
+    assert not report.violated
+    return {(v.bound, v.layer): v.tightness for v in report}
+
+
+def on_a_sphere(n: int, m: int, radius: float = 2.0) -> Tensor:
+    x = data(n, m, 3)
+    return radius * x / x.norm(dim=1, keepdim=True)
+
+
+def linear(*weights: Tensor) -> nn.Sequential:
+    net = nn.Sequential(*(nn.Linear(W.shape[1], W.shape[0], bias=False, dtype=torch.float64) for W in weights))
+    with torch.no_grad():
+        for module, W in zip(net, weights, strict=True):
+            module.weight.copy_(W)
+    return net
+
+
+def orthogonal(d: int) -> Tensor:
+    return torch.linalg.qr(data(d, d, 5))[0]
+
+
+def test_one_linear_neuron_on_a_sphere_attains_every_bound():
+    tight = tightness(linear(data(1, 5, 1)), on_a_sphere(7, 5))
+    for name in NAMES:
+        for key in ((name, "0"), (name, None)):
+            if key in tight and name != "residual_bound":
+                assert tight[key] >= 0.999999, key
+    for part in ("frobenius", "sound", "mean"):
+        assert tight[f"linear_stability.{part}", "0"] >= 0.999999
+    for row in ("adaptive_bound.mean", "matrix_normalized_bound.inner", "matrix_normalized_bound.frobenius"):
+        assert tight[row, "0"] >= 0.999999
+
+
+def test_an_isometry_below_a_jacobian_of_rank_one_attains_the_chain():
+    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0, 3.0]).double(), data(1, 4, 8)[0]))
+    tight = tightness(net, on_a_sphere(6, 4), parameters=["0.weight"])
+    for row in (
+        "linear_stability",
+        "linear_stability.mean",
+        "mls_chain",
+        "mls_chain.A_B",
+        "mls_chain.B_C",
+        "mls_chain.C_D",
+    ):
+        assert tight[row, "0"] >= 0.999999, row
+    assert tight["matrix_normalized_bound", "0"] >= 0.999999
+    assert tight["normalized_mls_bound", "0"] >= 0.999999
+
+
+def test_without_equal_norms_only_the_link_of_cauchy_is_slack():
+    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0]).double(), data(1, 4, 8)[0]))
+    tight = tightness(net, data(6, 4), parameters=["0.weight"])
+    assert tight["mls_chain.A_B", "0"] >= 0.999999
+    assert tight["mls_chain.B_C", "0"] < 0.99
+    assert tight["mls_chain.C_D", "0"] >= 0.999999
+
+
+def test_equal_layers_attain_the_bound_over_layers():
+    net = linear(orthogonal(3), orthogonal(3)[:1])
+    tight = tightness(net, on_a_sphere(5, 3))
+    assert tight["nmls_bound", None] >= 0.999999
+    assert tight["matrix_normalized_bound", None] >= 0.999999
+
+
+def test_an_isometry_attains_the_volume_of_one_sample():
+    tight = tightness(linear(orthogonal(3)), on_a_sphere(1, 3))
+    for part in ("", ".lemma", ".mean", ".published"):
+        assert tight[f"volume_bound{part}", "0"] >= 0.999999
+    assert tight["network_volume_bound", None] >= 0.999999
+
+
+def test_the_d_of_proposition_e4_is_the_rows():
+    """Rows alike and the same slope at each: an equality. With the columns for d (2), the bound would fail."""
+    net = linear(torch.tensor([[1.0, -2.0]]).double().repeat(5, 1), torch.ones(1, 5).double())
+    tight = tightness(net, data(4, 2))
+    assert tight["adaptive_bound", "0"] >= 0.999999
+    assert tight["adaptive_bound", "0"] * 5 / 2 > 1
+
+
+# where assumptions fail
+
+
+def row(net: nn.Module, x: Tensor, name: str, layer: str | None, **more):
+    return check_bounds(lens_on(net, x, **more), NAMES).of(name, layer)
+
+
+def test_published_positive_eigenvalues_fail_at_lower_rank():
+    found = row(linear(0.5 * torch.eye(2).double()[:, :1]), data(3, 1), "volume_bound.published", "0")
+    assert found.violated_share == 1.0
+    assert (found.status, found.assumption) == ("not applicable", "full_rank: the rank is below 2 for 3 of 3 samples")
+
+
+def test_the_printed_middle_of_equation_5_fails_where_inputs_are_small():
+    net = linear(2 * orthogonal(3))
+    assert row(net, on_a_sphere(4, 3, 0.5), "linear_stability.middle", "0").violated_share == 1.0
+    assert row(net, on_a_sphere(4, 3, 0.5), "linear_stability.middle", "0").status == "not applicable"
+    assert row(net, on_a_sphere(4, 3, 2.5), "linear_stability.middle", "0").status == "holds"
+
+
+def cnn(seed: int, padding: int, stride: int) -> nn.Sequential:
+    torch.manual_seed(seed)
+    first, second = nn.Conv2d(1, 3, 3, padding=padding, stride=stride), nn.Conv2d(3, 2, 3, padding=padding)
+    size = nn.Sequential(first, second)(torch.zeros(1, 1, 8, 8)).numel()
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Flatten(), nn.Linear(size, 2)).double()
+
+
+@pytest.mark.parametrize(("padding", "stride"), [(0, 1), (1, 1), (1, 2)])
+def test_on_convolutions_the_published_form_fails_and_the_sound_one_holds(padding, stride):
+    shares = []
+    with torch.random.fork_rng():
+        for seed in range(6):
+            x = data(8, 64, seed).reshape(8, 1, 8, 8)
+            report = check_bounds(lens_on(cnn(seed, padding, stride), x), "linear_stability")
+            assert not report.violated
+            shares.append(report.of("linear_stability.published", "0").violated_share)
+            assert report.of("linear_stability.published", "0").status == "not applicable"
+            for layer in ("0", "2", "5"):
+                found = report.of("linear_stability.sound", layer)
+                assert (found.status, found.violated_share) == ("holds", 0.0)
+                assert found.tightness > 0.01
+    assert max(shares) > 0
+
+
+class Normed(nn.Module):
+    """The first linear layer reads what a norm made of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first, self.last = nn.BatchNorm1d(3), nn.Linear(3, 4), nn.Linear(4, 2)
+        self.norm.running_var.fill_(4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(self.norm(x))))
+
+
+class Tied(nn.Module):
+    """A decoder with the encoder's weight: its gradient is not that of the encoder's call alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.encode(x)) @ self.encode.weight
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mid, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.mid(torch.tanh(self.mid(x)))))
+
+
+@pytest.mark.parametrize(
+    ("net", "why"), [(Normed(), "reads_the_input"), (Tied(), "unshared_weights"), (Twice(), "unshared_weights")]
+)
+def test_what_speaks_of_the_first_layer_does_not_apply_without_one(net, why):
+    report = check_bounds(lens_on(net.double(), data(5, 3)), NAMES)
+    assert not report.violated
+    found = {v.bound: v for v in report}
+    for name in ("linear_stability.mean", "volume_bound", "mls_chain", "adaptive_bound.mean", "normalized_mls_bound"):
+        assert found[name].status == "not applicable", name
+        assert found[name].assumption.startswith(why), name
+
+
+def test_a_frozen_weight_is_not_in_the_sharpness():
+    net = chain([3, 4, 2], 4)
+    report = check_bounds(lens_on(net, data(5, 3), parameters=["2.weight"]), NAMES)
+    assert report.of("linear_stability", "0").status == "holds"  # of its own slope, not of S
+    for name, layer in (("mls_chain", "0"), ("mls_chain.C_D", "0"), ("nmls_bound", None), ("volume_bound", "0")):
+        assert report.of(name, layer).assumption == "weights_measured: 0 is not measured"
+    assert report.of("mls_chain.A_B", "0").status == "holds"
+
+
+def test_a_dead_network_violates_nothing():
+    net = chain([3, 4, 2], 4, nn.ReLU)
+    with torch.no_grad():
+        net[2].weight.zero_()
+        net[2].bias.zero_()
+    for parameters in ("trainable", ["0.weight"]):  # S > 0, and S = 0
+        report = check_bounds(lens_on(net, data(5, 3), parameters=parameters), NAMES)
+        assert not report.violated
+        assert report.of("linear_stability", "0").lhs == 0.0
+        assert report.of("network_volume_bound").lhs == -math.inf
+        assert report.of("nmls_bound").lhs == 0.0
+
+
+def test_an_input_of_zero_is_named():
+    x = data(5, 3)
+    x[2] = 0
+    report = check_bounds(lens_on(chain([3, 4, 2], 4), x), NAMES)
+    assert report.of("linear_stability", "0").assumption == "nonzero_inputs: 1 of 5 inputs of 0 are 0"
+    assert report.of("linear_stability.sound", "0").status == "holds"
+    assert report.of("adaptive_bound", "0").status == "holds"  # no division there
+    assert not report.violated
+
+
+def test_a_loss_that_curves_downwards_leaves_the_scales_without_a_minimum():
+    net, x = chain([3, 4, 2], 4), data(5, 3)
+    problem = Problem(
+        net, lambda f, y: torch.cos(3 * f).sum(1) + (f - y).square().sum(1), (x, torch.zeros(5, 2).double())
+    )
+    found = check_bounds(Lens(problem), "matrix_normalized_bound").of("matrix_normalized_bound.inner", "0")
+    assert found.assumption.startswith("convex_loss")
+
+
+# random networks
+
+
+@st.composite
+def networks(draw):
+    """(net, data, loss): dense chains with all that can go wrong in them: dead layers, zero samples, one of each."""
+    widths = draw(st.lists(st.integers(1, 8), min_size=2, max_size=5))
+    seed = draw(st.integers(0, 2**20))
+    net = chain(widths, seed, ACTIVATIONS[draw(st.sampled_from(sorted(ACTIVATIONS)))], draw(st.booleans()))
+    linear = [module for module in net if isinstance(module, nn.Linear)]
+    with torch.no_grad():
+        for module in linear:
+            module.weight.mul_(10.0 ** draw(st.integers(-1, 1)))
+        if draw(st.integers(0, 9)) == 0:
+            linear[draw(st.integers(0, len(linear) - 1))].weight.zero_()
+    x = data(draw(st.integers(1, 8)), widths[0], seed + 1) * 10.0 ** draw(st.integers(-3, 3))
+    if draw(st.integers(0, 9)) == 0:
+        x[0] = 0
+    return net, x, draw(st.sampled_from(["half_squared_error", "mse", "cross_entropy"]))
+
+
+def nothing_is_violated(network) -> None:
+    net, x, loss = network
+    report = check_bounds(lens_on(net, x, loss), NAMES)
+    assert not report.violated, report
+
+
+CALM = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=200, **CALM)
+@given(networks())
+def test_no_bound_is_violated_on_random_networks(network):
+    nothing_is_violated(network)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, **CALM)
+@given(networks())
+def test_no_bound_is_violated_on_a_thousand_random_networks(network):
+    nothing_is_violated(network)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_rounding_of_float32_is_no_violation(seed):
+    net = chain([5, 8, 6, 3], seed, nn.ReLU).float()
+    nothing_is_violated((net, 30 * data(20, 5, seed).float(), ["half_squared_error", "cross_entropy"][seed % 2]))

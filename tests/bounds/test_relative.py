@@ -1,0 +1,329 @@
+"""Moved features against relative flatness: B12 to B14 hold, are tight where they should be, and wrong ones fail."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.bounds import BoundsReport, check_bounds, expansion, relative, relative_generalisation
+from flatlens.distributions import Cube, GaussianMixture
+from flatlens.perturbation.rotations import balanced_count, balanced_rows
+
+ROBUSTNESS = ["feature_robustness_bound", "uniform_robustness_bound"]
+VOUCHED = {"local_minimum", "locally_constant_labels", "iid_samples", "bounded_loss", "large_sample"}
+ACTIVATIONS = (nn.Tanh, nn.GELU)
+
+
+def descended(net: nn.Module, x: Tensor, y: Tensor, steps: int = 150) -> None:
+    """Half squared error brought near a minimum."""
+    search = torch.optim.LBFGS(
+        net.parameters(), max_iter=steps, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        risk = 0.5 * (net(x) - y).square().sum(1).mean()
+        risk.backward()
+        return risk
+
+    search.step(closure)
+
+
+def smooth_problem(seed: int) -> fl.Problem:
+    """2 inputs, 2 to 4 hidden units, 1 or 2 outputs; a third of them under cross-entropy, as drawn."""
+    torch.manual_seed(seed)
+    hidden, outputs = 2 + seed % 3, 1 + seed // 3 % 2
+    net = nn.Sequential(nn.Linear(2, hidden), ACTIVATIONS[seed % 2](), nn.Linear(hidden, outputs)).double()
+    x, y = torch.randn(24, 2).double(), torch.randn(24, outputs).double()
+    if seed % 3 == 2 and outputs > 1:
+        return fl.Problem(net, "cross_entropy", (x, torch.randint(0, outputs, (24,))))
+    descended(net, x, y)
+    return fl.Problem(net, "half_squared_error", (x, y), test=(torch.randn(20, 2).double(), torch.randn(20, outputs)))
+
+
+def linear_problem(outputs: int) -> fl.Problem:
+    """Least squares solved: a quadratic at its minimum."""
+    torch.manual_seed(3)
+    x, y = torch.randn(30, 4).double(), torch.randn(30, outputs).double()
+    net = nn.Linear(4, outputs, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.linalg.lstsq(x, y).solution.T)
+    return fl.Problem(
+        net, "half_squared_error", (x, y), test=(torch.randn(50, 4).double(), torch.randn(50, outputs).double())
+    )
+
+
+def table(problem: fl.Problem, *names: str, **options: object) -> BoundsReport:
+    return check_bounds(fl.Lens(problem), list(names) or ROBUSTNESS, **options)
+
+
+def test_no_small_network_violates_what_applies_to_it() -> None:
+    """Thirty of them; the orders of the rest are those of the theory."""
+    seen: dict[str, int] = {}
+    haar, fixed = [], []
+    for seed in range(30):
+        for row in table(smooth_problem(seed)):
+            assert row.status != "violated", f"network {seed}: {row}"
+            seen[row.bound] = seen.get(row.bound, 0) + (row.status == "holds")
+            if row.status == "holds" and math.isfinite(row.rhs):
+                haar += [row.rhs] if row.bound.endswith(".order") else []
+                fixed += [row.rhs] if row.bound.endswith(".fixed_order") else []
+    assert min(seen.values()) > 20, seen
+    assert len(haar) > 15
+    assert len(fixed) > 15
+    assert min(haar) >= 3.5
+    assert min(fixed) >= 2.8
+    assert max(fixed) <= 3.2
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_mean_change_of_a_quadratic_is_its_bound(outputs: int) -> None:
+    row = table(linear_problem(outputs)).of("feature_robustness_bound", "")
+    assert row.status == "holds"
+    assert 0.999 <= row.tightness <= 1 + 1e-6
+    assert table(linear_problem(outputs)).of("feature_robustness_bound.order", "").rhs == math.inf
+
+
+def test_the_worst_change_of_a_quadratic_with_one_output_is_its_bound() -> None:
+    for name in ("uniform_robustness_bound", "uniform_robustness_bound.spectral"):
+        row = table(linear_problem(1)).of(name, "")
+        assert row.status == "holds"
+        assert 0.999 <= row.tightness <= 1 + 1e-6
+
+
+def test_either_form_may_be_the_tighter_one() -> None:
+    """||W||^2 lmax(H) against d sum_s ||w_s||^2 lmax(H_ss): half of it for two rows alike, more beside a dead row."""
+    torch.manual_seed(0)
+    x = torch.randn(30, 4).double()
+
+    def tightness(scales: list[float]) -> list[float]:
+        net = nn.Sequential(nn.Linear(4, 2, bias=False), Scaled(scales)).double()
+        with torch.no_grad():
+            net[0].weight.copy_(torch.tensor([[1.0], [0.01 if scales[0] > 1 else 1.0]]) @ torch.ones(1, 4))
+            target = net(x)
+        report = table(fl.Problem(net, "half_squared_error", (x, target)), "uniform_robustness_bound")
+        rows = [report.of(f"uniform_robustness_bound{part}", "0") for part in ("", ".spectral")]
+        assert all(row.status == "holds" for row in rows)
+        return [row.tightness for row in rows]
+
+    whole, spectral = tightness([1.0, 1.0])
+    assert spectral == pytest.approx(2 * whole, rel=1e-3)
+    whole, spectral = tightness([1.0 + 1e-9, 30.0])
+    assert spectral < whole / 10
+
+
+class Scaled(nn.Module):
+    def __init__(self, scales: list[float]) -> None:
+        super().__init__()
+        self.scales = torch.tensor(scales).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scales
+
+
+def rectified() -> fl.Problem:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    return fl.Problem(net, "cross_entropy", (torch.randn(20, 3).double(), torch.randint(0, 2, (20,))))
+
+
+def test_a_kink_above_a_layer_takes_the_theorem_away_and_one_below_does_not() -> None:
+    report = table(rectified(), "feature_robustness_bound")
+    above, below = report.of("feature_robustness_bound", "0"), report.of("feature_robustness_bound", "2")
+    assert above.status == "not applicable"
+    assert above.assumption == "smooth: relu acts above 0"
+    assert above.lhs > 0
+    assert below.status == "holds"
+
+
+def test_kinks_outside_modules_are_seen() -> None:
+    class Bent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).abs())
+
+    problem = fl.Problem(Bent().double(), "mse", (torch.randn(9, 3).double(), torch.randn(9, 2).double()))
+    report = table(problem, "feature_robustness_bound")
+    assert "abs acts above first" in report.of("feature_robustness_bound", "first").assumption
+    assert report.of("feature_robustness_bound", "last").status == "holds"
+    smooth_l1 = fl.Problem(nn.Linear(3, 2).double(), nn.SmoothL1Loss(), (torch.randn(9, 3).double(), torch.ones(9, 2)))
+    assert "smooth:" in table(smooth_l1, "feature_robustness_bound").of("feature_robustness_bound", "").assumption
+
+
+def test_away_from_a_minimum_the_uniform_bound_does_not_apply() -> None:
+    problem = linear_problem(1)
+    with torch.no_grad():
+        problem.model.weight.add_(1.0)
+    row = table(problem).of("uniform_robustness_bound", "")
+    assert row.status == "not applicable"
+    assert row.assumption.startswith("local_minimum")
+
+
+def test_negative_flatness_bounds_no_absolute_value() -> None:
+    """f = tanh(w x) at w x = 1, target 1: the loss bends down, and so does the mean."""
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).double()
+    with torch.no_grad():
+        net[0].weight.fill_(2.0)
+    problem = fl.Problem(net, "half_squared_error", (torch.ones(3, 1).double(), -torch.ones(3, 1).double()))
+    row = table(problem, "feature_robustness_bound").of("feature_robustness_bound", "0")
+    assert row.status == "not applicable"
+    assert row.assumption.startswith("nonnegative_flatness")
+
+
+def test_layers_too_wide_for_balanced_draws_have_a_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expansion, "PAIRS", 1)
+    row = table(linear_problem(3), "feature_robustness_bound").of("feature_robustness_bound", "")
+    assert row.status == "undecided"
+    assert row.tightness == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize(("g", "r", "m"), [(1, 1, 1), (1, 2, 3), (1, 5, 5), (2, 3, 4)])
+def test_balanced_rows_have_the_moments_of_haars_law(g: int, r: int, m: int) -> None:
+    rows = balanced_rows(g, r, m, torch.Generator().manual_seed(0))
+    assert len(rows) == balanced_count(g, r, m)
+    torch.testing.assert_close(rows @ rows.mT, torch.eye(r).double().expand(len(rows), g, r, r))
+    flat = rows.flatten(1)
+    torch.testing.assert_close(flat.T @ flat / len(flat), torch.eye(g * r * m).double() / m)
+
+
+# ---- Theorems 11 and 15 ----
+
+
+def clusters(n: int = 150) -> tuple[fl.Problem, GaussianMixture]:
+    generator = torch.Generator().manual_seed(0)
+    law = GaussianMixture(
+        torch.tensor([[3.0, 0.0], [-3.0, 0.0]]), torch.eye(2).repeat(2, 1, 1), torch.tensor([0.5, 0.5])
+    )
+    x, label = law.sample_labelled(2 * n, generator)
+    y = nn.functional.one_hot(label, 2).double()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    descended(net, x[:n], y[:n])
+    return fl.Problem(net, "half_squared_error", (x[:n], y[:n]), test=(x[n:], y[n:])), law
+
+
+def test_a_mixture_leaves_the_printed_constants_infinite_and_the_sharp_ones_finite() -> None:
+    problem, law = clusters()
+    report = table(problem, "relative_generalisation", distribution=law, assume=VOUCHED)
+    printed, sharp = report.of("relative_generalisation", "0"), report.of("relative_generalisation.sharp", "0")
+    assert printed.rhs == math.inf
+    assert printed.status == "not applicable"
+    assert "diverges as p(0) > 0" in printed.assumption
+    assert "vacuous" in printed.note
+    assert sharp.status == "holds"
+    assert math.isfinite(sharp.rhs)
+    assert sharp.assumption.startswith("declared, not checked")
+    assert not report.violated
+
+
+def test_nothing_is_said_without_the_users_word() -> None:
+    problem, law = clusters()
+    for row in table(problem, "relative_generalisation", distribution=law):
+        assert row.status == "not applicable", row
+    without = table(problem, "relative_generalisation", assume=VOUCHED).of("relative_generalisation", "0")
+    assert without.assumption.startswith("known_density: no distribution was given")
+    cube = table(problem, "relative_generalisation", assume=VOUCHED, distribution=Cube(2))
+    assert "jumps" in cube.of("relative_generalisation", "0").assumption
+
+
+def test_kernel_densities_are_no_theorem() -> None:
+    problem, law = clusters()
+    row = table(problem, "relative_generalisation", assume=VOUCHED, distribution=law).of(
+        "relative_generalisation.kde", "2"
+    )
+    assert row.status == "not applicable"
+    assert "an approximation" in row.assumption
+    assert row.rhs > 0
+    lens = fl.Lens(problem)
+    found = fl.measure(lens, ["representativeness", "relative_flatness"])
+    expected = found["representativeness"].value + 150 ** (-2 / 7) * found["relative_flatness"].value / 6
+    assert row.rhs == pytest.approx(expected, rel=1e-6)
+
+
+def test_without_held_out_data_there_is_no_gap() -> None:
+    problem, _ = clusters()
+    alone = fl.Problem(problem.model, "half_squared_error", problem.data)
+    for row in table(alone, "relative_generalisation", assume=VOUCHED):
+        assert row.status == "not applicable"
+
+
+def test_theorem_15_is_theorem_14_with_the_gap_on_both_sides() -> None:
+    """At one output and a minimum the worst A reaches it: no room for a second sum."""
+    report = table(linear_problem(1), "relative_generalisation", "uniform_robustness_bound", assume=VOUCHED)
+    row, robust = report.of("relative_generalisation.uniform", ""), report.of("uniform_robustness_bound", "")
+    assert row.status == "holds"
+    assert row.slack == pytest.approx(robust.slack, abs=1e-9 + 1e-4 * robust.rhs)
+    three = table(linear_problem(3), "relative_generalisation", assume=VOUCHED)
+    one, two = (three.of(f"relative_generalisation.{part}", "") for part in ("uniform", "uniform.published"))
+    kappa = fl.measure(fl.Lens(linear_problem(3)), "maximal_relative_flatness")["maximal_relative_flatness"].value
+    delta = float(one.note.partition("delta = ")[2].partition(";")[0])
+    assert two.rhs - one.rhs == pytest.approx(2 * 3 * delta**2 / 2 * kappa, rel=1e-3)
+
+
+# ---- wrong formulas are caught ----
+
+
+def quadratics_are_tight() -> bool:
+    rows = [table(linear_problem(3), "feature_robustness_bound").of("feature_robustness_bound", "")]
+    report = table(linear_problem(1), "uniform_robustness_bound", "relative_generalisation", assume=VOUCHED)
+    rows += [report.of(f"uniform_robustness_bound{part}", "") for part in ("", ".spectral")]
+    tight = all(row.status == "holds" and 0.999 <= row.tightness <= 1 + 1e-6 for row in rows)
+    whole = report.of("relative_generalisation.uniform", "")
+    return tight and whole.status == "holds" and abs(whole.slack) < 1e-4 * rows[1].rhs + 1e-9
+
+
+def test_the_equality_cases_are_equalities() -> None:
+    assert quadratics_are_tight()
+
+
+WRONG: dict[str, tuple[object, str, Callable[..., float]]] = {
+    "delta for its square": (relative, "mean_term", lambda kappa, delta, m: delta * kappa / (2 * m)),
+    "m for 2 m": (relative, "mean_term", lambda kappa, delta, m: delta**2 * kappa / m),
+    "no m": (relative, "mean_term", lambda kappa, delta, m: delta**2 * kappa / 2),
+    "the sum over samples": (relative, "mean_term", lambda kappa, delta, m: 30 * delta**2 * kappa / (2 * m)),
+    "the 1/2 dropped": (relative, "uniform_term", lambda kappa, delta, d: delta**2 * d * kappa),
+    "a negative sign": (relative, "uniform_term", lambda kappa, delta, d: -(delta**2) * d * kappa / 2),
+    "no norm": (relative, "spectral_term", lambda norm2, top, delta: delta**2 * top / 2),
+    "a norm, not its square": (relative, "spectral_term", lambda norm2, top, delta: delta**2 * norm2**0.5 * top / 2),
+    "a second sum": (relative_generalisation, "uniform_right", lambda rep, term, repeats=1: rep + 2 * term),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_right_side_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, formula = WRONG[wrong]
+    monkeypatch.setattr(where, name, formula)
+    assert not quadratics_are_tight()
+
+
+def test_orders_tell_the_third_from_the_fourth() -> None:
+    rungs = (0.1 * 0.5 ** torch.arange(10, dtype=torch.float64))[:, None]
+    none = torch.zeros(10)
+    assert expansion.order_of(2 + rungs + rungs**2, none).value == pytest.approx(3, abs=0.01)
+    assert expansion.order_of(2 + rungs**2, none).value == pytest.approx(4, abs=0.01)
+    assert expansion.order_of(torch.full((10, 1), 2.0).double(), none).value == math.inf
+    assert expansion.order_of(2 + rungs, 1 + none).settled.holds is False
+    hidden = expansion.order_of(2 + rungs, 2e-4 + none)
+    assert hidden.settled.holds is False
+
+
+def test_a_layer_that_does_nothing_and_coarse_arithmetic() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    with torch.no_grad():
+        net[2].weight.zero_()
+    data = torch.randn(9, 3).double(), torch.randn(9, 2).double()
+    for row in table(fl.Problem(net, "half_squared_error", data), "feature_robustness_bound"):
+        assert row.status in ("holds", "not applicable"), row
+    single = fl.Problem(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), "mse", (data[0].float(), data[1]))
+    for row in table(single):
+        assert row.status != "violated", row
+        assert row.status != "holds" or math.isfinite(row.rhs), row

@@ -1,0 +1,239 @@
+"""Both sides of Chen et al.'s bounds beside their literal definitions, and beside wrong ones."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from chains import chain, data, lens_on
+from literal_bounds import adaptive, layers, sharpness, slopes
+from torch import Tensor
+
+from flatlens import Lens
+from flatlens.bounds import BOUNDS, Claim
+from flatlens.bounds.context import Context
+
+NAMES = [name for name, one in BOUNDS.items() if one.id in {f"B{k}" for k in range(1, 9)}]
+Formula = Callable[[], Tensor]
+
+
+def claims(lens: Lens, name: str) -> dict[tuple[str, str | None], Claim]:
+    """By part and layer."""
+    context = Context(lens, frozenset(), None, torch.Generator().manual_seed(0))
+    return {(claim.part, claim.layer): claim for claim in BOUNDS[name].claims(context)}
+
+
+NET, X = chain([4, 5, 4, 3], 1), data(6, 4, 2)
+SEEN, S, ADAPTIVE = layers(NET, X), sharpness(NET, X), adaptive(NET, X)
+FIRST, N, n = SEEN["0"], 3, 6
+F2 = {name: seen.W.norm() for name, seen in SEEN.items()}  # ||W||_F
+
+
+def total(of: Callable[..., Tensor]) -> Tensor:
+    """Over layers."""
+    return torch.stack([of(seen) for seen in SEEN.values()]).sum(0)
+
+
+def inverse_square(seen) -> Tensor:
+    return (1 / seen.norm**2).mean()
+
+
+def volumes(factor: Callable[..., Tensor]) -> Tensor:
+    """Proposition 3.6's right side, as printed."""
+    inside = total(lambda s: (factor(s) ** (2 * N)).sum())
+    return inside.sqrt() / n * (n * S.mean() / N) ** (N / 2)
+
+
+# (bound, part, layer) -> left, right, as printed; of volumes the exponentials of what the claims hold
+LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
+    ("linear_stability", "", "2"): (
+        lambda: SEEN["2"].spectral,
+        lambda: SEEN["2"].W2 * SEEN["2"].slope / SEEN["2"].norm,
+    ),
+    ("linear_stability", "frobenius", "2"): (
+        lambda: SEEN["2"].frobenius,
+        lambda: SEEN["2"].W2 * SEEN["2"].slope / SEEN["2"].norm,
+    ),
+    ("linear_stability", "middle", "0"): (lambda: FIRST.spectral, lambda: FIRST.slope),
+    ("linear_stability", "sound", "2"): (
+        lambda: SEEN["2"].spectral,
+        lambda: SEEN["2"].W2 * SEEN["2"].J.flatten(1).norm(dim=1),
+    ),
+    ("linear_stability", "mean", "0"): (
+        lambda: (FIRST.spectral**2).mean(),
+        lambda: FIRST.W2**2 / FIRST.norm.min() ** 2 * S.mean(),
+    ),
+    ("volume_bound", "lemma", "0"): (lambda: FIRST.volume, lambda: (FIRST.frobenius**2 / N) ** (N / 2)),
+    ("volume_bound", "published", "0"): (lambda: FIRST.volume, lambda: (FIRST.frobenius**2 / N) ** (N / 2)),
+    ("volume_bound", "mean", "0"): (
+        lambda: FIRST.volume.mean(),
+        lambda: N ** (-N / 2) * (FIRST.frobenius**N).mean(),
+    ),
+    ("volume_bound", "", "0"): (
+        lambda: FIRST.volume.mean(),
+        lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).sum().sqrt() / n * (n * S.mean() / N) ** (N / 2),
+    ),
+    ("network_volume_bound", "", None): (
+        lambda: total(lambda s: s.volume.mean()),
+        lambda: volumes(lambda s: s.W2 / s.norm),
+    ),
+    ("mls_chain", "", "0"): (
+        lambda: FIRST.spectral.mean(),
+        lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * S.mean().sqrt(),
+    ),
+    ("mls_chain", "A_B", "0"): (
+        lambda: FIRST.spectral.mean(),
+        lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
+    ),
+    ("mls_chain", "B_C", "0"): (
+        lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
+        lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt(),
+    ),
+    ("mls_chain", "C_D", "0"): (
+        lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt(),
+        lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * S.mean().sqrt(),
+    ),
+    ("nmls_bound", "", None): (
+        lambda: total(lambda s: s.spectral.mean()),
+        lambda: total(lambda s: (s.W2**2 / s.norm**2).mean()).sqrt() * S.mean().sqrt(),
+    ),
+    ("matrix_normalized_bound", "", "2"): (
+        lambda: inverse_square(SEEN["2"]) ** -0.5 * SEEN["2"].spectral.mean(),
+        lambda: SEEN["2"].W2 * (SEEN["2"].slope ** 2).mean().sqrt(),
+    ),
+    ("matrix_normalized_bound", "", None): (
+        lambda: total(lambda s: inverse_square(s) ** -0.5 * s.spectral.mean()),
+        lambda: total(lambda s: s.W2 * (s.slope**2).mean().sqrt()),
+    ),
+    ("matrix_normalized_bound", "frobenius", None): (
+        lambda: total(lambda s: inverse_square(s) ** -0.5 * s.spectral.mean()),
+        lambda: total(lambda s: s.W.norm() * (s.slope**2).mean().sqrt()),
+    ),
+    ("adaptive_bound", "", "2"): (
+        lambda: ((SEEN["2"].dx ** 2).sum(1) * SEEN["2"].x ** 2).sum(1) / len(SEEN["2"].W),
+        lambda: (SEEN["2"].W ** 2 * (SEEN["2"].dw ** 2).sum(1)).sum((1, 2)),
+    ),
+    ("adaptive_bound", "mean", "0"): (
+        lambda: ((FIRST.dx**2).sum(1) * FIRST.x**2).sum() / n / len(FIRST.W),
+        lambda: ADAPTIVE.mean(),
+    ),
+    ("normalized_mls_bound", "", "0"): (
+        lambda: (FIRST.norm**2 * FIRST.spectral**2).mean(),
+        lambda: torch.einsum("im,jm,nkip,nkjp->n", FIRST.W, FIRST.W, FIRST.dw, FIRST.dw).mean(),
+    ),
+    ("normalized_mls_bound", "sample", "2"): (
+        lambda: SEEN["2"].norm ** 2 * SEEN["2"].spectral ** 2,
+        lambda: torch.einsum("im,jm,nkip,nkjp->n", SEEN["2"].W, SEEN["2"].W, SEEN["2"].dw, SEEN["2"].dw),
+    ),
+}
+
+# what a slip of the pen would make of a side: 0 the left, 1 the right
+MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
+    (("linear_stability", "", "2"), 0, lambda: SEEN["2"].frobenius),
+    (("linear_stability", "", "2"), 0, lambda: -SEEN["2"].spectral),
+    (("linear_stability", "", "2"), 1, lambda: F2["2"] * SEEN["2"].slope / SEEN["2"].norm),
+    (("linear_stability", "", "2"), 1, lambda: SEEN["2"].W2 * SEEN["2"].slope ** 2 / SEEN["2"].norm),
+    (("linear_stability", "", "2"), 1, lambda: SEEN["2"].W2 * SEEN["2"].slope / SEEN["2"].norm ** 2),
+    (("linear_stability", "", "2"), 1, lambda: SEEN["2"].W2 * SEEN["2"].slope / SEEN["2"].norm.mean()),
+    (("linear_stability", "", "2"), 1, lambda: SEEN["2"].W2 * SEEN["2"].slope),
+    (("linear_stability", "frobenius", "2"), 0, lambda: SEEN["2"].spectral),
+    (("linear_stability", "middle", "0"), 1, lambda: FIRST.slope**2),
+    (("linear_stability", "sound", "2"), 1, lambda: SEEN["2"].W2 * torch.linalg.matrix_norm(SEEN["2"].J, 2)),
+    (("linear_stability", "mean", "0"), 0, lambda: FIRST.spectral.mean() ** 2),
+    (("linear_stability", "mean", "0"), 0, lambda: (FIRST.spectral**2).sum()),
+    (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2 / FIRST.norm.min() ** 2 * S.mean()),
+    (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2**2 / FIRST.norm.max() ** 2 * S.mean()),
+    (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2**2 / FIRST.norm.min() ** 2 * S.sum()),
+    (("volume_bound", "lemma", "0"), 0, lambda: FIRST.volume**2),
+    (("volume_bound", "lemma", "0"), 1, lambda: (FIRST.frobenius**2) ** (N / 2)),
+    (("volume_bound", "lemma", "0"), 1, lambda: (FIRST.spectral**2 / N) ** (N / 2)),
+    (("volume_bound", "mean", "0"), 0, lambda: FIRST.volume.sum()),
+    (("volume_bound", "mean", "0"), 1, lambda: N ** (-N / 2) * FIRST.frobenius.mean() ** N),
+    (
+        ("volume_bound", "", "0"),
+        1,
+        lambda: (FIRST.W2**N / FIRST.norm**N).sum().sqrt() / n * (n * S.mean() / N) ** (N / 2),
+    ),
+    (
+        ("volume_bound", "", "0"),
+        1,
+        lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).mean().sqrt() / n * (n * S.mean() / N) ** (N / 2),
+    ),
+    (
+        ("volume_bound", "", "0"),
+        1,
+        lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).sum().sqrt() / n * (S.mean() / N) ** (N / 2),
+    ),
+    (("network_volume_bound", "", None), 0, lambda: FIRST.volume.mean()),
+    (("network_volume_bound", "", None), 1, lambda: volumes(lambda s: s.W.norm() / s.norm)),
+    (("mls_chain", "", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST) * S.mean().sqrt()),
+    (("mls_chain", "", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * S.mean()),
+    (("mls_chain", "", "0"), 1, lambda: FIRST.W2 / FIRST.norm.mean() * S.mean().sqrt()),
+    (("mls_chain", "A_B", "0"), 0, lambda: FIRST.frobenius.mean()),
+    (("mls_chain", "A_B", "0"), 1, lambda: FIRST.W2 * FIRST.slope.mean() / FIRST.norm.mean()),
+    (("mls_chain", "B_C", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * FIRST.slope.mean()),
+    (("mls_chain", "C_D", "0"), 0, lambda: F2["0"] * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt()),
+    (("nmls_bound", "", None), 0, lambda: total(lambda s: s.spectral.mean()) / len(SEEN)),
+    (("nmls_bound", "", None), 1, lambda: total(lambda s: (s.W2 / s.norm).mean()).sqrt() * S.mean().sqrt()),
+    (("nmls_bound", "", None), 1, lambda: total(lambda s: (s.W2**2 / s.norm**2).sum()).sqrt() * S.mean().sqrt()),
+    (("nmls_bound", "", None), 1, lambda: total(lambda s: (s.W2**2 / s.norm**2).mean().sqrt()) * S.mean().sqrt()),
+    (("matrix_normalized_bound", "", None), 0, lambda: total(lambda s: inverse_square(s) ** 0.5 * s.spectral.mean())),
+    (("matrix_normalized_bound", "", None), 0, lambda: total(lambda s: s.norm.mean() * s.spectral.mean())),
+    (("matrix_normalized_bound", "", None), 1, lambda: total(lambda s: s.W.norm() * (s.slope**2).mean().sqrt())),
+    (("matrix_normalized_bound", "", None), 1, lambda: total(lambda s: s.W2 * s.slope.mean())),
+    (("matrix_normalized_bound", "frobenius", None), 1, lambda: total(lambda s: s.W2 * (s.slope**2).mean().sqrt())),
+    (
+        ("adaptive_bound", "", "2"),
+        0,
+        lambda: ((SEEN["2"].dx ** 2).sum(1) * SEEN["2"].x ** 2).sum(1) / SEEN["2"].W.shape[1],
+    ),
+    (("adaptive_bound", "", "2"), 0, lambda: ((SEEN["2"].dx ** 2).sum(1) * SEEN["2"].x ** 2).sum(1) / N),
+    (("adaptive_bound", "", "2"), 1, lambda: (SEEN["2"].W.abs() * (SEEN["2"].dw ** 2).sum(1)).sum((1, 2))),
+    (("adaptive_bound", "", "2"), 1, lambda: (SEEN["2"].W ** 2 * SEEN["2"].dw.sum(1) ** 2).sum((1, 2))),
+    (("adaptive_bound", "mean", "0"), 1, lambda: (FIRST.W**2 * (FIRST.dw**2).sum(1)).sum((1, 2)).mean()),
+    (("adaptive_bound", "mean", "0"), 1, lambda: ADAPTIVE.sum()),
+    (("normalized_mls_bound", "", "0"), 0, lambda: (FIRST.norm * FIRST.spectral**2).mean()),
+    (("normalized_mls_bound", "", "0"), 0, lambda: (FIRST.norm**2 * FIRST.frobenius**2).mean()),
+    (("normalized_mls_bound", "", "0"), 1, lambda: (FIRST.W.norm() ** 2 * FIRST.slope**2).mean()),
+    (("normalized_mls_bound", "sample", "2"), 1, lambda: F2["2"] ** 2 * SEEN["2"].slope ** 2),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made():
+    lens = lens_on(NET, X)
+    return {name: claims(lens, name) for name in NAMES}
+
+
+def side(made, row, number: int) -> Tensor:
+    """A side of a claim, out of its logarithm."""
+    name, part, layer = row
+    claim = made[name][part, layer]
+    value = torch.as_tensor((claim.lhs, claim.rhs)[number], dtype=torch.float64)
+    return value.exp() if claim.logs else value
+
+
+def agree(one: Tensor, other: Tensor) -> bool:
+    return bool(((one - other).abs() <= 1e-9 * other.abs()).all())
+
+
+@pytest.mark.parametrize("row", LITERAL, ids=lambda row: ".".join(str(part) for part in row if part))
+def test_both_sides_are_the_literal_definitions(made, row):
+    for number, formula in enumerate(LITERAL[row]):
+        assert agree(side(made, row, number), formula())
+
+
+@pytest.mark.parametrize(("row", "number", "wrong"), MUTANTS)
+def test_a_slip_of_the_pen_would_be_caught(made, row, number, wrong):
+    assert not agree(side(made, row, number), wrong())
+
+
+def test_every_part_of_these_bounds_is_compared_or_tested_elsewhere(made):
+    elsewhere = {("linear_stability", "published"), ("matrix_normalized_bound", "inner")}
+    told = {(name, part) for name, part, _ in LITERAL} | elsewhere
+    assert {(name, part) for name, found in made.items() for part, _ in found} - {("residual_bound", "")} <= told
+    assert {(name, part) for (name, part, _), _, _ in MUTANTS} | {("volume_bound", "published")} >= told - elsewhere
+
+
+def test_shared_sharpness_needs_every_slope():
+    """S of the literal definition, from the blocks that `slopes` gives."""
+    assert S.mean() == pytest.approx(float(sum((v**2).sum() for v in slopes(NET, X).values()) / n))

@@ -1,0 +1,95 @@
+"""`flatlens bounds`: verdicts in words on stdout, JSON for machines, a page; 1 with --strict where one is violated."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flatlens import cli
+from flatlens.bounds import BOUNDS
+from flatlens.bounds.bound import Claim, bound
+
+NET = """
+import torch
+from torch import nn
+
+def build():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+
+x = torch.linspace(-1, 1, 80).reshape(20, 4).sin().double()
+def samples(): return x, torch.arange(20) % 3
+"""
+OPTIONS = ["net.py:build", "--data", "net.py:samples", "--loss", "half_squared_error"]
+
+
+@pytest.fixture(autouse=True)
+def _net(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(NET)
+
+
+def test_every_claim_is_shown_with_its_verdict(capsys):
+    assert cli.run(["bounds", *OPTIONS, "--strict"]) == 0
+    out = capsys.readouterr().out
+    assert "linear_stability" in out
+    assert "mls_chain.A_B" in out
+    assert "0 violated" in out
+
+
+def test_json_has_both_sides_and_every_assumption(capsys):
+    assert cli.run(["bounds", *OPTIONS, "--bounds", "mls_chain,lipschitz_bound", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    rows = {row["bound"]: row for row in found["bounds"]}
+    assert rows["mls_chain"]["lhs"] <= rows["mls_chain"]["rhs"]
+    assert rows["lipschitz_bound"]["status"] == "not applicable"
+    assert rows["lipschitz_bound"]["assumption"]
+    assert found["about"]["n"] == 20
+
+
+def test_a_violated_bound_is_told_in_capitals_and_ends_with_1_under_strict(capsys, monkeypatch):
+    def wrong(context):
+        """Two is at most one."""
+        yield Claim(2.0, 1.0)
+
+    monkeypatch.setitem(BOUNDS, "wrong", bound(id="B0", symbol="2 <= 1", source="nobody")(wrong))
+    assert cli.run(["bounds", *OPTIONS, "--bounds", "wrong"]) == 0
+    assert "VIOLATED: wrong" in capsys.readouterr().out
+    assert cli.run(["bounds", *OPTIONS, "--bounds", "wrong", "--strict"]) == 1
+
+
+@pytest.mark.parametrize("command", ["bounds", "invariance"])
+def test_a_page_is_written_that_asks_for_nothing(command, capsys, tmp_path):
+    assert cli.run([command, *OPTIONS, "--page", "page.html"]) == 0
+    text = (tmp_path / "page.html").read_text()
+    assert "default-src 'none'" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "<script" not in text
+    assert "page written: page.html" in capsys.readouterr().err
+
+
+def test_the_chain_is_drawn_with_its_four_values(tmp_path):
+    import flatlens as fl
+    from flatlens.report.figures.chain import chain_figure, chain_frame, tightness_figure
+
+    names: dict[str, object] = {}
+    exec(NET, names)
+    lens = fl.Lens(fl.Problem(names["build"](), "half_squared_error", names["samples"]()))
+    verdicts = fl.check_bounds(lens)
+    frame = chain_frame(verdicts)
+    assert frame["letter"].tolist() == ["A", "B", "C", "D"]
+    assert frame["value"].is_monotonic_increasing
+    assert frame["value"][0] == pytest.approx(fl.measure(lens, "mls")["mls"].value)
+    for figure in (chain_figure(verdicts), tightness_figure(verdicts)):
+        figure.whole.to_dict(validate=True)
+        assert figure.caption
+
+
+@pytest.mark.parametrize(("arguments", "told"), [
+    (["--bounds", "no_such"], "no bound is called 'no_such'"),
+    (["--assume", "flatness"], "no assumption that can be declared is called 'flatness'"),
+    (["--page", "nowhere/page.html"], "there is no folder nowhere"),
+])  # fmt: skip
+@pytest.mark.usefixtures("_net")
+def test_mistakes_are_told_in_one_line(arguments, told, refused):
+    assert told in refused("bounds", *OPTIONS, *arguments)
