@@ -283,3 +283,23 @@ def test_parameters_without_any_axis_count() -> None:
     t = torch.tanh(0.5 * x)
     truth = float((t.square().sum(1) + (2 * (1 - t.square()) * x).square().sum(1)).mean())
     assert fl.measure(fl.Lens(problem), "ggn_trace")["ggn_trace"].value == pytest.approx(truth)
+
+
+def test_an_input_that_is_shifted_first_is_not_the_first_layers() -> None:
+    class Shifted(nn.Module):
+        """The slope at the layer's input is the network's own, its value is not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(x - 5)
+
+    net = Shifted().double()
+    problem = fl.Problem(net, "cross_entropy", (X, Y))
+    J = net.fc.weight.detach()
+    truth = float(X.square().sum(1).mean() * torch.linalg.matrix_norm(J, 2) ** 2)
+    found = fl.measure(fl.Lens(problem), ["normalized_mls", "input_invariant_mls"])
+    assert found["normalized_mls"].value == pytest.approx(truth)
+    assert found["input_invariant_mls"].value == pytest.approx(float((X.square() * J.square().sum(0)).sum(1).mean()))

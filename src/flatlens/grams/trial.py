@@ -97,8 +97,11 @@ class Trial:
         return None if found[0] is None else (found[0], found[1])
 
     def is_input(self, key: str, axis: int) -> bool:
-        """Whether the slope at this call's input is the network's own."""
+        """Whether this call reads the network's input as it is, and its slope there is the network's own."""
         if len(self.at_input) != 1 or key not in self.tape.linear or axis != 0:
+            return False
+        (number,) = self.connected
+        if not torch.equal(self.calls[key].x.flatten(), self.inputs[number].flatten()):  # shifted, say
             return False
         mine, whole = self.at_x[key], self.at_input[0]
         return mine is not None and mine.numel() == whole.numel() and torch.equal(mine.flatten(), whole.flatten())
