@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.curvature.jacobian_norms import top_of_each
 from flatlens.errors import BadInput
-from flatlens.grams import Sketch, one_pass
+from flatlens.grams import LayerGrams, Sketch, one_pass
+from flatlens.measures.card import per_sample
 from flatlens.problem.losses import as_loss
 
 BY_PROBES = [
@@ -194,3 +195,17 @@ def test_a_number_that_makes_no_sense_is_refused(outputs: object) -> None:
 def test_as_many_combinations_as_outputs_are_the_outputs() -> None:
     net, x, y = wide(5)
     assert fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), outputs=5).probes is None
+
+
+def test_a_measure_that_says_nothing_of_sketches_needs_every_output() -> None:
+    @per_sample(
+        id="own", family="own", symbol="s", source="nowhere", unit="", place="input", needs={"G"}, answer="input"
+    )
+    def stable_rank(g: LayerGrams) -> Tensor:
+        """tr G / lmax(G), which one combination alone makes 1."""
+        return g.G.diagonal(dim1=1, dim2=2).sum(1) / g.eigenvalues[:, -1]
+
+    net, x, y = wide(150)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    assert fl.measure(fl.Lens(problem), stable_rank)["stable_rank"].kind == "undefined"
+    assert fl.measure(fl.Lens(problem, outputs="exact"), stable_rank)["stable_rank"].value > 1.5

@@ -12,32 +12,32 @@ from flatlens.measures.card import per_sample
 from flatlens.measures.volume import rank_tolerance
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def input_norm2(g: LayerGrams) -> Tensor:
     """||x||^2 of the place's input."""
     assert g.x_norm2 is not None
     return g.x_norm2
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def weight_slope2(g: LayerGrams) -> Tensor:
     """||df/dW||_F^2 of the layer's weight alone."""
     return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
     """||J||_F^2, J = df/dz of the layer's output, over all its positions."""
     return g.linear.J.flatten(1).double().square().sum(1)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def rank(g: LayerGrams) -> Tensor:
     """Of df/dx."""
     return _positive(g).sum(1).to(torch.float64)
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def log_positive_volume(g: LayerGrams) -> Tensor:
     """log sqrt(product of the positive eigenvalues of G), 0 where there is none."""
     return 0.5 * torch.where(_positive(g), g.eigenvalues, 1.0).log().sum(1)
@@ -48,7 +48,7 @@ def _positive(g: LayerGrams) -> Tensor:
     return g.eigenvalues > rank_tolerance(g.precision) * g.eigenvalues[:, -1:]
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="parameters", needs={"K"})
 def adaptive_slope2(g: LayerGrams) -> Tensor:
     """sum_j theta_j^2 ||df/dtheta_j||^2 over the parameters measured here: `adaptive_sharpness_ggn` with C = I."""
     assert g.weight is not None
@@ -56,7 +56,7 @@ def adaptive_slope2(g: LayerGrams) -> Tensor:
     return replace(g, C=identity, weight=replace(g.weight, C=identity)).adaptive
 
 
-@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"}, sketched="never")
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def adaptive_weight_slope2(g: LayerGrams) -> Tensor:
     """The same over the layer's weight alone, measured or not."""
     return replace(g.linear, C=_identity(g)).adaptive()

@@ -71,7 +71,7 @@ class Measure:
     options: tuple[tuple[str, Option], ...] = ()
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
     needs: frozenset[Need] = frozenset()  #: what of the pass it reads: one that reads nothing new comes along for free
-    sketched: Sketched = "probes"
+    sketched: Sketched = "never"
     """How it is had of a few combinations of many outputs: as a mean over random ones, from the largest eigenvalue of
     G alone, or not at all."""
     total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
@@ -137,7 +137,7 @@ def per_sample(
     reduce: Callable[[Tensor], Reduced] = mean,
     place: Place,
     needs: Iterable[Need],
-    sketched: Sketched = "probes",
+    sketched: Sketched = "never",
     total: bool = False,
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None,
     answer: Answer = "sum",

@@ -18,6 +18,7 @@ from flatlens.measures.reduce import mean
     reduce=mean,
     place="parameters",
     needs={"K"},
+    sketched="probes",
     invariant_under={PERMUTATION},
 )
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
@@ -38,6 +39,7 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
     reduce=mean,
     place="parameters",
     needs={"C", "K"},
+    sketched="probes",
     invariant_under={PERMUTATION},
 )
 def ggn_trace(g: LayerGrams) -> Tensor:
@@ -56,6 +58,7 @@ def ggn_trace(g: LayerGrams) -> Tensor:
     unit="output^2 / parameter^2",
     place="parameters",
     needs={"K"},
+    sketched="probes",
     invariant_under={PERMUTATION},
 )
 def parameter_jacobian_frobenius(g: LayerGrams) -> Tensor:

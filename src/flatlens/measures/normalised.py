@@ -22,6 +22,7 @@ from flatlens.measures.reduce import Reduced
     unit="loss",
     place="parameters",
     needs={"C", "adaptive"},
+    sketched="probes",
     cost="one pass, per-sample gradients of shared weights",
     invariant_under=FUNCTION,
 )
@@ -49,6 +50,7 @@ def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
     unit="output",
     place="weight",
     needs={"K"},
+    sketched="probes",
     finish=by_norm,
     cost="one pass, operator norms",
     invariant_under={LAYERWISE, PERMUTATION},
@@ -89,6 +91,7 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     unit="sqrt loss",
     place="weight",
     needs={"C", "diagonal"},
+    sketched="probes",
     total=True,
     finish=balanced,
     cost="one pass, per-sample gradients of shared weights; a convex minimisation a layer",

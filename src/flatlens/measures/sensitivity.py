@@ -115,6 +115,7 @@ def normalized_mls(g: LayerGrams) -> Tensor:
     reduce=mean,
     place="input",
     needs={"G"},
+    sketched="probes",
     answer="input",
     invariant_under=FUNCTION,
 )
@@ -137,6 +138,7 @@ def input_invariant_mls(g: LayerGrams) -> Tensor:
     reduce=mean,
     place="input",
     needs={"G"},
+    sketched="probes",
     answer="input",
     invariant_under=FUNCTION,
 )
