@@ -7,7 +7,8 @@ import pytest
 
 from flatlens import cli
 from flatlens.bounds import BOUNDS
-from flatlens.bounds.bound import Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Claim
 
 NET = """
 import torch

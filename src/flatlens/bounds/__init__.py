@@ -1,7 +1,8 @@
 """Inequalities that tie the measures together, checked on the user's own network."""
 
-from flatlens.bounds.bound import Assumption, Bound, Claim, Verdict
+from flatlens.bounds.bound import Bound, Verdict
 from flatlens.bounds.check import BoundsReport, check_bounds
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.registry import BOUNDS
 from flatlens.bounds.target import Target
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; doubled in between

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, log_positive_volume, output_slope2, rank, weight_slope2
 from flatlens.grams import Weight

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import Assumption, Claim
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.quantities import TOGETHER
 from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs

@@ -10,7 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import Assumption
+from flatlens.bounds.claim import Assumption
 from flatlens.bounds.context import Context
 from flatlens.bounds.target import Target
 from flatlens.distributions import Distribution, PushForward, Sphere

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import Assumption
+from flatlens.bounds.claim import Assumption
 from flatlens.bounds.context import Context
 from flatlens.curvature.probes import student
 from flatlens.perturbation.features import RotatedFeatures

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import adaptive_slope2, adaptive_weight_slope2, input_norm2, weight_slope2
 from flatlens.grams import LayerGrams, one_pass, quadratic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flatlens.bounds.bound import Assumption
+from flatlens.bounds.claim import Assumption
 from flatlens.bounds.context import Context
 from flatlens.grams.record import record
 

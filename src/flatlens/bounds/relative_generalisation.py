@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.density import Constants, constants, has_density
 from flatlens.bounds.relative import worst_of

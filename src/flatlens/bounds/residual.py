@@ -9,7 +9,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, fx
 
-from flatlens.bounds.bound import Assumption, Claim, bound
+from flatlens.bounds.bound import bound
+from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
 from flatlens.bounds.skips import Block, Watched, Wiring, wiring
