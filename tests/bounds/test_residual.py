@@ -228,8 +228,14 @@ class Behind(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "assumption"),
     [
-        ("norm first", "branch_begins_linear: beside the skip norm reads what enters add"),
-        ("two readers", "branch_begins_linear: beside the skip one, other reads what enters add"),
+        (
+            "norm first",
+            "branch_begins_linear: the branch of add begins with norm, not with one linear layer called once",
+        ),
+        (
+            "two readers",
+            "branch_begins_linear: the branch of add begins with one, other, not with one linear layer called once",
+        ),
         ("relu between", "consecutive_blocks: leaky_relu follows no sum"),
         ("deep head", "ends_in_linear"),
         ("in place", ""),

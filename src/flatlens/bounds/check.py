@@ -31,7 +31,9 @@ class BoundsReport(Sequence[Verdict]):
         self._verdicts = list(verdicts)
 
     def __getitem__(self, which):  # type: ignore[no-untyped-def]
-        """By position, or by (bound, layer)."""
+        """By position, or by bound and layer: `table["mls_chain", "fc1"]`."""
+        if isinstance(which, str | tuple):
+            return self.of(*((which,) if isinstance(which, str) else which))
         return self._verdicts[which]
 
     def __len__(self) -> int:
@@ -86,8 +88,11 @@ def check_bounds(
         raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
     chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    if delta is not None and not 0 < delta < math.inf:
+    if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
+    for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
+        if given is not None and not isinstance(given, kind):
+            raise BadInput(f"check_bounds({name}=...): a {kind.__name__} is needed, got {type(given).__name__}")
     context = Context(lens, declared(assume), distribution, generator, progress, target, delta)
     with measuring(lens.model):
         return BoundsReport(verdict for one in chosen for verdict in _verdicts(one, context))
@@ -100,9 +105,15 @@ def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:
 
 
 def _named(bounds: str | Bound | Iterable[str | Bound]) -> list[Bound]:
+    if not isinstance(bounds, str | Bound) and not isinstance(bounds, Iterable):
+        raise BadInput(f"check_bounds(bounds={bounds!r}): names of bounds are needed")
     found = []
     for one in [bounds] if isinstance(bounds, str | Bound) else bounds:
         if isinstance(one, str) and one not in BOUNDS:
             raise UnknownName.among("bound", one, BOUNDS)
+        if not isinstance(one, str | Bound):
+            raise BadInput(f"check_bounds(bounds=...): names of bounds are needed, got {one!r}")
         found.append(BOUNDS[one] if isinstance(one, str) else one)
+    if not found:
+        raise BadInput("check_bounds(bounds=[]): at least one bound is needed; None takes all that the pass serves")
     return found

@@ -16,7 +16,7 @@ from flatlens.bounds.quantities import TOGETHER
 from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
 from flatlens.distributions import Distribution
-from flatlens.errors import UnknownName
+from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
 from flatlens.measures import Lens, Measure, measure, named
@@ -28,7 +28,6 @@ T = TypeVar("T")
 DECLARABLE = (
     "convex_support",
     "locally_constant_labels",
-    "interpolation",
     "local_minimum",
     "iid_samples",
     "smooth_density",
@@ -159,11 +158,6 @@ class Context:
         """An assumption taken on the user's word."""
         return Assumption(name, True if name in self.declared else None, declared=True)
 
-    def piecewise_linear(self, layer: str) -> Assumption:
-        """The outputs are affine in the layer's weights, but for kinks."""
-        holds = layer in self.lens.layout.affine
-        return Assumption("piecewise_linear", holds, "" if holds else f"the network is curved above {layer}")
-
     @cached_property
     def local_minimum(self) -> Assumption:
         """The gradient is small beside what a step of its size in the worst direction would change; no Ritz value is
@@ -185,7 +179,10 @@ class Context:
 
 
 def declared(names: Collection[str]) -> frozenset[str]:
-    """What the user vouches for, each name known."""
+    """What the user vouches for, each name known; one alone will do."""
+    names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Collection):
+        raise BadInput(f"check_bounds(assume={names!r}): names of assumptions are needed")
     for name in names:
         if name not in DECLARABLE:
             raise UnknownName.among("assumption that can be declared", name, DECLARABLE)

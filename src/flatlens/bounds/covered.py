@@ -38,7 +38,13 @@ class Covered:
 
     def told(self, target: Target, points: Tensor) -> Tensor:
         """f* at points (k, M), (k, N) float64."""
-        return target(points.reshape(-1, *self.shape))
+        y = target(points.reshape(-1, *self.shape))
+        with torch.no_grad():
+            N = self.network.outputs(self.x[:1]).shape[1]
+        if y.shape[1] != N or not bool(torch.isfinite(y).all()):
+            got = f"{y.shape[1]} values" if y.shape[1] != N else "NaN or inf"
+            raise BadInput(f"check_bounds(target=...): it must make {N} finite values for an input, got {got}")
+        return y
 
     @property
     def x(self) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
-from flatlens.bounds.expansion import RESOLVED, Expansion, Order, averaged, first_step, orders, series
+from flatlens.bounds.expansion import RESOLVED, Expansion, Order, averaged, first_step, looked_at_twice, orders, series
 from flatlens.bounds.kinks import smooth
 from flatlens.curvature import Hessian, eigenpairs
 from flatlens.grams import Weight
@@ -191,7 +191,8 @@ def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[
     delta, best = first_step(context) / 2, None
     while best is None or (best[1].error > RESOLVED / 10 and delta > SMALLEST):
         A = _search(context, features, top, delta)
-        found = A, series(context, features, A[None], delta, exact=True)
+        along = series(context, features, A[None], delta, exact=True)
+        found = A, looked_at_twice(context, features, A[None], along)
         best = found if best is None or found[1].error < best[1].error else best
         delta /= 2
     return best

@@ -72,6 +72,8 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
             return "its trace computes something else: forward() depends on the data or its arguments"
+        if any(node not in watched.kept for node in nodes):
+            return "a skip begins at indices, which have no derivative"
         if any(len(watched.kept[node]) != len(f) for node in nodes):
             return "samples are not on the first axis"
         for node, norm in zip(nodes, _spectral(f, [watched.kept[node] for node in nodes]), strict=True):
@@ -94,11 +96,9 @@ def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
 def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
     """An identity skip, and a branch that begins with a linear layer whose both sides are known."""
     through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
-    names = ", ".join(str(node.target) for node in block.readers)
+    names = ", ".join(node.name for node in block.readers)
     begins = block.layer(context.readable) is not None
-    why = (
-        f"beside the skip {names or 'nothing'} reads what enters {block.end.name}: one linear layer, called once, must"
-    )
+    why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer called once"
     return (
         Assumption("identity_skips", not block.through, through if block.through else ""),
         Assumption("branch_begins_linear", begins, "" if begins else why),
@@ -114,7 +114,7 @@ def _added(context: Context, layer: str) -> Tensor:
 def _of_block(context: Context, block: Block, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
     layer, premises = block.layer(context.readable), _premises(context, block)
     if layer is None:
-        names = [str(node.target) for node in block.readers]
+        names = [node.name for node in block.readers]
         yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
         return
     x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm

@@ -46,10 +46,11 @@ class Wiring:
 
     @cached_property
     def _above(self) -> dict[fx.Node, frozenset[fx.Node]]:
-        """All nodes that lead to a node."""
+        """All nodes whose values lead to a node's; a size is none."""
         found: dict[fx.Node, frozenset[fx.Node]] = {}
         for node in self.traced.graph.nodes:
-            found[node] = frozenset(node.all_input_nodes).union(*(found[one] for one in node.all_input_nodes))
+            above = [one for one in node.all_input_nodes if not _asks_size(node)]
+            found[node] = frozenset(above).union(*(found[one] for one in above))
         return found
 
     def _passes(self, node: fx.Node) -> bool:
@@ -135,7 +136,7 @@ class _Keeping(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """One node, its value kept where it is wanted."""
         value = super().run_node(n)
-        if n not in self.nodes:
+        if n not in self.nodes or not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
         self.kept[n] = value if value.requires_grad else value.detach().requires_grad_()
         return self.kept[n].clone()  # what follows may change it in place

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -12,6 +12,12 @@ from flatlens.cli.bar import Bar
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.measure import split_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
+from flatlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from flatlens.bounds import BoundsReport
+    from flatlens.distributions import Distribution
+    from flatlens.problem import Problem
 
 
 def bounds(
@@ -21,6 +27,8 @@ def bounds(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     bounds: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
     assume: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
+    delta: float | None = None,
+    distribution: Literal["cube", "sphere"] | None = None,
     page: Path | None = None,
     seed: int = 0,
     strict: Annotated[bool, Flag] = False,
@@ -37,9 +45,12 @@ def bounds(
         bounds: Which ones, with commas between or the option repeated; `flatlens list bounds` has the names. Without
             it: all that one pass over the data serves.
         assume: What no sample can check and you vouch for, such as `convex_support`; shown as declared.
+        delta: A radius, in the input's units, within which the samples cover the data's support.
+        distribution: What the data was drawn from, uniformly: the unit cube, or the unit sphere, of the input's
+            dimension. Others, and a target function, from Python.
         page: Write an HTML page, with the chain from sensitivity to sharpness as a picture.
         seed: Of random draws.
-        strict: Exit with 1 if a bound is violated: an error in flatlens, or in a theorem.
+        strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
     import torch
@@ -52,17 +63,41 @@ def bounds(
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs="exact")
         found = fl.check_bounds(
-            lens, chosen or None, assume=vouched, generator=torch.Generator().manual_seed(seed), progress=bar
+            lens,
+            chosen or None,
+            assume=vouched,
+            distribution=_law(distribution, problem),
+            delta=delta,
+            generator=torch.Generator().manual_seed(seed),
+            progress=bar,
         )
-    about = fl.measures.about(lens)
-    if page is not None:
-        from flatlens.report.bounds import write_bounds_page
+    _show(found, fl.measures.about(lens), page, as_json)
+    return 1 if strict and found.violated else 0
 
+
+def _law(name: str | None, problem: Problem) -> Distribution | None:
+    """The distribution of that name in the dimension of the data."""
+    from torch import Tensor
+
+    from flatlens.distributions import Cube, Sphere
+
+    if name is None:
+        return None
+    batch = next(problem.data.chunks(1))
+    x = batch[0] if isinstance(batch, tuple) else batch
+    if not isinstance(x, Tensor):
+        raise BadInput(f"--distribution {name}: one tensor of inputs is needed")
+    M = x[0].numel()
+    return Cube(M) if name == "cube" else Sphere(M - 1)
+
+
+def _show(found: BoundsReport, about: dict[str, Any], page: Path | None, as_json: bool) -> None:
+    """The page, and JSON or the screen."""
+    from flatlens.report.bounds import bounds_screen, write_bounds_page
+
+    if page is not None:
         note(f"page written: {write_bounds_page(found, about, page)}")
     if as_json:
         show_json({"about": about, "bounds": found.frame().to_dict("records")})
     else:
-        from flatlens.report.bounds import bounds_screen
-
         show(bounds_screen(found))
-    return 1 if strict and found.violated else 0

@@ -114,6 +114,8 @@ def catalogue() -> list[Card]:
 
 def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
     """Measures from names, spellings with options, or measures; one alone will do."""
+    if not isinstance(measures, str | Measure | Iterable):
+        raise BadInput(f"measure(...): names or measures are needed, got {measures!r}")
     measures = [measures] if isinstance(measures, str | Measure) else list(measures)
     for one in measures:
         if not isinstance(one, str | Measure):

@@ -33,14 +33,17 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
         table.add_row(
             Text("" if verdict.bound == name else verdict.bound),
             verdict.layer or "",
-            f"{verdict.lhs:.3g}",
-            f"{verdict.rhs:.3g}",
-            f"{verdict.tightness:.2g}",
+            *(shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),
             Text(verdict.status, style=STYLES[verdict.status]),
             Text(_why(verdict), style="dim"),
         )
         name = verdict.bound
     return Group(table, _key(verdicts))
+
+
+def shown(value: float, digits: int) -> str:
+    """A number, or a dash where there is none."""
+    return f"{value:.{digits}g}" if value == value else "-"
 
 
 def _why(verdict: Verdict) -> str:
@@ -59,21 +62,31 @@ def _key(verdicts: Sequence[Verdict]) -> Text:
     counts = ", ".join(f"{sum(v.status == s for v in verdicts)} {s}" for s in STYLES)
     text.append("\nClaims: ", style="bold").append(counts, style="not bold")
     if violated:
-        text.append(f"\nVIOLATED: {', '.join(dict.fromkeys(v.bound for v in violated))}: an error in flatlens, or in a "
-                    "theorem: please report it.", style="bold red")  # fmt: skip
+        names = ", ".join(dict.fromkeys(v.bound for v in violated))
+        text.append(f"\nVIOLATED: {names}: {_cause(violated)}.", style="bold red")
     return text
+
+
+def _cause(violated: Sequence[Verdict]) -> str:
+    """What a violated bound means: the user's word comes first."""
+    declared = list(dict.fromkeys(v.assumption for v in violated if v.assumption))
+    ours = "an error in flatlens or in a theorem: please report it"
+    return f"either what was taken on your word is not so ({'; '.join(declared)}), or {ours}" if declared else ours
 
 
 def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], path: Path) -> Path:
     """One HTML file that needs no network: the chain, the tightness of every claim, the table, what each bound says."""
-    figures = [figure for figure in (chain_figure(verdicts), tightness_figure(verdicts)) if len(figure.data)]
+    drawn = (chain_figure(verdicts), tightness_figure(verdicts))
+    figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]
     names = dict.fromkeys(verdict.bound.partition(".")[0] for verdict in verdicts)
     html = environment().get_template("bounds.html.j2").render(
         about=about,
         figures=[(figure, _svg(figure)) for figure in figures],
         verdicts=verdicts,
         why=_why,
+        shown=shown,
         bounds=[BOUNDS[name] for name in names if name in BOUNDS],
+        cause=_cause([v for v in verdicts if v.status == "violated"]),
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
     )  # fmt: skip
     return write_whole(path, html.encode())

@@ -146,7 +146,7 @@ def copied(problem: Problem) -> nn.Module:
         ) from error
 
 
-def with_model(problem: Problem, model: nn.Module) -> Problem:
+def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = None) -> Problem:
     """The same problem with another network; a layer's new bias counts where its weight does."""
     known = {name for name, _ in model.named_parameters()}
     before = {name for name, _ in problem.model.named_parameters()}
@@ -158,7 +158,7 @@ def with_model(problem: Problem, model: nn.Module) -> Problem:
         test=problem.test,
         forward=problem.forward,
         parameters=(problem.parameters & known) | added,
-        dtype=problem.dtype,
+        dtype=problem.dtype if dtype is None else dtype,
         memory=problem.memory,
         batchnorm="train" if problem.coupled else "eval",
         ghost_batch=problem.ghost_batch,
