@@ -230,11 +230,11 @@ class Behind(nn.Module):
     [
         (
             "norm first",
-            "branch_begins_linear: the branch of add begins with norm, not with one linear layer called once",
+            "branch_begins_linear: the branch of add begins with norm, not",
         ),
         (
             "two readers",
-            "branch_begins_linear: the branch of add begins with one, other, not with one linear layer called once",
+            "branch_begins_linear: the branch of add begins with one, other, not",
         ),
         ("relu between", "consecutive_blocks: leaky_relu follows no sum"),
         ("deep head", "ends_in_linear"),

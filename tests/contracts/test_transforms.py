@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from networks import network
@@ -55,7 +57,7 @@ def test_no_number_moves_that_is_declared_to_stay(kind: str) -> None:
 
 def test_a_percent_shows_in_float32_too() -> None:
     net, x, y = network("mlp-relu", n=12)
-    single = fl.Lens(fl.Problem(net.float(), "cross_entropy", (x.float(), y)))
-    double = fl.Lens(fl.Problem(net.double(), "cross_entropy", (x, y)))
+    single = fl.Lens(fl.Problem(copy.deepcopy(net).float(), "cross_entropy", (x.float(), y)))
+    double = fl.Lens(fl.Problem(copy.deepcopy(net).float().double(), "cross_entropy", (x, y)))
     a, b = (fl.check_invariance(lens, QUICK, "neuronwise") for lens in (single, double))
     assert [cell.unchanged for cell in a] == [cell.unchanged for cell in b]
