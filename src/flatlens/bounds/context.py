@@ -101,11 +101,12 @@ class Context:
         found = [v for (key, at), v in list(self.ask(quantity).items()) if key == quantity.key and at is not None]
         return torch.stack(found).sum(0) if found else torch.zeros(self.n, dtype=torch.float64)
 
-    def measured(self, key: str, layer: str | None = None) -> Estimate:
-        """A measure's number, by its name with options, as `flatlens.measure` gives it; run once."""
+    def measured(self, key: str, layer: str | None = None, part: str = "") -> Estimate:
+        """A measure's number or its dotted part, by its name with options, as `flatlens.measure` gives it; run once."""
         if key not in self._reports:
             self._reports[key] = measure(self.lens, key, generator=self.generator, progress=self.progress)
-        return self._reports[key][named(key)[0].key, layer]
+        row = f"{named(key)[0].key}.{part}" if part else named(key)[0].key
+        return self._reports[key][row, layer]
 
     def once(self, make: Callable[[Context], T]) -> T:
         """What several bounds read, made for the first of them."""
