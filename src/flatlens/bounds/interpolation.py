@@ -14,7 +14,7 @@ KEY = "interpolation_gap(exact=True, bound=True)"
 
 @bound(
     id="H7",
-    symbol=r"|\mathrm{Tr}\,H - S| \leq \overline{\sum_j |\langle f_i - y_i, \partial^2 f_i/\partial\theta_j^2 \rangle|}",
+    symbol=r"|\mathrm{Tr}\,H - S| \leq \overline{\sum_j |\langle f - y, \partial^2 f/\partial\theta_j^2 \rangle|}",
     source="compression Lemma B.1",
     cost="a Hessian product for every direction of curved parameters",
     on_request=True,
