@@ -20,7 +20,7 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.expansion import RESOLVED, Expansion, Order, averaged, first_step, looked_at_twice, orders, series
 from flatlens.bounds.kinks import smooth
 from flatlens.curvature import Hessian, eigenpairs
-from flatlens.grams import Weight
+from flatlens.grams import Weight, row_factor
 from flatlens.perturbation.features import RotatedFeatures, unmovable
 
 HAAR_ORDER = 3.5  #: where 4 is due
@@ -225,6 +225,4 @@ def _semidefinite(layer: str, top: float, low: float) -> Assumption:
 
 def _nuclear(W: Tensor, G: Tensor) -> float:
     """||W^T G||_*, the largest <W A, G> over ||A|| <= 1; added over groups."""
-    left = torch.linalg.qr(W.mT, mode="r").R
-    right = torch.linalg.qr(G.mT, mode="r").R
-    return float(torch.linalg.svdvals(left @ right.mT).sum())
+    return float(torch.linalg.svdvals(row_factor(W) @ row_factor(G).mT).sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
 from flatlens.cli.inputs import Inputs
-from flatlens.cli.measure import split_names
+from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
@@ -25,8 +24,8 @@ def bounds(
     /,
     *,
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
-    bounds: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
-    assume: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
+    bounds: Names = (),
+    assume: Names = (),
     delta: float | None = None,
     distribution: Literal["cube", "sphere"] | None = None,
     page: Path | None = None,
@@ -59,13 +58,12 @@ def bounds(
 
     require_writable(page, "--page")
     problem = inputs.problem(model)
-    chosen, vouched = ([name for part in parts for name in split_names(part)] for parts in (bounds, assume))
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs="exact")
         found = fl.check_bounds(
             lens,
-            chosen or None,
-            assume=vouched,
+            all_names(bounds) or None,
+            assume=all_names(assume),
             distribution=_law(distribution, problem),
             delta=delta,
             generator=torch.Generator().manual_seed(seed),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +10,8 @@ from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
 from flatlens.cli.inputs import Inputs
-from flatlens.cli.measure import split_names
+from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
-
-Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
 
 
 def invariance(
@@ -53,10 +50,15 @@ def invariance(
 
     require_writable(page, "--page")
     problem = inputs.problem(model)
-    chosen, moves = ([name for part in parts for name in split_names(part)] for parts in (measures, transforms))
     with stdout_to_stderr(), Bar() as bar:
         generator = torch.Generator().manual_seed(seed)
-        found = fl.check_invariance(fl.Lens(problem), chosen or None, moves or None, generator=generator, progress=bar)
+        found = fl.check_invariance(
+            fl.Lens(problem),
+            all_names(measures) or None,
+            all_names(transforms) or None,
+            generator=generator,
+            progress=bar,
+        )
     if page is not None:
         from flatlens.report.invariance import write_invariance_page
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -11,6 +10,7 @@ from cyclopts import Parameter
 
 from flatlens.cli.bar import DELAY, Bar, in_words
 from flatlens.cli.inputs import Inputs
+from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
@@ -26,7 +26,7 @@ def measure(
     /,
     *,
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
-    measures: Annotated[Sequence[str], Parameter(negative="", show_default=False)] = (),
+    measures: Names = (),
     outputs: str | None = None,
     save: Path | None = None,
     seed: int = 0,
@@ -57,7 +57,7 @@ def measure(
 
     require_writable(save, "--save")
     problem = inputs.problem(model)
-    names = [name for part in measures for name in split_names(part)]
+    names = all_names(measures)
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs=_combinations(outputs))
         _announce(lens, names)
@@ -71,22 +71,6 @@ def measure(
     from flatlens.report.tables import measure_screen
 
     show(measure_screen(found, fl.catalogue()))
-
-
-def split_names(text: str) -> list[str]:
-    """The names in a comma-separated list; a comma between brackets belongs to a measure's options.
-
-    >>> split_names("mls, local_volume(top_k=3, log=True),nmls")
-    ['mls', 'local_volume(top_k=3, log=True)', 'nmls']
-    """
-    names, depth = [""], 0
-    for letter in text:
-        depth += {"(": 1, ")": -1}.get(letter, 0)
-        if letter == "," and depth == 0:
-            names.append("")
-        else:
-            names[-1] += letter
-    return [name.strip() for name in names if name.strip()]
 
 
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:

@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.grams import Layout, Weight, lay_out
+from flatlens.grams import Layout, Weight, lay_out, row_factor
 from flatlens.perturbation.rotations import (
     balanced_count,
     balanced_rows,
-    mean_square_radius,
     on_sphere,
     polar,
     radius,
@@ -117,10 +116,6 @@ class RotatedFeatures:
         r = delta * radius(law, self.m, sigma, generator)
         return r * self._rotated(generator)
 
-    def leading(self, kappa: float, delta: float, law: str, sigma: float) -> float:
-        """The mean change's leading term: delta^2 E[r^2] kappa / (2 m), kappa the relative flatness."""
-        return delta**2 * mean_square_radius(law, self.m, sigma) * kappa / (2 * self.m)
-
     def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
         """W A of rotations whose second moments are those of Haar's law with no error, (k, g, d, m): with -A beside
         each A, they average what is quadratic in A exactly. None if there are more than `most`."""
@@ -128,9 +123,7 @@ class RotatedFeatures:
         r = min(d, m)
         if balanced_count(g, r, m) > most:
             return None
-        R: Tensor = torch.linalg.qr(self.W.mT, mode="r").R
-        WA: Tensor = R.mT @ balanced_rows(g, r, m, generator)
-        return WA
+        return row_factor(self.W).mT @ balanced_rows(g, r, m, generator)
 
     def _rotated(self, generator: torch.Generator) -> Tensor:
         return torch.stack([rotated(block, generator) for block in self.W])

@@ -8,6 +8,8 @@ import torch
 from scipy import linalg, stats
 from torch import Tensor
 
+from flatlens.grams import row_factor
+
 LAWS = ("rotations", "ball", "truncated_normal")
 UNDERFLOW = 1e-250
 
@@ -18,7 +20,7 @@ def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
     With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r orthonormal rows of uniform law: A itself is never drawn.
     """
     m = W.shape[1]
-    R: Tensor = torch.linalg.qr(W.mT, mode="r").R
+    R = row_factor(W)
     return R.mT @ orthonormal_rows(R.shape[0], m, generator).to(W)
 
 

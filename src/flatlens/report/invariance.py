@@ -35,16 +35,13 @@ def invariance_screen(report: InvarianceReport) -> RenderableType:
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
     """One HTML file that needs no network: the table, what each transform did, and the proof."""
-    rows: dict[str, list[Cell]] = {}
-    for cell in report:
-        rows.setdefault(cell.measure, []).append(cell)
     html = environment().get_template("invariance.html.j2").render(
         about=report.about,
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],
         transforms=list(report.moved),
         rows=[
             (name, f"{cells[0].before:.4g}", [(str(_cell(cell)), _kind(cell)) for cell in cells])
-            for name, cells in rows.items()
+            for name, cells in _rows(report).items()
         ],
         applied=[
             (name, TRANSFORMS[name].meaning if name in TRANSFORMS else "", done) for name, done in report.moved.items()
@@ -52,6 +49,14 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
         left_out=report.left_out,
     )  # fmt: skip
     return write_whole(path, html.encode())
+
+
+def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:
+    """The cells of each measure."""
+    rows: dict[str, list[Cell]] = {}
+    for cell in report:
+        rows.setdefault(cell.measure, []).append(cell)
+    return rows
 
 
 def _kind(cell: Cell) -> str:
@@ -70,9 +75,7 @@ def _table(report: InvarianceReport) -> Table:
     table.add_column("before", justify="right", no_wrap=True)
     for name in report.moved:
         table.add_column(SHORT.get(name, name), no_wrap=True)
-    rows: dict[str, list[Cell]] = {}
-    for cell in report:
-        rows.setdefault(cell.measure, []).append(cell)
+    rows = _rows(report)
     whole = len(rows) > ANSWERS_DOWN
     for name, cells in rows.items():
         wrong = any(cell.agrees is False for cell in cells)
