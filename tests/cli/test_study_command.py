@@ -63,7 +63,7 @@ def test_the_same_command_again_does_nothing_twice_and_concludes(out, capsys):
     assert cli.run(["study", "digits", "--out", str(out), "--scale", "smoke"]) == 0
     printed, err = capsys.readouterr()
     assert (out / "table.csv").read_bytes() == before
-    assert "4 networks, 4 of them interpolating" in printed
+    assert "4 networks, 4 of them converged" in printed
     assert printed.strip().endswith("report.html")
     assert err == ""  # nothing is left to do, so nothing to announce
 

@@ -17,9 +17,9 @@ def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
     """The findings on made-up networks: relations of the given sign, the other measures pure noise."""
     rng = np.random.default_rng(0)
     networks = pd.DataFrame(
-        [(n.key, n.training.lr, n.training.batch_size, n.training.seed) for n in STUDY.networks()],
+        [(n.key, n.training.optimiser.lr, n.training.batch_size, n.training.seed) for n in STUDY.networks()],
         columns=["key", "lr", "batch_size", "seed"],
-    ).assign(outcome="interpolated", steps=range(1000, 1048))
+    ).assign(outcome="converged", steps=range(1000, 1048))
     root = 5 + sharpness_with_lr * np.log(networks["lr"]) + noise * rng.normal(size=48)
     networks["interpolation_sharpness"] = root**2
     networks["generalisation_gap"] = 9 + gap_with_sharpness * root + noise * rng.normal(size=48)
@@ -71,7 +71,7 @@ def test_a_sign_that_turns_round_inside_the_groups_is_told():
     columns = {GAP.name: 10 * seed + inside, "MLS": 10 * seed - inside, "NMLS": 10 * seed + inside}
     table = pd.DataFrame(columns)
     relations, within = relate_all(table), relate_within(table, GAP.name, {"seed": pd.Series(seed)})
-    networks = pd.DataFrame({"outcome": ["interpolated"] * 48, "steps": 5})
+    networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5})
     sentences = findings(STUDY, networks, relations, within, unfinished=0, failed=0)
     turned = [s for s in sentences if "turns round" in s]
     assert len(turned) == 1

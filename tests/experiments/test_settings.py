@@ -11,16 +11,17 @@ from flatlens.experiments.network import measure_network
 from flatlens.experiments.quantities import LEFT_OUT
 from flatlens.experiments.settings import DataSettings, NetworkSettings
 from flatlens.measures import MEASURES
+from flatlens.training import Until
 
 
 def test_the_laptop_scale_is_the_grid_it_says():
     networks = Study.digits("laptop").networks()
     assert len(networks) == len({n.key for n in networks}) == 4 * 3 * 4
-    assert {n.training.lr for n in networks} == {0.02, 0.05, 0.1, 0.2}
+    assert {n.training.optimiser.lr for n in networks} == {0.02, 0.05, 0.1, 0.2}
     assert {n.training.batch_size for n in networks} == {4, 16, 64}
     assert all(n.model.seed == n.training.seed for n in networks)
     assert len({n.data for n in networks}) == 1
-    order = [(n.training.lr, n.training.batch_size, n.training.seed) for n in networks]
+    order = [(n.training.optimiser.lr, n.training.batch_size, n.training.seed) for n in networks]
     assert order == sorted(order)
 
 
@@ -38,11 +39,11 @@ def test_the_key_is_of_the_settings_alone_and_of_all_of_them():
     network = replace(Study.digits("smoke").networks()[0], measures=("mls", "loss"))
     assert network.key == "f6609b3d7485"  # the same today as in any other process, on any machine
     others = [
-        replace(network, loss="cross_entropy"),
+        replace(network, training=replace(network.training, loss="cross_entropy")),
         replace(network, measures=network.measures[:1]),
         replace(network, data=replace(network.data, seed=1)),
         replace(network, model=replace(network.model, seed=1)),
-        replace(network, training=replace(network.training, loss_below=1e-4)),
+        replace(network, training=replace(network.training, until=Until(loss_below=1e-4, accuracy=1.0))),
     ]
     assert len({network.key, *(o.key for o in others)}) == 6
 

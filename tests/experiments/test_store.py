@@ -14,7 +14,7 @@ import torch
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study
-from flatlens.experiments import folders as folders_module
+from flatlens import files as files_module
 from flatlens.experiments.store import Record, Store
 
 STUDY = Study.digits("smoke")
@@ -24,7 +24,7 @@ NETWORK = STUDY.networks()[0]
 def record(settings=NETWORK, loss=0.5):
     return Record(
         settings=settings,
-        result={"outcome": "interpolated", "steps": 3, "loss": loss, "layers": ["fc1"], "versions": {"torch": "1"}},
+        result={"outcome": "converged", "steps": 3, "loss": loss, "layers": ["fc1"], "versions": {"torch": "1"}},
         curves={"step": torch.arange(2)},
         weights={"fc1.weight": torch.ones(2, 2)},
         report=Report({("mls", None): Estimate(2.0)}, {"n": 5}),
@@ -75,7 +75,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing_finished(store, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(folders_module.os, "fsync", full)
+    monkeypatch.setattr(files_module.os, "fsync", full)
     with pytest.raises(BadFolder, match="No space left on device") as caught:
         store.write(record(STUDY.networks()[1]))
     assert "\n" not in str(caught.value)
@@ -88,7 +88,7 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
     dead.wait()
     while psutil.Process(unmourned.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
-    host = folders_module._host()
+    host = files_module.host()
     networks = store.out / "networks"
     pids = {"dead": dead.pid, "unmourned": unmourned.pid, "living": os.getpid()}
     names = {who: f".abc.{host}.{pid}.12345678.partial" for who, pid in pids.items()}

@@ -84,7 +84,7 @@ def test_networks_are_one_row_each_in_order(finished):
         "norm[fc1]",
         "norm[fc2]",
     ]
-    assert set(networks["outcome"]) == {"interpolated"}
+    assert set(networks["outcome"]) == {"converged"}
 
 
 def test_layers_and_curves_are_tidy(finished):

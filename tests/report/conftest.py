@@ -47,7 +47,7 @@ def made_up_result(
     networks = pd.DataFrame(grid, columns=["lr", "batch_size", "seed"])
     networks.insert(0, "key", [f"{i:012x}" for i in range(len(grid))])
     flat = -np.log(networks["lr"] / networks["batch_size"]) + rng.normal(0, 0.4, len(grid))
-    networks["outcome"] = "interpolated"
+    networks["outcome"] = "converged"
     networks["steps"] = 1000
     networks.loc[len(grid) - excluded :, "outcome"] = "out of steps"
     networks["generalisation_gap"] = 0.02 * flat + 0.1
@@ -78,7 +78,7 @@ def made_up_result(
 
 def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     """The rest of a result from its networks; intervals are made up round the true coefficients."""
-    included = networks["outcome"] == "interpolated"
+    included = networks["outcome"] == "converged"
     values = networks[WHO].assign(included=included)
     for q in quantities:
         values[q.name] = TRANSFORMS[q.transform](networks[q.column].astype(float))

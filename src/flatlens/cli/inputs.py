@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from flatlens.data.sources import Source
-    from flatlens.problem import Problem
+    from flatlens.problem import Loss, Problem
 
 
 @Parameter(name="*")
@@ -26,8 +26,9 @@ class Inputs:
     """What is measured, on which data."""
 
     data: str | None = None
-    """`digits`, or `file.py:NAME`, a function that returns (x, y), a Dataset, a DataLoader, or an object with x, y,
-    test_x and test_y. The network of a study has its own."""
+    """The name of a data set (`flatlens data list` has them), `cifar10:ROOT` for one whose files are in ROOT, or
+    `file.py:NAME`, a function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y.
+    The network of a study has its own."""
 
     test: str | None = None
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
@@ -105,7 +106,7 @@ def _loss(spec: str) -> Any:
     return found
 
 
-def _of_a_study(folder: Path) -> tuple[nn.Module, Source, str]:
+def _of_a_study(folder: Path) -> tuple[nn.Module, Source, Loss]:
     """The network that a study left in OUT/networks/<key>, with the data and the loss it was trained on."""
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
@@ -118,7 +119,7 @@ def _of_a_study(folder: Path) -> tuple[nn.Module, Source, str]:
     network = settings.model.build()
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()
-    return network, Source(split.train, split.test), settings.loss
+    return network, Source(split.train, split.test), settings.training.objective.measured()
 
 
 def _in_its_stead(folder: Path) -> str:

@@ -97,8 +97,8 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     if as_json:
         show_json({"page": page, "files": files, **_facts(result)})
         return
-    interpolated = int((result.networks["outcome"] == "interpolated").sum())
-    show(f"{len(result.networks)} networks, {interpolated} of them interpolating\n", bullets(result.findings))
+    converged = len(result.networks) - len(result.excluded)
+    show(f"{len(result.networks)} networks, {converged} of them converged\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the relations: {why}")
     for key, why in result.failed:

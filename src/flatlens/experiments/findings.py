@@ -10,6 +10,7 @@ import pandas as pd
 
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS, Quantity
 from flatlens.experiments.settings import Study
+from flatlens.training import REACHED
 
 FEW = 20
 HELD_FIXED = {
@@ -28,7 +29,7 @@ def findings(
     failed: int,
 ) -> list[str]:
     """The sentences, most important first."""
-    included = int((networks["outcome"] == "interpolated").sum())
+    included = int((networks["outcome"].isin(REACHED)).sum())
     return [
         *_population(study, networks, unfinished, failed),
         *_against_gap(study.quantities, relations),
@@ -43,7 +44,7 @@ def findings(
 
 
 def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: int) -> list[str]:
-    kept = networks[networks["outcome"] == "interpolated"]
+    kept = networks[networks["outcome"].isin(REACHED)]
     total = len(study.networks())
     sentences = [
         f"{len(kept)} of {total} networks interpolate their {study.data.train} training samples (accuracy 1, "

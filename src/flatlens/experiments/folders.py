@@ -1,20 +1,18 @@
-"""Folders and files that are there whole or not at all."""
+"""Folders that are there whole or not at all, and what killed processes leave behind."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
-import socket
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from flatlens.errors import BadFolder
+from flatlens.files import PARTIAL, flush, host, partial_name
 
-PARTIAL = ".partial"
 OLD = 24 * 3600.0
 """Seconds after which a leftover is swept whoever made it: a process number may have been given to another process."""
 
@@ -25,32 +23,18 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
     Where another process was quicker, its folder stays and this one vanishes: both hold the same results.
     """
-    partial = _partial_name(target)
+    partial = partial_name(target)
     try:
         partial.mkdir(parents=True)
         yield partial
         for file in partial.iterdir():
-            _flush(file)
-        _flush(partial)
+            flush(file)
+        flush(partial)
         with contextlib.suppress(FileExistsError):
             _rename_folder(partial, target)
-        _flush(target.parent)
+        flush(target.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Replace a text file, whole or not at all."""
-    partial = _partial_name(target)
-    try:
-        with partial.open("w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-        _flush(target.parent)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -77,20 +61,12 @@ def sweep(folder: Path) -> None:
                 leftover.unlink(missing_ok=True)
 
 
-def _partial_name(target: Path) -> Path:
-    return target.with_name(f".{target.name}.{_host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}{PARTIAL}")
-
-
-def _host() -> str:
-    return socket.gethostname().replace(".", "-") or "localhost"
-
-
 def _abandoned(leftover: Path) -> bool:
     try:
         if time.time() - leftover.stat().st_mtime > OLD:
             return True
-        host, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
-        return host == _host() and not _alive(int(process))
+        where, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
+        return where == host() and not _alive(int(process))
     except (FileNotFoundError, ValueError):
         return False  # it has just been finished, or is not ours
 
@@ -115,14 +91,3 @@ def _rename_folder(partial: Path, target: Path) -> None:
         if target.is_dir():  # "directory not empty" has several error numbers
             raise FileExistsError(target) from None
         raise
-
-
-def _flush(path: Path) -> None:
-    """Push a file or a folder to the disk, so that a power cut after the rename finds it whole."""
-    if os.name == "nt" and path.is_dir():
-        return  # a folder cannot be opened there
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -30,16 +31,19 @@ class ComputeInto:
 
     def __call__(self, settings: NetworkSettings) -> None:
         """Do it."""
-        self.store.write(compute(settings))
+        self.store.write(compute(settings, save=self.store.checkpoint(settings.key)))
 
 
-def compute(settings: NetworkSettings) -> Record:
-    """Train and measure a network, on one thread: same settings, versions and machine, same digits."""
+def compute(settings: NetworkSettings, save: Path | None = None) -> Record:
+    """Train and measure a network, on one thread: same settings, versions and machine, same digits.
+
+    `save`: where a training that lasts leaves its checkpoints, and goes on from.
+    """
     with _one_thread():
         split = settings.data.load()
         model = settings.model.build()
         start = time.perf_counter()
-        trained = train(model, split.train, settings.loss, settings.training, test=split.test)
+        trained = train(model, split.train, settings.training, test=split.test, save=save)
         between = time.perf_counter()
         report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
         result = {
@@ -61,7 +65,7 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
     model = copy.deepcopy(model).to(torch.float64)
     problem = Problem(
         model,
-        loss=settings.loss,
+        loss=settings.training.objective.measured(),
         data=(split.x.to(torch.float64), split.y),
         test=(split.test_x.to(torch.float64), split.test_y),
     )

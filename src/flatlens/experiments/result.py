@@ -15,8 +15,8 @@ class StudyResult:
     """A finished (or half finished) study as tidy tables; every number in it can be rebuilt from the folders alone."""
 
     networks: pd.DataFrame
-    """One row a network, sorted by lr, batch_size, seed: key, lr, batch_size, seed, outcome ("interpolated", "out of
-    steps" or "diverged"), steps, then a column per network-level measure by its name in the report ("mls",
+    """One row a network, sorted by lr, batch_size, seed: key, lr, batch_size, seed, outcome ("converged", "finished",
+    "out of steps" or "diverged"), steps, then a column per network-level measure by its name in the report ("mls",
     "relative_flatness.sum") and one per layer ("relative_flatness[fc1]")."""
     layers: pd.DataFrame
     """Tidy: key, lr, batch_size, seed, measure, layer, position (execution order, from 0), value, kind."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from flatlens.data import Split, digits
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.models import MLP
-from flatlens.training import SGD
+from flatlens.plain import as_plain, digest, from_plain
+from flatlens.training import SETTINGS, SGD, Training, Until
+from flatlens.training.losses import LossName
 
 Scale: TypeAlias = Literal["smoke", "laptop"]
 
@@ -45,30 +45,23 @@ class NetworkSettings:
 
     data: DataSettings
     model: MLP
-    training: SGD
-    loss: str
+    training: Training
     measures: tuple[str, ...]
 
     @property
     def key(self) -> str:
         """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters."""
-        return hashlib.sha256(canonical(self.as_json()).encode()).hexdigest()[:12]
+        return digest(self)
 
     def as_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; `from_json` undoes it."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        plain: dict[str, Any] = as_plain(self)
         return plain
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> NetworkSettings:
         """The settings that `as_json` wrote (a network's config.json)."""
-        return cls(
-            data=DataSettings(**plain["data"]),
-            model=MLP(**plain["model"]),
-            training=SGD(**plain["training"]),
-            loss=plain["loss"],
-            measures=tuple(plain["measures"]),
-        )
+        return _read(cls, plain, "network")
 
 
 @dataclass(frozen=True)
@@ -92,7 +85,7 @@ class Study:
     max_steps: int
     check_every: int = 10
     activation: Literal["relu", "tanh", "gelu"] = "relu"
-    loss: str = "half_squared_error"
+    loss: LossName = "half_squared_error"
     measures: tuple[str, ...] = STUDIED
     quantities: tuple[Quantity, ...] = quantities(STUDIED)
 
@@ -131,15 +124,15 @@ class Study:
             NetworkSettings(
                 data=self.data,
                 model=MLP(inputs=64, widths=self.widths, outputs=10, activation=self.activation, seed=seed),
-                training=SGD(
-                    lr=lr,
+                training=Training(
+                    SGD(lr=lr),
                     batch_size=batch_size,
-                    seed=seed,
-                    loss_below=self.loss_below,
+                    loss=self.loss,
+                    until=Until(loss_below=self.loss_below, accuracy=1.0),
                     max_steps=self.max_steps,
                     check_every=self.check_every,
+                    seed=seed,
                 ),
-                loss=self.loss,
                 measures=self.measures,
             )
             for lr, batch_size, seed in product(sorted(self.lrs), sorted(self.batch_sizes), sorted(self.seeds))
@@ -147,7 +140,7 @@ class Study:
 
     def as_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; `from_json` undoes it."""
-        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        plain: dict[str, Any] = as_plain(self)
         return plain
 
     @classmethod
@@ -157,15 +150,18 @@ class Study:
         Raises:
             BadInput: the settings are not those of a study of this version.
         """
-        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
-        try:
-            settings["data"] = DataSettings(**plain["data"])
-            settings["quantities"] = tuple(Quantity(**q) for q in plain["quantities"])
-            return cls(**settings)
-        except (TypeError, KeyError) as error:
-            raise BadInput(f"these are not the settings of a study: {error}") from error
+        return _read(cls, plain, "study")
 
 
-def canonical(plain: Mapping[str, Any]) -> str:
-    """JSON with sorted keys and no blanks: equal settings give equal text."""
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+S = TypeVar("S", NetworkSettings, Study)
+
+
+def _read(kind: type[S], plain: Mapping[str, Any], what: str) -> S:
+    known = {one.__name__: one for one in (DataSettings, NetworkSettings, Study, Quantity, MLP, *SETTINGS)}
+    try:
+        found = from_plain(dict(plain), known)
+    except BadInput as error:
+        raise BadInput(f"these are not the settings of a {what}: {error}") from error
+    if not isinstance(found, kind):
+        raise BadInput(f"these are not the settings of a {what}")
+    return found

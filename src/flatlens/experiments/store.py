@@ -4,6 +4,7 @@
     OUT/networks/<key>/config.json       the network's settings; key is their hash
                        result.json       how training ended, versions, device, threads, seconds
                        curves.safetensors, weights.safetensors, report.safetensors
+    OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
     OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; tried again next time
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
 
@@ -27,9 +28,11 @@ from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Report
-from flatlens.experiments.folders import clear_errors, sweep, whole_folder, write_whole
+from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.experiments.versions import difference
+from flatlens.experiments.versions import difference, versions
+from flatlens.files import write_whole
+from flatlens.plain import digest
 
 SEVENTEEN = "%.17g"
 """A float64 is told apart from all others by 17 significant digits."""
@@ -72,8 +75,9 @@ class Store:
                 store._refuse_foreign_files()
                 write_whole(out / "study.json", _pretty(study.as_json()))
             store._refuse_other_study(study)
-            store._networks.mkdir(parents=True, exist_ok=True)
-            sweep(store._networks)
+            for folder in (store._networks, store._training):
+                folder.mkdir(parents=True, exist_ok=True)
+                sweep(folder)
             sweep(store._failed)
         return store
 
@@ -93,6 +97,10 @@ class Store:
         return self.out / "networks"
 
     @property
+    def _training(self) -> Path:
+        return self.out / "training"
+
+    @property
     def _failed(self) -> Path:
         return self.out / "failed"
 
@@ -106,6 +114,11 @@ class Store:
     def folder(self, key: str) -> Path:
         """Where a network is, or will be."""
         return self._networks / key
+
+    def checkpoint(self, key: str) -> Path:
+        """Where a network's training leaves what it can be taken up from; other versions would end in other digits, and
+        have a file of their own."""
+        return self._training / f"{key}.{digest(versions())}.pt"
 
     def finished(self, keys: Iterable[str]) -> list[str]:
         """Those networks that are there."""
@@ -127,6 +140,8 @@ class Store:
                 for file in folder.iterdir():  # safetensors lets nobody else read them
                     shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
+            for over in self._training.glob(f"{key}.*.pt"):
+                over.unlink(missing_ok=True)
 
     def read(self, key: str) -> Record:
         """A finished network.
@@ -186,7 +201,9 @@ class Store:
             write_whole(self.out / name, table.to_csv(index=False, float_format=SEVENTEEN, lineterminator="\n"))
 
     def _refuse_foreign_files(self) -> None:
-        foreign = sorted(p.name for p in self.out.iterdir() if p.name != "networks" and not p.name.startswith("."))
+        foreign = sorted(
+            p.name for p in self.out.iterdir() if p.name not in ("networks", "training") and not p.name.startswith(".")
+        )
         if foreign or any(self._networks.glob("*")):
             raise BadFolder(
                 f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) "

@@ -19,6 +19,7 @@ from flatlens.experiments.statistics import relate_all, relate_within
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.tables import curves_table, groupings, layers_table, networks_table, values_table
 from flatlens.experiments.versions import versions
+from flatlens.training import REACHED
 
 __all__ = ["Quantity", "Study", "StudyResult", "load_study", "run_study"]
 
@@ -111,7 +112,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         quantities=study.quantities,
         settings=study.as_json(),
         versions=_merged_versions(records),
-        excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] != "interpolated"],
+        excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
         failed=failed,
         unfinished=unfinished,
     )
@@ -119,7 +120,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
 
 def _why(record: Record) -> str:
     training, result = record.settings.training, record.result
-    where = f"learning rate {training.lr:g}, batch size {training.batch_size}, seed {training.seed}"
+    where = f"learning rate {training.optimiser.lr:g}, batch size {training.batch_size}, seed {training.seed}"
     if result["outcome"] == "diverged":
         return f"diverged after {result['steps']} steps ({where})"
     return f"loss {result['loss']:.3g}, accuracy {result['accuracy']:.3g} after {result['steps']} steps ({where})"

@@ -9,6 +9,7 @@ import pandas as pd
 
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.store import Record
+from flatlens.training import REACHED
 
 IDENTITY = ["key", "lr", "batch_size", "seed"]
 GROUPINGS = {"lr": ["lr"], "lr, batch_size": ["lr", "batch_size"], "seed": ["seed"]}
@@ -49,8 +50,8 @@ def curves_table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """The studied quantities, transformed; `included` where the network interpolates."""
-    identity = networks[IDENTITY].assign(included=networks["outcome"] == "interpolated")
+    """The studied quantities, transformed; `included` where training reached its end."""
+    identity = networks[IDENTITY].assign(included=networks["outcome"].isin(REACHED))
     return pd.concat([identity, pd.DataFrame({q.name: q.of(networks) for q in quantities})], axis=1)
 
 
@@ -63,7 +64,7 @@ def _identity(record: Record) -> dict[str, Any]:
     training = record.settings.training
     return {
         "key": record.settings.key,
-        "lr": training.lr,
+        "lr": training.optimiser.lr,
         "batch_size": training.batch_size,
         "seed": training.seed,
     }

@@ -101,11 +101,12 @@ class Loss(ABC):
         return self.name
 
 
-def _as_vectors(f: Tensor, y: Any, name: str) -> Tensor:
-    """Regression targets of f's shape; integer class labels become one-hot."""
+def _as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
+    """Regression targets of f's shape; integer class labels become one-hot, smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
     if not target.is_floating_point() and target.ndim == 1 and f.shape[1] > 1:
-        return F.one_hot(_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype)
+        hot = F.one_hot(_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype)
+        return hot if smoothing == 0 else (1 - smoothing) * hot + smoothing / f.shape[1]
     if target.numel() != f.numel():
         raise BadData(
             f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
@@ -131,17 +132,18 @@ def _labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Te
 
 @final
 class SquaredError(Loss):
-    """`half_squared_error`: 0.5 ||f - y||^2 (C = I); `mse`: torch's mean over outputs (C = 2/N I)."""
+    """`half_squared_error`: 0.5 ||f - y||^2 (C = I); `mse`: torch's mean over outputs (C = 2/N I). Class labels may be
+    smoothed to (1 - a) y + a/N."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
+        self.name, self.label_smoothing = name, label_smoothing
 
     def _factor(self, outputs: int) -> float:
         return 0.5 if self.name == "half_squared_error" else 1.0 / outputs
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Squared distance to the target, scaled."""
-        return self._factor(f.shape[1]) * (f - _as_vectors(f, y, self.name)).square().sum(1)
+        return self._factor(f.shape[1]) * (f - _as_vectors(f, y, self.name, self.label_smoothing)).square().sum(1)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """A multiple of the identity."""

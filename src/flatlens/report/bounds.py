@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from flatlens.bounds import BOUNDS, Verdict
+from flatlens.files import write_whole
 from flatlens.report.figures.chain import chain_figure, tightness_figure
 from flatlens.report.figures.figure import Figure
-from flatlens.report.files import write_whole
 from flatlens.report.page import environment
 from flatlens.report.palette import theme
 

@@ -189,3 +189,9 @@ def _thin(curve: pd.DataFrame) -> pd.DataFrame:
 def _finite(values: pd.Series[float]) -> pd.Series[float]:
     numbers = pd.to_numeric(values, errors="coerce").astype(float)
     return numbers.where(np.isfinite(numbers))
+
+
+def csv_bytes(frame: pd.DataFrame) -> bytes:
+    """The table with all its digits."""
+    text: str = frame.to_csv(index=False, float_format="%.17g", lineterminator="\n")
+    return text.encode()

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flatlens.files import write_whole
 from flatlens.report.cards import MOVES, spelling
-from flatlens.report.files import write_whole
 from flatlens.report.page import environment
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport

@@ -12,12 +12,12 @@ import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 from flatlens.estimate import Progress
+from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.measures.papers import PAPERS
 from flatlens.report import words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import Figure, Grid, study_figures
-from flatlens.report.files import write_whole
 from flatlens.report.frames import NOT_MEASURES
 from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure

@@ -9,8 +9,9 @@ from typing import Any
 
 import vl_convert
 
+from flatlens.files import write_whole
 from flatlens.report.figures import Figure
-from flatlens.report.files import csv_bytes, write_whole
+from flatlens.report.frames import csv_bytes
 from flatlens.report.palette import theme
 
 PIXELS_PER_POINT = 2  # sharp on a phone and in print

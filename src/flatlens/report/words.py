@@ -136,8 +136,8 @@ def _item(item: Any) -> str:
 def shown(value: Any) -> str:
     """A table's number: four significant digits, whole numbers whole, and a dash for what does not exist.
 
-    >>> [shown(v) for v in (0.123456, 48, float("nan"), "interpolated", 1.0)]
-    ['0.1235', '48', '–', 'interpolated', '1']
+    >>> [shown(v) for v in (0.123456, 48, float("nan"), "converged", 1.0)]
+    ['0.1235', '48', '–', 'converged', '1']
     """
     if isinstance(value, float):
         return f"{value:.4g}" if not math.isnan(value) else "–"

@@ -1,47 +1,90 @@
-"""The losses that experiments train on: a value per sample."""
+"""The loss that training minimises: flatlens' own, on targets that may be soft."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from flatlens.errors import UnknownName
+from flatlens.errors import BadData, BadInput, UnknownName
+from flatlens.problem.losses import CrossEntropy, Loss, SquaredError
 
-PerSampleLoss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(outputs (n, N), one-hot targets (n, N)) -> losses (n,)."""
+LossName: TypeAlias = Literal["cross_entropy", "half_squared_error", "mse"]
+LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")
 
 
-def half_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """0.5 ||f - y||^2.
+@dataclass(frozen=True)
+class TrainingLoss:
+    """A loss by name, on labels smoothed to (1 - a) y + a / N.
 
-    >>> import torch
-    >>> half_squared_error(torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 0.0]]))
-    tensor([2.])
+    The smoothing is of the targets; for cross-entropy and squared errors that is a smoothing of the loss, which
+    `measured` gives, for a `Problem` where it must count.
+
+    >>> TrainingLoss("cross_entropy", 0.5).targets(torch.tensor([1]), torch.zeros(1, 2))
+    tensor([[0.2500, 0.7500]])
     """
-    return 0.5 * (outputs - targets).square().sum(1)
+
+    name: LossName
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in LOSSES:
+            raise UnknownName.among("loss to train on", self.name, LOSSES)
+        if not 0 <= self.label_smoothing <= 1:
+            raise BadInput(f"Training(label_smoothing={self.label_smoothing}): a number from 0 to 1 is needed")
+
+    def measured(self) -> Loss:
+        """What `flatlens.Problem` takes as loss."""
+        if self.name == "cross_entropy":
+            return CrossEntropy(label_smoothing=self.label_smoothing)
+        return SquaredError(self.name, label_smoothing=self.label_smoothing)
+
+    def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
+        """What the outputs, (., N), are compared with: (n, N) in their dtype; labels become one-hot, then smooth."""
+        N = outputs.shape[1]
+        if y.is_floating_point():
+            if self.label_smoothing:
+                raise BadData("Training(label_smoothing=...): it is for class labels, and the targets are no integers")
+            if y.numel() != len(y) * N:
+                raise BadData(f"train: targets {tuple(y.shape)} do not fit outputs of {N} numbers a sample")
+            return y.reshape(len(y), N).to(outputs.dtype)
+        if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
+            met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
+            raise BadData(f"train: labels from 0 to {N - 1} are needed, since the network has {N} outputs; met {met}")
+        hot = F.one_hot(y, N).to(outputs.dtype)
+        return hot if self.label_smoothing == 0 else (1 - self.label_smoothing) * hot + self.label_smoothing / N
+
+    def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """A loss per sample, (n,), on targets as `targets` makes them."""
+        return self._plain.values(outputs, targets)
+
+    def curved(self, outputs: Tensor, u: Tensor) -> Tensor:
+        """R u with R R^T = C, the loss's second derivative in the outputs; itself differentiable in them.
+
+        For cross-entropy sqrt p comes from the logarithm: the root itself has no slope where p underflows.
+        """
+        if self.name != "cross_entropy":
+            return u * (1.0 if self.name == "half_squared_error" else (2 / outputs.shape[1]) ** 0.5)
+        root = (0.5 * F.log_softmax(outputs, 1)).exp()
+        return root * u - root.square() * (root * u).sum(1, keepdim=True)
+
+    @property
+    def _plain(self) -> Loss:
+        return _PLAIN[self.name]
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """-<y, log softmax(f)>.
-
-    >>> import torch
-    >>> cross_entropy(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]])).exp()
-    tensor([2.])
-    """
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+_PLAIN: dict[str, Loss] = {
+    "cross_entropy": CrossEntropy(),
+    "half_squared_error": SquaredError("half_squared_error"),
+    "mse": SquaredError("mse"),
+}
 
 
-LOSSES: dict[str, PerSampleLoss] = {"half_squared_error": half_squared_error, "cross_entropy": cross_entropy}
-
-
-def loss_named(name: str) -> PerSampleLoss:
-    """The loss called so.
-
-    Raises:
-        UnknownName: there is none.
-    """
-    if name not in LOSSES:
-        raise UnknownName.among("loss to train on", name, LOSSES)
-    return LOSSES[name]
+def accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """The share of right classes, or NaN for regression."""
+    if labels.is_floating_point():
+        return float("nan")
+    return float((outputs.argmax(1) == labels).to(torch.float64).mean())

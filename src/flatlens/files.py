@@ -1,0 +1,46 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from pathlib import Path
+
+PARTIAL = ".partial"
+
+
+def write_whole(path: Path, content: bytes | str) -> Path:
+    """Replace `path` in one step, pushed to the disk first: a reader, a kill or a power cut never meets half a file."""
+    partial = partial_name(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+        flush(path.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def partial_name(target: Path) -> Path:
+    """Where to write what will be `target`: hidden, beside it, and saying which process on which machine is at it."""
+    return target.with_name(f".{target.name}.{host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}{PARTIAL}")
+
+
+def host() -> str:
+    """This machine's name, as one word."""
+    return socket.gethostname().replace(".", "-") or "localhost"
+
+
+def flush(path: Path) -> None:
+    """Push a file or a folder to the disk, so that a power cut after a rename finds it whole."""
+    if os.name == "nt" and path.is_dir():
+        return  # a folder cannot be opened there
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,70 @@
+"""Sharpness-aware minimisation: the gradient is taken at the worst place nearby, and used here.
+
+    SAM    eps = rho g / ||g||                                      Foret et al. 2021, Eq. 2
+    ASAM   eps = rho T^2 g / ||T g||,  T = diag(|theta| + eta)      Kwon et al. 2021, Eq. 8
+
+g is the gradient at theta of whatever is minimised on this batch (regularisers too, weight decay not); the step is the
+gradient at theta + eps. ASAM's T stands at every trainable parameter here; its authors leave biases out, whose T is 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from flatlens.errors import BadInput
+
+
+@dataclass(frozen=True)
+class SAM:
+    """The worst place in a ball of radius `rho`, to first order; 0 is plain descent."""
+
+    rho: float = 0.05
+
+    def __post_init__(self) -> None:
+        _require_radius(self.rho, "SAM")
+
+    def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
+        """eps, one part a parameter."""
+        length = _norm(slopes)
+        return [g * (self.rho / length) if length > 0 else torch.zeros_like(g) for g in slopes]
+
+
+@dataclass(frozen=True)
+class ASAM:
+    """The worst place in an ellipsoid whose axes grow with the parameters; 0 is plain descent."""
+
+    rho: float = 0.5
+    eta: float = 0.01
+
+    def __post_init__(self) -> None:
+        _require_radius(self.rho, "ASAM")
+        if not 0 <= self.eta < math.inf:
+            raise BadInput(f"ASAM(eta={self.eta}): it must not be negative")
+
+    def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
+        """eps, one part a parameter."""
+        units = [p.detach().abs() + self.eta for p in parameters]
+        scaled = [T * g for T, g in zip(units, slopes, strict=True)]
+        length = _norm(scaled)
+        return [
+            T * s * (self.rho / length) if length > 0 else torch.zeros_like(s)
+            for T, s in zip(units, scaled, strict=True)
+        ]
+
+
+Ascent: TypeAlias = SAM | ASAM
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
+
+
+def _require_radius(rho: float, name: str) -> None:
+    if not 0 <= rho < math.inf:
+        raise BadInput(f"{name}(rho={rho}): the radius must not be negative")

@@ -1,0 +1,84 @@
+"""What is done to a batch before it is learned from: crops, flips, and mixing with other samples."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from scipy.stats import beta as beta_law
+from torch import Generator, Tensor
+from torch.nn import functional as F
+
+from flatlens.errors import BadData, BadInput
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Each image, with probability `p`, is padded with zeros and cropped at random, then flipped with probability 1/2.
+
+    The standard choice for CIFAR is four pixels and horizontal flips (sharpening App. B.3). Images are (n, C, h, w).
+    """
+
+    p: float = 1.0
+    pad: int = 4  #: pixels at each side; 0 leaves out the crop
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise BadInput(f"Augmentation(p={self.p}): a probability is needed")
+        if self.pad < 0:
+            raise BadInput(f"Augmentation(pad={self.pad}): it must not be negative")
+
+    def apply(self, x: Tensor, generator: Generator) -> Tensor:
+        """The batch, some of its images moved."""
+        if x.ndim != 4:
+            raise BadData(f"Augmentation: images of shape (n, C, h, w) are needed, got {tuple(x.shape)}")
+        chosen = torch.rand(len(x), generator=generator) < self.p
+        corners = torch.randint(0, 2 * self.pad + 1, (2, len(x)), generator=generator)
+        flipped = torch.rand(len(x), generator=generator) < 0.5
+        moved = self._cropped(x, *corners.to(x.device))
+        if self.flip:
+            moved = torch.where(_each(flipped, x), moved.flip(3), moved)
+        return torch.where(_each(chosen, x), moved, x)
+
+    def _cropped(self, x: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        if self.pad == 0:
+            return x
+        n, _, h, w = x.shape
+        padded = F.pad(x, [self.pad] * 4)
+        rows = top[:, None] + torch.arange(h, device=x.device)
+        columns = left[:, None] + torch.arange(w, device=x.device)
+        sample = torch.arange(n, device=x.device)[:, None, None]
+        return padded.movedim(1, 3)[sample, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
+
+
+@dataclass(frozen=True)
+class Mixup:
+    """theta (x, y) + (1 - theta) (x', y') for another sample (x', y') of the batch, theta ~ Beta(beta, beta).
+
+    One theta a batch; beta = 0 is the limit, theta 0 or 1 with probability 1/2, and beta = 1 is uniform.
+    Zhang et al. 2018; sharpening App. B.3.
+    """
+
+    beta: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < math.inf:
+            raise BadInput(f"Mixup(beta={self.beta}): it must not be negative")
+
+    def draw(self, generator: Generator) -> float:
+        """theta, by inversion of its distribution function."""
+        u = float(torch.rand((), generator=generator, dtype=torch.float64))
+        return float(u < 0.5) if self.beta == 0 else float(beta_law.ppf(u, self.beta, self.beta))
+
+    def apply(self, x: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
+        """The batch mixed with a permutation of itself; targets are (n, N)."""
+        theta = self.draw(generator)
+        order = torch.randperm(len(x), generator=generator).to(x.device)
+        return theta * x + (1 - theta) * x[order], theta * targets + (1 - theta) * targets[order]
+
+
+def _each(which: Tensor, x: Tensor) -> Tensor:
+    """One truth a sample, to go with images."""
+    return which.to(x.device)[:, None, None, None]

@@ -1,0 +1,156 @@
+"""Regularisers of the network's derivatives: what is added to the loss of a batch, each from one random backward pass.
+
+    InputJacobian       coefficient * mean_i ||df_i/dx_i||_F^2
+    ParameterJacobian   coefficient * mean_i ||df_i/dtheta||_F^2
+    RelativeFlatness    coefficient * kappa_Tr of some layers, Gauss-Newton part
+
+All three are differentiated again, so a step costs about the price of two more backward passes.
+
+Scaling. The `published` form of the Jacobian regularisers (sharpening App. D, after Lee et al. 2023) is ||u^T J||_2
+with J the Jacobian of the whole batch, of n N rows, and ONE u uniform on the unit sphere of n N numbers. Its square has
+the mean ||J||_F^2 / (n N), and ||J||_F^2 is the sum of the samples' own: the text's ||J||_F ~ ||u^T J||_2 lacks a
+factor sqrt(n N), and the number is about sqrt(mean_i ||J_i||_F^2 / N), whatever the batch. The default, `mean_square`,
+is the unbiased estimate of the mean above.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Generator, Tensor
+
+from flatlens.errors import BadInput, BadModel, UnknownName
+from flatlens.grams.record import Call
+from flatlens.grams.sketch import signs
+from flatlens.problem.layers import by_position, is_linear, matrix, patches
+from flatlens.training.losses import TrainingLoss
+
+Form: TypeAlias = Literal["mean_square", "published"]
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A forward pass over a batch, all of it in the graph."""
+
+    x: Tensor  #: (n, ...), asks for its gradient
+    outputs: Tensor  #: (n, N)
+    parameters: Sequence[Tensor]  #: the trainable ones
+    linear: Mapping[str, Call]  #: calls of linear layers in execution order
+    loss: TrainingLoss
+
+
+@dataclass(frozen=True)
+class InputJacobian:
+    """Of the outputs with respect to the inputs."""
+
+    coefficient: float
+    form: Form = "mean_square"
+
+    def __post_init__(self) -> None:
+        _require(self, self.coefficient, self.form)
+
+    def value(self, seen: Pass, generator: Generator) -> Tensor:
+        """The penalty on a batch, before its coefficient; differentiable."""
+        return _jacobian_penalty(self.form, seen, [seen.x], generator)
+
+
+@dataclass(frozen=True)
+class ParameterJacobian:
+    """Of the outputs with respect to the trainable parameters."""
+
+    coefficient: float
+    form: Form = "mean_square"
+
+    def __post_init__(self) -> None:
+        _require(self, self.coefficient, self.form)
+
+    def value(self, seen: Pass, generator: Generator) -> Tensor:
+        """The penalty on a batch, before its coefficient; differentiable."""
+        return _jacobian_penalty(self.form, seen, seen.parameters, generator)
+
+
+@dataclass(frozen=True)
+class RelativeFlatness:
+    r"""Relative flatness, Gauss-Newton part, of the last linear layer, of all of them, or of those named.
+
+    One random output probe u of signs a sample: with v = R u, C = R R^T the loss's curvature in the outputs, and M_v
+    the gradient of <v, f> in the layer's weights, mean_i ||W^T M_v||_F^2 has the mean kappa_Tr = mean_i tr(C_i R_i^l)
+    (relative2021 Def. 3). Of a layer applied once it is ||phi||^2 ||v^T df/dphi||^2. It is differentiated through C,
+    too. All layers share the one backward.
+    """
+
+    coefficient: float
+    layers: Literal["last", "all"] | tuple[str, ...] = "last"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, str):
+            object.__setattr__(self, "layers", tuple(self.layers))
+        elif self.layers not in ("last", "all"):
+            raise BadInput(f"RelativeFlatness(layers={self.layers!r}): 'last', 'all' or a tuple of names is needed")
+        _require(self, self.coefficient)
+
+    def value(self, seen: Pass, generator: Generator) -> Tensor:
+        """The penalty on a batch, before its coefficient; differentiable."""
+        calls = self._chosen(seen.linear)
+        u = signs(tuple(seen.outputs.shape), seen.outputs, generator)
+        slopes = torch.autograd.grad(
+            seen.outputs, [call.z for call in calls], seen.loss.curved(seen.outputs, u), create_graph=True
+        )
+        found = [_squared_norm(call, slope, len(u)) for call, slope in zip(calls, slopes, strict=True)]
+        return torch.stack(found).sum() / len(u)
+
+    def _chosen(self, calls: Mapping[str, Call]) -> list[Call]:
+        """The calls of the layers meant."""
+        known = list(dict.fromkeys(call.name for call in calls.values()))
+        if not known:
+            raise BadModel("RelativeFlatness: the network has no linear layer")
+        named = {"last": tuple(known[-1:]), "all": tuple(known)}
+        names = named[self.layers] if isinstance(self.layers, str) else self.layers
+        for name in names:
+            if name not in known:
+                raise UnknownName.among("linear layer", name, known)
+            if f"{name}:1" in calls:
+                raise BadModel(
+                    f"RelativeFlatness: {name!r} is called more than once in a pass: leave it out of layers="
+                )
+        return [calls[name] for name in names]
+
+
+Penalty: TypeAlias = InputJacobian | ParameterJacobian | RelativeFlatness
+
+
+def _jacobian_penalty(form: Form, seen: Pass, at: Sequence[Tensor], generator: Generator) -> Tensor:
+    """||u^T J||^2 / n for signs u, or ||u^T J|| for u on the unit sphere."""
+    f = seen.outputs
+    if form == "published":
+        u = torch.randn(f.shape, generator=generator, dtype=torch.float64)
+        u = (u / u.norm()).to(f)
+    else:
+        u = signs(tuple(f.shape), f, generator)
+    rows = torch.autograd.grad(f, at, u, create_graph=True, allow_unused=True)
+    square = torch.stack([row.square().sum() for row in rows if row is not None]).sum()
+    if form == "mean_square":
+        return square / len(f)
+    return square.clamp(min=torch.finfo(square.dtype).tiny).sqrt()  # at 0 the root has no slope
+
+
+def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
+    """sum_i ||W^T M_i||_F^2, M_i = sum_p slope_ip (x) phi_ip; never the m x m product itself."""
+    assert is_linear(call.module)
+    W, phi, J = matrix(call.module), patches(call.module, call.x, n), by_position(call.module, slope, n)
+    if phi.shape[-1] == 1:  # one position: M is of rank one
+        return (phi.square().sum((2, 3)) * (W.mT @ J).square().sum((2, 3))).sum()
+    M = J @ phi.mT
+    return (M * (W @ W.mT @ M)).sum()
+
+
+def _require(penalty: Penalty, coefficient: float, form: str = "mean_square") -> None:
+    name = type(penalty).__name__
+    if not (0 <= coefficient < math.inf):
+        raise BadInput(f"{name}(coefficient={coefficient}): it must not be negative")
+    if form not in ("mean_square", "published"):
+        raise BadInput(f"{name}(form={form!r}): 'mean_square' or 'published' is needed")

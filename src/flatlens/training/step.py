@@ -1,0 +1,104 @@
+"""One step: the gradient of a batch's loss and penalties, here or at the worst place nearby, and what it moves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatlens.grams.record import record
+from flatlens.training.penalties import Pass
+from flatlens.training.settings import Training
+
+
+class Stepper:
+    """Takes the steps of a run. Every kind of noise has a stream of its own: asking for one moves no other."""
+
+    def __init__(self, model: nn.Module, settings: Training) -> None:
+        self.model, self.settings = model, settings
+        self.loss = settings.objective
+        self.penalties = tuple(penalty for penalty in settings.penalties if penalty.coefficient > 0)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.optimiser = settings.optimiser.build(self.parameters)
+        self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
+
+    def take(self, x: Tensor, targets: Tensor, factor: float) -> float:
+        """One step at `factor` times the optimiser's learning rate; the loss of the batch before it."""
+        settings = self.settings
+        if settings.augmentation is not None:
+            x = settings.augmentation.apply(x, self.noise["augmentation"])
+        if settings.mixup is not None:
+            x, targets = settings.mixup.apply(x, targets, self.noise["mixup"])
+        for group in self.optimiser.param_groups:
+            group["lr"] = factor * settings.optimiser.lr
+        loss = self._at_the_worst_place(x, targets) if self._ascends else self.differentiate(x, targets)
+        self.optimiser.step()
+        return loss
+
+    @property
+    def _ascends(self) -> bool:
+        return self.settings.ascent is not None and self.settings.ascent.rho > 0
+
+    def differentiate(self, x: Tensor, targets: Tensor) -> float:
+        """Put the gradient of loss and penalties into `.grad`; the loss comes back. Ghost batch by ghost batch, each
+        weighted by its samples."""
+        self.optimiser.zero_grad()
+        n, loss = len(x), 0.0
+        most = self.settings.ghost_batch or n
+        for start in range(0, n, most):
+            part, wanted = x[start : start + most], targets[start : start + most]
+            risk, penalty = self._forward(part, wanted, n)
+            torch.autograd.backward(risk if penalty is None else risk + penalty)
+            loss += float(risk.detach())
+        return loss
+
+    def _forward(self, x: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
+        """A part's share in the mean loss over n samples, and in the penalties."""
+        if not self.penalties:
+            return self.loss.values(self.model(x), targets).sum() / n, None
+        x = x.detach().clone().requires_grad_()
+        with record(self.model) as tape:
+            outputs = self.model(x)
+            seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
+            values = [p.coefficient * p.value(seen, self.noise["penalties"]) for p in self.penalties]
+        return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
+
+    def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
+        """The gradient at theta + eps, with the same probes and the same dropout as the one that led there."""
+        assert self.settings.ascent is not None
+        noise, dropout = self.noise["penalties"].get_state(), torch.get_rng_state()
+        loss = self.differentiate(x, targets)
+        slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        here = [p.detach().clone() for p in self.parameters]
+        with torch.no_grad():
+            for p, eps in zip(self.parameters, self.settings.ascent.move(here, slopes), strict=True):
+                p.add_(eps)
+        self.noise["penalties"].set_state(noise)
+        torch.set_rng_state(dropout)
+        with _statistics_left_alone(self.model):
+            self.differentiate(x, targets)
+        with torch.no_grad():
+            for p, before in zip(self.parameters, here, strict=True):
+                p.copy_(before)  # exactly: adding and taking away leaves rounding
+        return loss
+
+
+def stream(seed: int, name: str) -> Generator:
+    """A generator for one kind of noise; the order of the samples has the seed itself."""
+    digest = hashlib.sha256(f"{name} {seed}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+@contextmanager
+def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
+    """BatchNorm normalises by its batch, and its running statistics do not see it."""
+    with ExitStack() as undo:
+        for module in model.modules():
+            if isinstance(module, _BatchNorm) and module.track_running_stats:
+                undo.callback(setattr, module, "track_running_stats", True)
+                module.track_running_stats = False
+        yield
