@@ -156,6 +156,17 @@ def test_the_global_random_state_and_the_modes_are_left_alone(split):
     assert not model[1].training
 
 
+def test_it_trains_where_gradients_are_off(split):
+    models = [MLP(64, (8,), 10).build() for _ in range(3)]
+    train(models[0], split.train, settings(max_steps=3))
+    with torch.no_grad():
+        train(models[1], split.train, settings(max_steps=3))
+    with torch.inference_mode():
+        train(models[2], split.train, settings(max_steps=3))
+    assert torch.equal(models[0].fc1.weight, models[1].fc1.weight)
+    assert torch.equal(models[0].fc1.weight, models[2].fc1.weight)
+
+
 def test_dropout_drops_while_training_and_not_in_a_look(split):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 32), nn.Dropout(0.5), nn.Linear(32, 10))

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 from flatlens.data import Split, digits
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
-from flatlens.models import MLP
+from flatlens.models import ARCHITECTURES, MLP, Architecture
 from flatlens.plain import as_plain, digest, from_plain
 from flatlens.training import SETTINGS, SGD, Training, Until
 from flatlens.training.losses import LossName
@@ -44,7 +44,7 @@ class NetworkSettings:
     """Everything that decides the digits of one network's results; `key` is its folder's name."""
 
     data: DataSettings
-    model: MLP
+    model: Architecture
     training: Training
     measures: tuple[str, ...]
 
@@ -157,7 +157,7 @@ S = TypeVar("S", NetworkSettings, Study)
 
 
 def _read(kind: type[S], plain: Mapping[str, Any], what: str) -> S:
-    known = {one.__name__: one for one in (DataSettings, NetworkSettings, Study, Quantity, MLP, *SETTINGS)}
+    known = {one.__name__: one for one in (DataSettings, NetworkSettings, Study, Quantity, *ARCHITECTURES, *SETTINGS)}
     try:
         found = from_plain(dict(plain), known)
     except BadInput as error:

@@ -1,5 +1,22 @@
-"""Architectures that experiments train, and the loading of checkpoints."""
+"""Architectures that experiments train, their initial weights, and the loading of checkpoints."""
 
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from flatlens.models.activations import Activation, GaussianActivation
+from flatlens.models.coordinate import CoordinateNet
+from flatlens.models.initialisation import Init
+from flatlens.models.lenet import LeNet5
 from flatlens.models.mlp import MLP
+from flatlens.models.resnet import ResNet18
+from flatlens.models.vgg import VGG11, SmallVGG
 
-__all__ = ["MLP"]
+Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | CoordinateNet
+ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, CoordinateNet)
+"""All the types that a network's settings can be of."""
+
+__all__ = [
+    "ARCHITECTURES", "MLP", "VGG11", "Activation", "Architecture", "CoordinateNet", "GaussianActivation", "Init",
+    "LeNet5", "ResNet18", "SmallVGG",
+]  # fmt: skip

@@ -63,7 +63,7 @@ def _as_found(model: nn.Module, seed: int) -> Iterator[None]:
     """In here the network trains, and the global generator is its dropout's; after, both are as they were."""
     modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(stream(seed, "dropout").initial_seed())
         model.train()
         try:
