@@ -10,9 +10,16 @@ from dataclasses import replace
 
 import psutil
 import pytest
+import torch
 
 from flatlens.experiments import Study, run_study
+from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.settings import DataSettings
+from flatlens.experiments.store import Store
+from flatlens.files import write_whole
+from flatlens.training import checkpoint
+from flatlens.training import run as run_module
+from flatlens.training.step import Stepper
 
 STUDY = replace(
     Study.digits("smoke"),
@@ -78,6 +85,35 @@ def test_killed_and_started_again_it_ends_in_the_same_bytes(tmp_path):
     for name in ("table.csv", "relations.csv"):
         assert (out / name).read_bytes() == (tmp_path / "quiet" / name).read_bytes()
     assert not list(out.rglob("*.partial"))
+
+
+def test_a_training_under_way_is_taken_up_and_its_checkpoint_goes_when_the_network_is_there(tmp_path, monkeypatch):
+    settings = STUDY.networks()[0]
+    stores = [Store.create(tmp_path / name, STUDY) for name in ("quiet", "killed")]
+    ComputeInto(stores[0])(settings)
+
+    def killed(path, content):
+        written.append(write_whole(path, content))
+        if len(written) == 3:
+            raise KeyboardInterrupt
+
+    written = []
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "INTERVAL", 0.05)
+        patch.setattr(checkpoint, "write_whole", killed)
+        with pytest.raises(KeyboardInterrupt):
+            ComputeInto(stores[1])(settings)
+    assert stores[1].checkpoint(settings.key).exists()
+    assert not stores[1].finished([settings.key])
+
+    steps = []
+    monkeypatch.setattr(Stepper, "take", lambda self, *a, take=Stepper.take: steps.append(1) or take(self, *a))
+    ComputeInto(stores[1])(settings)
+    assert 0 < len(steps) < STUDY.max_steps
+    a, b = (store.read(settings.key) for store in stores)
+    assert all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    assert all(torch.equal(a.curves[name], b.curves[name]) for name in a.curves)
+    assert not list((stores[1].out / "training").iterdir())
 
 
 @pytest.mark.slow

@@ -11,10 +11,10 @@ import psutil
 import pytest
 import torch
 
+from flatlens import files as files_module
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study
-from flatlens import files as files_module
 from flatlens.experiments.store import Record, Store
 
 STUDY = Study.digits("smoke")
