@@ -1,4 +1,4 @@
-"""The figures of a study, in the order of the page."""
+"""The figures: those of a study, in the order of the page, and measures through training."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from flatlens.report.figures.figure import Figure, Grid
 from flatlens.report.figures.gap import gap_forest, gap_panels
 from flatlens.report.figures.matrix import scatter_matrix
 from flatlens.report.figures.networks import layer_profiles, training_curves
+from flatlens.report.figures.tracked import tracked_figure, tracked_frame
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
@@ -20,6 +21,8 @@ __all__ = [
     "layer_profiles",
     "scatter_matrix",
     "study_figures",
+    "tracked_figure",
+    "tracked_frame",
     "training_curves",
 ]
 

@@ -1,0 +1,55 @@
+import math
+
+import altair as alt
+import pandas as pd
+import pytest
+
+from flatlens.report.figures import tracked_figure, tracked_frame
+from flatlens.report.render import write_figure
+
+
+def history(lr=0.1, steps=(0, 10, 20)):
+    rows = [
+        {"step": step, "lr": lr, "edge": 2 / lr, "measure": measure, "layer": layer, "value": value * (step + 1),
+         "stderr": stderr, "kind": kind, "seconds": 0.1, "products": 3, "note": ""}
+        for step in steps
+        for measure, layer, value, stderr, kind in [
+            ("sharpness", "", 1.0, 0.0, "lower bound"),
+            ("hessian_trace", "", 5.0, 0.5, "estimate"),
+            ("mls", "fc1", 7.0, 0.0, "exact"),
+            ("network_volume", "", math.nan, 0.0, "undefined"),
+        ]
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def test_the_data_are_the_networks_numbers_with_intervals_and_the_edge_beside_the_sharpness():
+    data = tracked_frame({"a": history(0.1), "b": history(0.2, (0, 5))})
+    assert list(data.groupby("run")["step"].max()) == [20, 5]
+    assert set(data["measure"]) == {"sharpness", "hessian_trace"}
+    trace = data[data["measure"] == "hessian_trace"].iloc[0]
+    assert (trace["low"], trace["high"]) == (pytest.approx(5 - 0.98), pytest.approx(5 + 0.98))
+    assert math.isnan(trace["edge"])
+    assert list(data[data["measure"] == "sharpness"].groupby("run")["edge"].first()) == [20, 10]
+
+
+def test_a_measure_with_options_keeps_its_edge():
+    data = tracked_frame({"a": history().replace("sharpness", "sharpness(tol=0.01)")})
+    assert data[data["measure"] == "sharpness(tol=0.01)"]["edge"].notna().all()
+
+
+def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):
+    figure = tracked_figure({"a": history(0.1), "b": history(0.2)})
+    assert len(figure.panels) == 2
+    alt.ConcatChart.from_dict(figure.whole.to_dict())
+    files = write_figure(figure, tmp_path, 2)
+    assert {p.suffix for p in files} == {".svg", ".png", ".csv"}
+    svg = (tmp_path / "tracked.svg").read_text()
+    for word in ("sharpness", "hessian_trace", "step", "stroke-dasharray"):
+        assert word in svg
+
+
+@pytest.mark.parametrize("histories", [{}, {"a": history().iloc[:0]}])
+def test_nothing_measured_is_said(histories):
+    figure = tracked_figure(histories)
+    assert "nothing was measured" in str(figure.spec)
