@@ -86,3 +86,34 @@ def test_an_unknown_name_and_a_file_that_is_not_python(tmp_path):
     (tmp_path / "x.csv").write_text("1,2\n")
     with pytest.raises(BadData, match=r"file\.py:NAME"):
         load_data(str(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize("name", ["patches", "clusters", "eight_points"])
+def test_what_needs_no_files_comes_by_name(name):
+    if name == "patches":
+        pytest.importorskip("PIL")
+    source = load_data(name)
+    assert len(source.data[0]) == len(source.data[1])
+    assert len(source.test[0]) == len(source.test[1])
+
+
+def test_sets_from_files_come_by_name_and_root(small, monkeypatch):
+    files = small("cifar10")
+    files.write_binary()
+    assert load_data(f"cifar10:{files.root}").data[0].shape == (20, 3, 32, 32)
+    monkeypatch.setenv("FLATLENS_DATA", str(files.root))
+    assert load_data("cifar10").test[1].tolist() == files.test_y.tolist()
+
+
+def test_names_with_roots_that_hold_nothing(tmp_path):
+    for spec, words in (
+        (f"mnist:{tmp_path}", f"--data: mnist: no MNIST in {tmp_path}: "),
+        ("mnist:", "--data: mnist: names no folder that mnist could be read from; write name:FOLDER"),
+        (f"digits:{tmp_path}", "it has no files of its own: write the name alone"),
+    ):
+        with pytest.raises(BadData) as caught:
+            load_data(spec)
+        assert words in str(caught.value)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UnknownName, match="did you mean cifar10"):
+        load_data(f"cifar-10:{tmp_path}")

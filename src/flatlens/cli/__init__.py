@@ -20,6 +20,7 @@ from cyclopts import App, CycloptsError
 
 from flatlens import __version__
 from flatlens.cli.bounds import bounds
+from flatlens.cli.data import data
 from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
@@ -39,6 +40,7 @@ app.command(bounds)
 app.command(invariance)
 app.command(list_names, name="list")
 app.command(report)
+app.command(data)
 
 
 def main() -> None:

@@ -1,6 +1,36 @@
-"""Data sets that come with flatlens or its dependencies, and the reading of a user's own."""
+"""The data sets that the papers' experiments use, and the reading of a user's own.
 
+Nothing to download: `digits`, `patches`, `clusters` (and `inverted`, their inputs through a network), `eight_points`.
+From files: `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, each prepared by a `Preparation`; `fetch` gets the files.
+"""
+
+from flatlens.data.clusters import clusters
 from flatlens.data.digits import digits
+from flatlens.data.fetch import Fetched, fetch
+from flatlens.data.imagesets import IMAGE_SETS, ImageSet
+from flatlens.data.inversion import Inversion, inverted
+from flatlens.data.local import cifar10, cifar100, default_root, fashion_mnist, mnist
+from flatlens.data.patches import patches
+from flatlens.data.points import eight_points
+from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
 
-__all__ = ["Split", "digits"]
+__all__ = [
+    "IMAGE_SETS",
+    "Fetched",
+    "ImageSet",
+    "Inversion",
+    "Preparation",
+    "Split",
+    "cifar10",
+    "cifar100",
+    "clusters",
+    "default_root",
+    "digits",
+    "eight_points",
+    "fashion_mnist",
+    "fetch",
+    "inverted",
+    "mnist",
+    "patches",
+]

@@ -1,7 +1,8 @@
-"""DATA on the command line: a data set by name, or from `file.py:callable`."""
+"""DATA on the command line: a data set by name, `name:ROOT` where its files are, or from `file.py:callable`."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,11 +13,39 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flatlens import userfile
+from flatlens.data.clusters import clusters
 from flatlens.data.digits import digits
-from flatlens.errors import BadData, UnknownName
+from flatlens.data.imagesets import IMAGE_SETS
+from flatlens.data.local import cifar10, cifar100, fashion_mnist, mnist
+from flatlens.data.patches import patches
+from flatlens.data.points import eight_points
+from flatlens.data.split import Split
+from flatlens.errors import BadData, BadInput, UnknownName
 
-NAMED = {"digits": digits}
-"""The data sets known by name."""
+BUNDLED: dict[str, Callable[[], Split]] = {
+    "digits": digits,
+    "patches": patches,
+    "clusters": clusters,
+    "eight_points": eight_points,
+}
+"""The data sets that need no files of their own, with their default settings."""
+
+FROM_FILES: dict[str, Callable[[str | None], Split]] = {
+    "mnist": mnist,
+    "fashion_mnist": fashion_mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+}
+"""The data sets that are read from a folder; each takes its root."""
+
+MEANINGS = {
+    "digits": "handwritten digits of 8 x 8 pixels, 10 classes",
+    "patches": "32 x 32 colour patches of two photographs, 2 classes",
+    "clusters": "four Gaussian clusters in 8 features, 2 classes",
+    "eight_points": "a regression of 8 points on a line",
+    **{s.name: f"{s.title}: {' x '.join(map(str, s.shape))}, {s.classes} classes" for s in IMAGE_SETS.values()},
+}
+"""What each data set is, in a few words."""
 
 FORMS = "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y)"
 
@@ -41,17 +70,30 @@ def load_data(spec: str, argument: str = "--data") -> Source:
 
     Raises:
         UnknownName: no data set has this name.
-        BadData: what the user's function returned cannot be read as data.
+        BadData: what the user's function returned, or the files of a named set, cannot be read as data.
         BadInput: the user's file is missing or raises.
     """
     if userfile.is_userfile(spec):
         return _source(_from_file(spec, argument), spec, argument)
-    if spec in NAMED:
-        split = NAMED[spec]()
+    name, colon, root = spec.partition(":")
+    if name in MEANINGS:
+        split = _named(name, root if colon else None, argument)
         return Source(split.train, split.test)
     if Path(spec).exists():
         raise BadData(f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {FORMS}")
-    raise UnknownName.among("data set (nor is it file.py:NAME)", spec, NAMED)
+    raise UnknownName.among("data set (nor is it file.py:NAME)", name, MEANINGS)
+
+
+def _named(name: str, root: str | None, argument: str) -> Split:
+    if root == "" or (root is not None and name in BUNDLED):
+        needed = "it has no files of its own: write the name alone" if name in BUNDLED else "write name:FOLDER"
+        raise BadData(f"{argument}: {name}:{root} names no folder that {name} could be read from; {needed}")
+    if name in BUNDLED:
+        return BUNDLED[name]()
+    try:
+        return FROM_FILES[name](root)
+    except BadInput as error:
+        raise type(error)(f"{argument}: {error}") from error
 
 
 def _from_file(spec: str, argument: str) -> object:

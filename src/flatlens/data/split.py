@@ -9,25 +9,25 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Split:
-    """Training and test data of one classification problem.
+    """Training and test data of one problem, classification or regression.
 
-    `train` and `test` are the (inputs, labels) pairs that `flatlens.Problem` takes.
+    `train` and `test` are the (inputs, targets) pairs that `flatlens.Problem` takes.
     """
 
     name: str
     x: Tensor  #: (n, ...) float32
-    y: Tensor  #: (n,) int64 labels
+    y: Tensor  #: (n,) int64 labels; (n, N) numbers, of the inputs' dtype, for a regression
     test_x: Tensor
     test_y: Tensor
-    classes: int
+    classes: int  #: labels are 0 to classes - 1; 0 says that this is a regression
     description: str = ""  #: what was done to the data, in a sentence
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of the training data."""
+        """Inputs and targets of the training data."""
         return self.x, self.y
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of the held-out data."""
+        """Inputs and targets of the held-out data."""
         return self.test_x, self.test_y
