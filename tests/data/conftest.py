@@ -215,7 +215,6 @@ def hub_of(monkeypatch):
     """Start a hub that serves a small set's parquet files; huggingface_hub asks it."""
     constants = pytest.importorskip("huggingface_hub.constants")
     pytest.importorskip("pyarrow")
-    pytest.importorskip("PIL")
     started = []
 
     def start(files):

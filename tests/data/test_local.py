@@ -59,7 +59,6 @@ def test_every_form_is_found(small):
 
 def test_the_fetched_form_is_found(small):
     pytest.importorskip("pyarrow")
-    pytest.importorskip("PIL")
     files = small("fashion_mnist")
     folder = files.write_parquet()
     found = find(IMAGE_SETS["fashion_mnist"], files.root)

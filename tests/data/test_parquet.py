@@ -11,7 +11,6 @@ from flatlens.data import Preparation, cifar10, cifar100, mnist
 from flatlens.errors import BadData, BadInput
 
 pytest.importorskip("pyarrow")
-pytest.importorskip("PIL")
 RAW = Preparation(standardise="none")
 
 
@@ -120,7 +119,7 @@ def test_files_are_held_to_their_record(small):
     )
 
 
-@pytest.mark.parametrize("module", ["pyarrow", "PIL"])
+@pytest.mark.parametrize("module", ["pyarrow"])
 def test_a_missing_extra_is_one_line(small, monkeypatch, module):
     files = small("mnist")
     files.write_parquet()

@@ -7,8 +7,6 @@ from flatlens.data import patches
 from flatlens.data.patches import COLUMNS, ROWS, SIDE, TEST_STRIPS, TRAIN_STRIPS, corners
 from flatlens.errors import BadInput
 
-pytest.importorskip("PIL")
-
 
 def covered(strips, count):
     """Which pixels of a photograph some patch uses."""

@@ -124,6 +124,17 @@ def test_sam_sees_the_weight_decay_at_the_weights_themselves():
     require_equal(parameters(found), after(theta, slope))
 
 
+def test_the_worst_place_is_judged_under_the_same_dropout():
+    net = nn.Sequential(nn.Linear(5, 40), nn.Dropout(0.5), nn.Linear(40, CLASSES)).double()
+    masks = []
+    net[1].register_forward_hook(lambda module, args, out: masks.append((out != 0).detach()))
+    train(net, samples(), Training(SGD(0.1), ascent=SAM(0.5), max_steps=2, check_every=9))
+    first, again, second, once_more = [mask for mask in masks if not mask.all()]
+    assert torch.equal(first, again)
+    assert torch.equal(second, once_more)
+    assert not torch.equal(first, second)
+
+
 def test_running_statistics_are_those_of_the_network_itself_not_of_the_worst_place():
     net, (x, y) = network("batchnorm"), samples()
     plain, sharp = copy.deepcopy(net), copy.deepcopy(net)
@@ -270,6 +281,24 @@ def test_sam_and_penalties_together_take_the_second_gradient_of_the_same_functio
     worst = {name: theta[name] + 0.3 * g[name] / norm(g) for name in theta}
     found = moved(net, "dense", penalties=(RelativeFlatness(0.7),), ascent=SAM(0.3))
     require_equal(found, after(theta, slope(worst)))
+
+
+def test_ghosts_penalties_weigh_by_their_samples():
+    """The mean over 5 + 5 + 2 samples, each part with its own draw of the probes."""
+    net, (x, y) = network(), samples()
+    theta = parameters(net)
+    loss = risk(net, x, hot(y))
+    draws = stream(3, "penalties")
+    u = [2.0 * torch.randint(0, 2, (len(part), CLASSES), generator=draws).double() - 1 for part in x.split(5)]
+
+    def of(theta):
+        total = loss(theta)
+        for part, probe in zip(x.split(5), u, strict=True):
+            rows = torch.einsum("nk,nk...->n...", probe, jacobian(net, theta, part, "input"))
+            total = total + 0.7 * rows.square().sum() / N
+        return total
+
+    require_equal(moved(net, "dense", ghost_batch=5, penalties=(InputJacobian(0.7),)), after(theta, grad(of)(theta)))
 
 
 def test_a_coefficient_of_zero_is_plain_descent_bit_for_bit():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 
 from flatlens.data.imagesets import ImageSet
 from flatlens.data.originals import Part, checked_labels, mending
@@ -119,7 +120,7 @@ def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise BadInput(f"{path}: parquet files need pyarrow and Pillow: {EXTRA}") from error
+        raise BadInput(f"{path}: parquet files need pyarrow: {EXTRA}") from error
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
@@ -136,10 +137,6 @@ def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
 
 
 def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise BadInput(f"{path}: the images in parquet files need Pillow: {EXTRA}") from error
     channels, rows, columns = known.shape
     mode = "L" if channels == 1 else "RGB"
     try:

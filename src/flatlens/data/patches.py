@@ -82,8 +82,4 @@ def _drawn(
 
 def _photographs() -> list[Tensor]:
     """(3, 427, 640) uint8 each."""
-    try:
-        photographs = load_sample_images().images
-    except ImportError as error:
-        raise BadInput("patches: scikit-learn's photographs need Pillow: pip install 'flatlens[data]'") from error
-    return [torch.tensor(p).permute(2, 0, 1) for p in photographs]
+    return [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]
