@@ -90,7 +90,6 @@ def test_an_unknown_name_and_a_file_that_is_not_python(tmp_path):
 
 @pytest.mark.parametrize("name", ["patches", "clusters", "eight_points"])
 def test_what_needs_no_files_comes_by_name(name):
-    if name == "patches":
     source = load_data(name)
     assert len(source.data[0]) == len(source.data[1])
     assert len(source.test[0]) == len(source.test[1])
