@@ -93,19 +93,29 @@ def same(a, b):
     return all(torch.equal(p, q) for p, q in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
+def equal(a, b):
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("killed_at", [1, 2, 3, 6, 7, 10])
 def test_killed_at_any_step_it_ends_in_the_same_bits(tmp_path, monkeypatch, name, killed_at):
     monkeypatch.setattr(run_module, "INTERVAL", 0.0)  # a checkpoint after every step
     how, save = SETTINGS[name], tmp_path / "run.pt"
     whole, watcher = network(), Watcher()
-    undisturbed = train(whole, samples(), how, test=samples(9, 2), watch=watcher)
+    undisturbed = train(whole, samples(), how, test=samples(9, 2), watch=watcher, save=tmp_path / "undisturbed.pt")
     with pytest.raises(Killed):
         train(network(), samples(), how, test=samples(9, 2), watch=Watcher(killed_at), save=save)
     again, witness = network(), Watcher()
     resumed = train(again, samples(), how, test=samples(9, 2), watch=witness, save=save)
     assert same(whole, again)
     assert witness.seen == watcher.seen
+    states = [torch.load(tmp_path / f"{which}.pt", weights_only=True) for which in ("run", "undisturbed")]
+    assert equal(*states)
     assert (resumed.outcome, resumed.steps, resumed.loss) == (undisturbed.outcome, undisturbed.steps, undisturbed.loss)
     for name, curve in undisturbed.curves.items():
         assert torch.equal(resumed.curves[name], curve)

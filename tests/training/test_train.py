@@ -124,6 +124,18 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_batches_as_they_were_trained_
             total += float(losses.detach().sum())
         means.append(total / 50)
     assert means[-1] < 0.2 <= min(means[:-1])
+    for share, epochs in ((1.001, 1), (0.999, 2)):
+        _, result = trained(split, until=Until(loss_below=share * means[0], loss_over="epoch"), check_every=1000)
+        assert result.epochs == epochs
+
+
+def test_a_window_of_losses_is_averaged(split):
+    _, whole = trained(split, until=Until(loss_below=0.0), max_steps=60, check_every=5, batch_size=None)
+    losses = [float(x) for x in whole.curves["loss"]]  # a row at every check point so early
+    assert whole.curves["step"].tolist() == list(range(0, 61, 5))
+    bound = sum(losses[4:7]) / 3 + 1e-6
+    _, result = trained(split, until=Until(loss_below=bound, loss_window=3), check_every=5, batch_size=None)
+    assert (result.outcome, result.steps) == ("converged", 30)
 
 
 def test_curves_are_sparse_and_complete(split):

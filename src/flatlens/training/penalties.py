@@ -143,9 +143,10 @@ def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
     assert is_linear(call.module)
     W, phi, J = matrix(call.module), patches(call.module, call.x, n), by_position(call.module, slope, n)
     if phi.shape[-1] == 1:  # one position: M is of rank one
-        return (phi.square().sum((2, 3)) * (W.mT @ J).square().sum((2, 3))).sum()
+        back = torch.einsum("gdm,ngd->ngm", W, J[..., 0])
+        return (phi.square().sum((2, 3)) * back.square().sum(2)).sum()
     M = J @ phi.mT
-    return (M * (W @ W.mT @ M)).sum()
+    return (M * torch.einsum("gde,ngem->ngdm", W @ W.mT, M)).sum()
 
 
 def _require(penalty: Penalty, coefficient: float, form: str = "mean_square") -> None:

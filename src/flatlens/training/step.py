@@ -52,7 +52,7 @@ class Stepper:
         for start in range(0, n, most):
             part, wanted = x[start : start + most], targets[start : start + most]
             risk, penalty = self._forward(part, wanted, n)
-            torch.autograd.backward(risk if penalty is None else risk + penalty)
+            torch.autograd.backward(risk if penalty is None else risk + penalty, inputs=self.parameters)
             loss += float(risk.detach())
         return loss
 
