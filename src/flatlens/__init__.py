@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from flatlens import distributions as distributions
     from flatlens import measures as measures
     from flatlens import perturbation as perturbation
+    from flatlens import tracking as tracking
     from flatlens import transforms as transforms
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from flatlens.measures import catalogue as catalogue
     from flatlens.measures import measure as measure
     from flatlens.problem import Problem as Problem
+    from flatlens.tracking import Tracker as Tracker
     from flatlens.transforms import InvarianceReport as InvarianceReport
     from flatlens.transforms import check_invariance as check_invariance
 
@@ -37,16 +39,17 @@ _HOME = {
     "Problem": "flatlens.problem",
     "Report": "flatlens.estimate",
     "StaleLens": "flatlens.errors",
+    "Tracker": "flatlens.tracking",
     "catalogue": "flatlens.measures",
     "check_bounds": "flatlens.bounds",
     "check_invariance": "flatlens.transforms",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation", "transforms"]
+__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation", "tracking", "transforms"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bounds", "curvature", "distributions", "measures", "perturbation", "transforms"):
+    if name in ("bounds", "curvature", "distributions", "measures", "perturbation", "tracking", "transforms"):
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

@@ -25,6 +25,14 @@ Apply = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
+class Remembered:
+    """Ritz pairs that a search leaves for one at a later moment of the same matrix, the wanted ones first."""
+
+    values: Tensor  #: (m,) float64
+    vectors: Tensor  #: (m, P), orthonormal
+
+
+@dataclass(frozen=True, eq=False)
 class Eigenpairs:
     """Ritz values and vectors at the ends of a spectrum; the top ones descending, then the bottom ones ascending."""
 
@@ -34,6 +42,7 @@ class Eigenpairs:
     products: int  #: matrix-vector products used
     converged: bool  #: whether every residual met the tolerance
     exact: bool  #: whether the basis spans everything the matrix can reach, so that only rounding is left
+    remembered: Remembered | None = None  #: what the next search may begin with
 
     @property
     def largest(self) -> float:
@@ -129,12 +138,14 @@ def lanczos(
     tolerance: float = 1e-3,
     most: int = 300,
     room: int = 300,
+    keep: int = 0,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
-    `most` products at most; `room` basis vectors at a time (restarted thickly beyond). The bottom ones' residuals are
+    `most` products at most; `room` basis vectors at a time (restarted thickly beyond); `keep` Ritz pairs are handed on
+    as `remembered`. The bottom ones' residuals are
     measured against the largest eigenvalue in size, since they may be zero. Where the basis closes on itself it is
     continued from a random vector until what is found cannot be improved: a start that misses part of the spectrum does
     no harm then, and repeated eigenvalues are found as often as they occur. A basis that never closes sees a repeated
@@ -146,7 +157,7 @@ def lanczos(
         return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
     usable = bool(torch.isfinite(start).all()) and length(start) > 0
-    wanted = _Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
+    wanted = Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
     krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
     while krylov.products < most:
@@ -164,10 +175,10 @@ def lanczos(
         elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
             theta, _, _ = krylov.ritz()
             half = len(theta) // 2
-            krylov.compress(_ends(len(theta), min(top + 3, half), min(bottom + 1, half)))
+            krylov.compress(ends_of(len(theta), min(top + 3, half), min(bottom + 1, half)))
             block = 0
     theta, S, residuals = krylov.ritz()
-    ends = _ends(len(theta), top, bottom)
+    ends = ends_of(len(theta), top, bottom)
     return Eigenpairs(
         theta[ends],
         krylov.vectors(S[:, ends]),
@@ -175,11 +186,21 @@ def lanczos(
         krylov.products,
         wanted.met(krylov, 0),
         closed,
+        remembered(theta, krylov.vectors, S, keep, top, bottom) if keep else None,
     )
 
 
+def remembered(
+    theta: Tensor, vectors: Callable[[Tensor], Tensor], S: Tensor, keep: int, top: int, bottom: int = 0
+) -> Remembered:
+    """The wanted pairs, then what comes next to them at the top, `keep` in all."""
+    kept = ends_of(len(theta), top, bottom).tolist()
+    kept += [i for i in range(len(theta) - 1, -1, -1) if i not in kept][: max(keep - len(kept), 0)]
+    return Remembered(theta[kept], vectors(S[:, kept]))
+
+
 @dataclass(frozen=True)
-class _Wanted:
+class Wanted:
     """What a search is for, and whether it has it."""
 
     top: int
@@ -189,12 +210,16 @@ class _Wanted:
     def met(self, krylov: Krylov, block: int) -> bool:
         """Whether the basis from `block` on has that many ends, each to its residual."""
         theta, _, residuals = krylov.ritz(block)
-        ends = _ends(len(theta), self.top, self.bottom)
-        scale = float(theta.abs().max())
-        allowed = self.tolerance * theta[ends].abs()
-        allowed[self.top :] = self.tolerance * scale
-        allowed = allowed.clamp(min=100 * torch.finfo(krylov.Q.dtype).eps * scale)
+        ends = ends_of(len(theta), self.top, self.bottom)
+        allowed = self.allowed(theta, krylov.Q.dtype)
         return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
+
+    def allowed(self, theta: Tensor, dtype: torch.dtype) -> Tensor:
+        """The residual that each end may have."""
+        scale = float(theta.abs().max())
+        allowed = self.tolerance * theta[ends_of(len(theta), self.top, self.bottom)].abs()
+        allowed[self.top :] = self.tolerance * scale
+        return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
     def settled(self, krylov: Krylov, block: int) -> bool:
         """Whether the block begun last has gone some way, and found as many ends itself.
@@ -217,7 +242,7 @@ class _Wanted:
         return above and (self.bottom == 0 or float(newest[0]) >= float(theta[self.bottom - 1]) - slack)
 
 
-def _ends(count: int, top: int, bottom: int) -> Tensor:
+def ends_of(count: int, top: int, bottom: int) -> Tensor:
     """Positions of the largest values, descending, then of the smallest, ascending; none twice."""
     top = min(top, count)
     bottom = min(bottom, count - top)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from flatlens.curvature.krylov import Eigenpairs, Krylov, lanczos
+from flatlens.curvature.krylov import Eigenpairs, Krylov, Remembered, lanczos, length
 from flatlens.curvature.operators import Operator
 from flatlens.curvature.probes import student
+from flatlens.curvature.recall import NEW, mixture, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.grams.sketch import signs
@@ -17,6 +18,9 @@ from flatlens.grams.sketch import signs
 SHARE = 8  #: the start vector is sought on one sample in so many...
 WORTH = 512  #: ...where there are at least so many samples
 WARMING = 12  #: products on them
+SMALL = 64  #: parameters below which what is remembered gives a starting vector alone...
+FEW = 2  #: ...and so it does for more eigenvalues than these: Lanczos finds many at once with fewer products
+LONG = 40  #: products after which a search that remembers goes on by Lanczos, too
 
 
 def eigenpairs(
@@ -26,14 +30,16 @@ def eigenpairs(
     bottom: int = 0,
     tolerance: float = 1e-3,
     most: int = 300,
-    start: Tensor | None = None,
+    start: Tensor | Remembered | None = None,
+    keep: int = 0,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The ends of an operator's spectrum, by Lanczos to a residual of `tolerance`.
+    """The ends of an operator's spectrum, to a residual of `tolerance`.
 
-    `start`: where to begin: the eigenvector of an earlier moment, say. Without it, the leading Ritz vectors of the same
-    operator on every 8th sample are mixed: `WARMING` products there cost 1.5 on all of them, and save more.
+    `start`: a vector to begin Lanczos with, or what an earlier search of the same operator left as `remembered`, up to
+    `keep` pairs as memory allows. Without it, the leading Ritz vectors of the same operator on every 8th sample are
+    mixed: `WARMING` products there cost 1.5 on all of them, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     for what, count, least in (("top", top, 1), ("bottom", bottom, 0), ("most", most, 1)):
@@ -41,33 +47,58 @@ def eigenpairs(
             raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
     if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
         raise BadInput(f"eigenpairs(tolerance={tolerance!r}): a number between 0 and 1 is needed")
-    if start is not None and not (isinstance(start, Tensor) and start.shape == (operator.size,)):
-        got = tuple(start.shape) if isinstance(start, Tensor) else type(start).__name__
-        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
+    _require_start(operator, start)
+    vectors = operator.problem.memory // (operator.size * torch.empty(0, dtype=operator.dtype).element_size())
+    room, keep = max(8, vectors // 4), min(keep, max(top + bottom, vectors // 16))
+    before, spent = operator.products, 0
+    if isinstance(start, Remembered):
+        known, fresh = start, _random(operator, generator)
+        start = mixture(known, top + bottom, fresh)
+        if bottom == 0 and top <= FEW and operator.size >= SMALL:
+            most_here = min(most, room, LONG)
+            pairs = recall(
+                operator, known, fresh, top=top, tolerance=tolerance, most=most_here, keep=keep, progress=progress
+            )
+            spent = pairs.products
+            if pairs.converged or spent == most:
+                return pairs
+            start = pairs.vectors.sum(0)
     if start is None:
         start = _warm_start(operator, generator)
-    room = max(8, operator.problem.memory // 4 // (operator.size * start.element_size()))
-    before = operator.products
+        before = operator.products
     pairs = lanczos(
         operator,
         start.to(operator.space.device, operator.dtype),
         top=top,
         bottom=bottom,
         tolerance=tolerance,
-        most=most,
+        most=most - spent,
         room=min(most, room),
+        keep=keep,
         generator=generator,
         progress=progress,
     )
-    assert operator.products - before == pairs.products
-    return pairs
+    assert operator.products - before == pairs.products + spent
+    return replace(pairs, products=pairs.products + spent)
+
+
+def _require_start(operator: Operator, start: object) -> None:
+    """Refuse what is of another operator."""
+    one = start.vectors[0] if isinstance(start, Remembered) else start
+    if one is not None and not (isinstance(one, Tensor) and one.shape == (operator.size,)):
+        got = tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__
+        raise BadInput(f"eigenpairs(start=...): a tensor of shape ({operator.size},) is needed, got {got}")
+
+
+def _random(operator: Operator, generator: torch.Generator) -> Tensor:
+    """(P,), standard normal."""
+    draws = torch.randn(operator.size, generator=generator, dtype=torch.float64)
+    return draws.to(operator.space.device, operator.dtype)
 
 
 def _warm_start(operator: Operator, generator: torch.Generator) -> Tensor:
     """A mixture of what leads on a share of the data; random where the data is small."""
-    fresh = torch.randn(operator.size, generator=generator, dtype=torch.float64).to(
-        operator.space.device, operator.dtype
-    )
+    fresh = _random(operator, generator)
     if operator.problem.n < WORTH or operator.size < 4 * WARMING:
         return fresh
     small = operator.on_every(SHARE)
@@ -81,7 +112,7 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> Tensor:
     weight = (theta.clamp(min=0) / theta.abs().max().clamp(min=1e-300)).square()
     mixed = krylov.vectors((S * weight).sum(1, keepdim=True))[0]
     norm = float(mixed.norm())
-    return fresh if norm == 0 else mixed / norm + 1e-3 * fresh / fresh.norm()
+    return fresh if norm == 0 else mixed / norm + NEW * fresh / length(fresh)
 
 
 @dataclass(frozen=True, eq=False)

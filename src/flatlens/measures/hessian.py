@@ -20,6 +20,7 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
 
+REMEMBERED = 10  #: Ritz pairs that a search leaves for that of a later moment
 NO_LAYER = "the network has no linear layer whose weight acts through its own calls alone"
 
 
@@ -39,19 +40,21 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 
 def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
-    """The ends of an operator's spectrum, begun where an earlier lens found them."""
-    earlier = lens.eigenvectors.get((key, None))
+    """The ends of an operator's spectrum, begun with what an earlier lens found of it."""
+    earlier = lens.remembered.get((key, None))
     pairs = eigenpairs(
         operator,
         top=top,
         bottom=bottom,
         tolerance=tol,
-        start=earlier if earlier is not None and len(earlier) == operator.size else None,
+        start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
+        keep=max(REMEMBERED, top + bottom),
         generator=run.generator,
         progress=run.progress,
     )
     lens.products += operator.products
-    lens.eigenvectors[key, None] = pairs.vectors.sum(0)
+    if pairs.remembered is not None:
+        lens.remembered[key, None] = pairs.remembered
     return as_estimate(pairs, operator.products)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions
+from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, Sketch, feature_spread, lay_out
@@ -34,7 +35,8 @@ class Lens:
 
     A pass serves all one-pass measures that read nothing more of it than those asked for; a later one that does runs
     another pass (`passes` counts them). A model changed since raises `StaleLens`. `after`: a lens on an earlier moment
-    of the same network, whose leading eigenvectors are where the search for the new ones starts.
+    of the same network, or what that had `remembered`: its leading eigenpairs, with which the search for the new ones
+    begins.
 
     `outputs`: "exact", a backward pass for each of the network's N outputs; a number, that many random combinations of
     them in their place (each combination for measures with the loss's curvature, and for those without), with which
@@ -43,7 +45,11 @@ class Lens:
     """
 
     def __init__(
-        self, problem: Problem, *, outputs: Literal["exact"] | int | None = None, after: Lens | None = None
+        self,
+        problem: Problem,
+        *,
+        outputs: Literal["exact"] | int | None = None,
+        after: Lens | Mapping[Key, Remembered] | None = None,
     ) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(
@@ -56,9 +62,7 @@ class Lens:
         self.passes = 0
         self.products = 0  #: curvature-vector products over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
-        if after is not None and not isinstance(after, Lens):
-            raise BadInput(f"Lens(after=...): an earlier Lens is needed, got {type(after).__name__}")
-        self.eigenvectors: dict[Key, Tensor] = {} if after is None else dict(after.eigenvectors)
+        self.remembered = _remembered(after)  #: leading eigenpairs by search
         self.residuals: dict[Key, Tensor] = {}  #: relative ones of the largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
         self._outcomes: dict[str, Outcomes] = {}
@@ -174,6 +178,16 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield name, fingerprint(p)
     for name, b in model.named_buffers():
         yield name, (id(b), checksum(b))
+
+
+def _remembered(after: object) -> dict[Key, Remembered]:
+    """What an earlier moment left for the searches of this one."""
+    left = {} if after is None else after.remembered if isinstance(after, Lens) else after
+    if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
+        raise BadInput(
+            f"Lens(after=...): an earlier Lens, or what it remembered, is needed, got {type(after).__name__}"
+        )
+    return dict(left)
 
 
 def _probes(outputs: object, N: int) -> int | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias, final
+from contextlib import contextmanager, suppress
+from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
@@ -121,6 +121,19 @@ class Data:
         if held:
             yield joined(held)
 
+    def picked(self, samples: Tensor) -> Data:
+        """Those samples alone, held in memory; in the source's own batches where these do not go side by side."""
+        first, pieces = 0, []
+        for batch in self._batches():
+            mine = samples[(first <= samples) & (samples < first + size(batch))].sort().values - first
+            first += size(batch)
+            if len(mine):
+                pieces.append(_index(batch, mine))
+        with suppress(RuntimeError):  # where batches are padded to lengths of their own, say
+            if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
+                pieces = [joined(pieces)]
+        return Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
+
     def _batches(self) -> Iterator[Batch]:
         if self._tensors is not None:
             yield self._tensors
@@ -168,6 +181,15 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
     if isinstance(source, dict):
         return None, source
     raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
+
+
+def _has_axis(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor) and leaf.ndim > 0
+
+
+def _ready_made(batch: Batch) -> Batch:
+    """The collate of batches that need none."""
+    return batch
 
 
 def _as_tensors(part: Any, where: str) -> Any:

@@ -85,6 +85,23 @@ class Problem:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
         return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
 
+    def subset(self, k: int, generator: torch.Generator) -> Problem:
+        """The same problem on `k` of its samples, drawn without replacement, in the data's order."""
+        if not 1 <= k <= self.n:
+            raise BadInput(f"Problem.subset({k}): the data has {self.n} samples: between 1 and {self.n} can be drawn")
+        return Problem(
+            self.model,
+            self.loss,
+            self.data.picked(torch.randperm(self.n, generator=generator)[:k]),
+            test=self.test,
+            forward=self.forward,
+            parameters=self.parameters,
+            dtype=self.dtype,
+            memory=self.memory,
+            batchnorm="train" if self.coupled else "eval",
+            ghost_batch=self.ghost_batch,
+        )
+
     def measured(self) -> nn.Module:
         """The network that is differentiated: the model itself, or a copy of it in `dtype`."""
         if all(p.dtype == self.dtype for p in self.model.parameters()):

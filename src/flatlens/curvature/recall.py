@@ -1,0 +1,126 @@
+"""Eigenvalues of a matrix that has changed a little since its leading eigenpairs were found.
+
+What is remembered is a model of the matrix. Each product is spent on the direction in which the model, exact on the
+directions multiplied so far and as remembered beside them, has the eigenvector that is sought. Residuals are of the
+matrix itself: a poor model costs products, and what is found is an eigenvalue all the same. That it is the largest
+rests, as for Lanczos, on the first direction, which holds something of every eigenvector. With nothing remembered this
+is Lanczos. It needs fewer products than Lanczos from the old eigenvector: that vector has turned mostly among the old
+leading ones, and by how much follows at once from a product and their eigenvalues.
+
+>>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+>>> old = Remembered(torch.tensor([5.1, 1.9], dtype=torch.float64), torch.eye(2, 6, dtype=torch.float64))
+>>> found = recall(lambda v: A @ v, old, torch.ones(6, dtype=torch.float64))
+>>> round(found.largest, 5), found.converged
+(5.0, True)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatlens.curvature.krylov import Apply, Eigenpairs, Remembered, Wanted, ends_of, length, remembered
+from flatlens.estimate import Progress
+
+RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual
+NEW = 0.1  #: a random direction's share, for one that never led before
+
+
+def recall(
+    apply: Apply,
+    known: Remembered,
+    fresh: Tensor,
+    *,
+    top: int = 1,
+    tolerance: float = 1e-3,
+    most: int = 300,
+    keep: int = 0,
+    progress: Progress | None = None,
+) -> Eigenpairs:
+    """The `top` largest eigenvalues, to the residuals of `lanczos`.
+
+    `known` is of the matrix at an earlier moment, `fresh` a random vector. Not `converged` after `most` products: the
+    basis is not restarted. `keep` Ritz pairs are handed on, those of the model where the basis has none.
+    """
+    wanted = Wanted(top, 0, tolerance)
+    model = _Model(known, mixture(known, top, fresh))
+    while True:
+        model.multiply(apply)
+        if progress is not None:
+            progress("curvature products", len(model.W), most)
+        theta, S = model.ritz()
+        ends = ends_of(len(theta), top, 0)
+        residuals = model.residuals(theta[ends], S[:, ends])
+        lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
+        met = lengths <= wanted.allowed(theta, fresh.dtype)
+        unmet = int(met.cumprod(0).sum())  # the first that is, or `top`
+        values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
+        converged = unmet == top and len(model.W) > top
+        if converged or len(model.W) >= min(most, len(fresh)):
+            break
+        target = ends_of(len(values), top, 0)[min(unmet, top - 1)]
+        model.ask(vectors, coefficients[:, target], fresh)
+
+    def combine(columns: Tensor) -> Tensor:
+        return columns.T.to(vectors) @ vectors
+
+    handed_on = remembered(values, combine, coefficients, keep, top) if keep else None
+    found = S[:, ends].T.to(model.Q) @ model.Q
+    return Eigenpairs(theta[ends], found, lengths, len(model.W), converged, False, handed_on)
+
+
+def mixture(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
+    """Where to begin: the eigenvectors wanted, and a little of what came next to them and of everything, (P,)."""
+    size = known.values.abs() / known.values.abs().max().clamp(min=1e-300)
+    weight = torch.where(torch.arange(len(size)) < wanted, 1.0, RUNNERS_UP * size)
+    return weight.to(fresh) @ known.vectors.to(fresh) + NEW * fresh / length(fresh)
+
+
+class _Model:
+    """A symmetric matrix as far as it is known: A Q = W on a basis Q, as remembered beside it."""
+
+    def __init__(self, known: Remembered, start: Tensor) -> None:
+        self.values, self.V = known.values, known.vectors.to(start)
+        self.Q, self.W = start.new_empty(0, len(start)), start.new_empty(0, len(start))
+        self._next = start / length(start)
+
+    def multiply(self, apply: Apply) -> None:
+        """One product: the next basis vector and its image."""
+        w = apply(self._next)
+        if not bool(torch.isfinite(w).all()):
+            raise ArithmeticError(f"a curvature product overflows {w.dtype}: dtype=torch.float64 may mend it")
+        self.Q, self.W = torch.cat([self.Q, self._next[None]]), torch.cat([self.W, w[None]])
+
+    def ritz(self) -> tuple[Tensor, Tensor]:
+        """(values ascending, coefficients as columns) of the matrix in the basis."""
+        return _eigh(self.Q @ self.W.T)
+
+    def residuals(self, theta: Tensor, S: Tensor) -> Tensor:
+        """A Q s - theta Q s of each pair, (k, P)."""
+        return S.T.to(self.W) @ self.W - theta[:, None].to(self.Q) * (S.T.to(self.Q) @ self.Q)
+
+    def spectrum(self, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(values ascending, basis (d, P), coefficients as columns) of the model on all it knows, and a residual."""
+        k = len(self.Q)
+        basis = torch.linalg.qr(torch.cat([self.Q, self.V, residual[None]]).T).Q.T  # what depends turns out random
+        basis[:k] = self.Q
+        beside = basis[k:]
+        across, overlap = self.W @ beside.T, beside @ self.V.T
+        old = (overlap * self.values.to(overlap)) @ overlap.T
+        whole = torch.cat([torch.cat([self.Q @ self.W.T, across], 1), torch.cat([across.T, old], 1)])
+        values, coefficients = _eigh(whole)
+        return values, basis, coefficients
+
+    def ask(self, basis: Tensor, column: Tensor, fresh: Tensor) -> None:
+        """Take next what a vector of the model has beside the basis: orthogonal to it without any cancellation."""
+        v = column[len(self.Q) :].to(basis) @ basis[len(self.Q) :]
+        v = fresh if length(v) == 0 else v / length(v)
+        for _ in range(2):
+            v = v - (self.Q @ v) @ self.Q
+        self._next = v / length(v)
+
+
+def _eigh(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    matrix = matrix.to("cpu", torch.float64)
+    values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
+    return values, vectors

@@ -1,0 +1,34 @@
+"""Measuring in the middle of someone else's training, which must not notice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def aside(model: nn.Module) -> Iterator[None]:
+    """Gradients on and full precision inside; every global random state is as it was outside.
+
+    Trainers call their hooks under no_grad, inference mode or autocast; a dataset may draw from Python's or numpy's
+    generator when read. What else a measurement touches (mode, buffers) the problem itself puts back.
+    """
+    devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
+    kinds = sorted({p.device.type for p in model.parameters()} | {"cpu"})
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng(devices))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -1,0 +1,86 @@
+"""What was measured so far: one row a number."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flatlens.errors import BadFolder, BadInput
+from flatlens.estimate import Report
+from flatlens.files import write_whole
+from flatlens.tracking.stability import Edge
+
+TYPES = {
+    "step": "int64",
+    "lr": "float64",
+    "edge": "float64",
+    "measure": "str",
+    "layer": "str",
+    "value": "float64",
+    "stderr": "float64",
+    "kind": "str",
+    "seconds": "float64",
+    "products": "int64",
+    "note": "str",
+}
+Row = list[int | float | str]
+
+
+class History:
+    """Rows of numbers, and how many measurements were left out."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._skipped = 0
+
+    def add(self, step: int, report: Report, edge: Edge) -> None:
+        """Every estimate of a report."""
+        for (measure, layer), e in report.items():
+            row: Row = [step, edge.lr, edge.value, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
+            self._rows.append([*row, e.products, e.note])
+
+    def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
+        """A row a measure that was due and not taken."""
+        self._skipped += 1
+        for measure in measures:
+            row: Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
+            self._rows.append([*row, why])
+
+    def steps(self) -> set[int]:
+        """At which something was due."""
+        return {int(row[0]) for row in self._rows}
+
+    def frame(self) -> pd.DataFrame:
+        """Tidy; `attrs` says whether the same run would give it again."""
+        table = pd.DataFrame(self._rows, columns=list(TYPES)).astype(TYPES)
+        taken = len(self.steps())
+        note = f"{self._skipped} of {taken} due measurements were skipped to keep within the budget of wall time"
+        table.attrs = {"reproducible": not self._skipped, "note": note if self._skipped else ""}
+        return table
+
+    def save(self, path: Path) -> Path:
+        """A CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
+
+        Raises:
+            BadFolder: it cannot be written.
+        """
+        text = self.frame().drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
+        try:
+            return write_whole(path, text)
+        except OSError as error:
+            raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
+
+    def state(self) -> dict[str, Any]:
+        """Lists, strings and numbers."""
+        return {"rows": [list(row) for row in self._rows], "columns": list(TYPES), "skipped": self._skipped}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What `state` gave."""
+        if state["columns"] != list(TYPES):
+            raise BadInput(
+                f"Tracker.load_state_dict(...): its history has other columns: {', '.join(state['columns'])}"
+            )
+        self._rows, self._skipped = [list(row) for row in state["rows"]], int(state["skipped"])

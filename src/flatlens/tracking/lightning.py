@@ -1,0 +1,61 @@
+"""A tracker in a Lightning trainer: `Trainer(callbacks=[TrackerCallback(tracker)])`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+import torch
+
+from flatlens.errors import BadInput
+from flatlens.tracking.tracker import Tracker
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+else:
+    try:
+        from lightning.pytorch import Callback
+    except ImportError:
+        try:
+            from pytorch_lightning import Callback
+        except ImportError as error:
+            raise ImportError(
+                f"flatlens.tracking.lightning needs Lightning: pip install lightning ({error})"
+            ) from error
+
+
+@final
+class TrackerCallback(Callback):
+    """Measures when training starts and after each optimiser step, and keeps its state in Lightning's checkpoints.
+
+    The tracker's problem is of the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
+    that accumulated batches count once; with several processes the first one measures.
+    """
+
+    def __init__(self, tracker: Tracker) -> None:
+        if not isinstance(tracker, Tracker):
+            raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
+        self.tracker = tracker
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Before the first step, or where a checkpoint left off."""
+        self._step(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """After a batch, whether or not the optimiser stepped."""
+        self._step(trainer)
+
+    def _step(self, trainer: Trainer) -> None:
+        if trainer.is_global_zero:
+            optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+            known = isinstance(optimiser, torch.optim.Optimizer)
+            self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The tracker's, for Lightning's checkpoint."""
+        return self.tracker.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """From Lightning's checkpoint."""
+        self.tracker.load_state_dict(state_dict)

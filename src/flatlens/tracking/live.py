@@ -1,0 +1,76 @@
+"""What a tracker says while it works: one line on stderr."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+
+from flatlens.estimate import Estimate, Report
+from flatlens.tracking.stability import Edge
+
+PAUSE = 15.0
+"""Seconds between two lines where stderr is no terminal (a log file)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """One measurement of a training run."""
+
+    step: int
+    report: Report
+    edge: Edge
+
+
+class Live:
+    """The default `live`: a line that is rewritten in place on a terminal, now and then a new one elsewhere."""
+
+    def __init__(self, pause: float = PAUSE) -> None:
+        self._pause = pause
+        self._spoke = -float("inf")
+
+    def __call__(self, moment: Moment) -> None:
+        """Show it."""
+        line = as_line(moment)
+        if sys.stderr.isatty():
+            width = shutil.get_terminal_size().columns
+            # the cursor goes back to the line's start, so that whatever is printed next begins there
+            print(f"\x1b[2K{line[: width - 1]}\r", end="", file=sys.stderr, flush=True)
+        elif time.monotonic() - self._spoke >= self._pause:
+            self._spoke = time.monotonic()
+            print(f"flatlens: {line}", file=sys.stderr, flush=True)
+
+
+def as_line(moment: Moment) -> str:
+    """The step and each measure's value; beside the sharpness, how near the edge it is.
+
+    >>> report = Report({("sharpness", None): Estimate(38.1), ("loss", None): Estimate(0.25)}, {})
+    >>> as_line(Moment(200, report, Edge(0.05, 40.0, "2/lr")))
+    'step 200: sharpness 38.1, 2/lr = 40 (95%); loss 0.25'
+    """
+    said = [
+        f"{name} {_value(estimate)}{_beside(name, estimate, moment.edge)}"
+        for (name, layer), estimate in moment.report.items()
+        if layer is None and not _is_part(name)
+    ]
+    return f"step {moment.step}: {'; '.join(said)}"
+
+
+def _value(estimate: Estimate) -> str:
+    if estimate.kind == "undefined":
+        return "undefined"
+    return f"{estimate.value:.3g}" + (f" +- {1.96 * estimate.stderr:.1g}" if estimate.stderr else "")
+
+
+def _beside(name: str, estimate: Estimate, edge: Edge) -> str:
+    sharpness = name.partition("(")[0] == "sharpness"
+    if not sharpness or estimate.kind == "undefined" or not edge.value > 0:
+        return ""
+    label = edge.formula if len(edge.formula) <= len("2(1+momentum)/lr") else "edge"
+    return f", {label} = {edge.value:.3g} ({estimate.value / edge.value:.0%})"
+
+
+def _is_part(name: str) -> bool:
+    """`weight_norm.spectral` is one, `sharpness(tol=0.01)` none."""
+    return "." in name.rpartition(")")[2]

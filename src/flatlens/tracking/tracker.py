@@ -1,0 +1,202 @@
+"""The Tracker: measures followed through training."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+import pandas as pd
+import torch
+
+from flatlens.curvature.krylov import Remembered
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel
+from flatlens.estimate import Estimate, Key, Report, undefined
+from flatlens.measures import Lens, Measure, measure
+from flatlens.measures.registry import named
+from flatlens.problem import Problem
+from flatlens.problem.problem import require_finite_weights
+from flatlens.tracking.aside import aside
+from flatlens.tracking.history import History
+from flatlens.tracking.live import Live, Moment
+from flatlens.tracking.schedule import Every, Schedule, whole
+from flatlens.tracking.stability import edge_of
+
+
+@final
+class Tracker:
+    """Follows measures of a problem's network through its training, which goes on to the same digits.
+
+    `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that begins
+    with the eigenpairs the last one found, and draws from its own generator, seeded by `seed` and the step.
+
+    `every`: every so many steps, a list of steps, or a function of the step. `subset`: that many samples of the
+    problem's data, drawn once by `seed`. `budget`: the largest share of wall time, between 0 and 1, that measuring may
+    take; what is due beyond it is skipped, and the history says that it is not reproducible. `outputs`: as of `Lens`.
+    `live`: a line on stderr; False for silence; or a function of a `Moment`.
+
+    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
+    >>> data = torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)
+    >>> tracker = Tracker(Problem(net, "half_squared_error", data), "sharpness", every=2, live=False)
+    >>> for step in range(5):
+    ...     _ = tracker.step(step, optimiser=optimiser)  # and a training step
+    >>> tracker.history[["step", "edge", "measure", "value"]].round(6)
+       step  edge    measure  value
+    0     0  40.0  sharpness   25.0
+    1     2  40.0  sharpness   25.0
+    2     4  40.0  sharpness   25.0
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        measures: str | Measure | Iterable[str | Measure],
+        every: Every = 100,
+        *,
+        subset: int | None = None,
+        seed: int = 0,
+        budget: float | None = None,
+        outputs: Literal["exact"] | int | None = None,
+        live: bool | Callable[[Moment], None] = True,
+    ) -> None:
+        if not isinstance(problem, Problem):
+            raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
+        self._measures = named(measures)
+        if not self._measures:
+            raise BadInput("Tracker(measures=[]): name at least one")
+        if problem.test is None and (held := [m.key for m in self._measures if m.held_out]):
+            raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
+        if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
+            raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
+        if not (isinstance(live, bool) or callable(live)):
+            raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
+        self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
+        self._outputs: Literal["exact"] | int | None = outputs
+        self._live = Live() if live is True else live or None
+        self._identity: dict[str, Any] = {
+            "measures": [m.key for m in self._measures],
+            "every": self._schedule.plain,
+            "subset": None if subset is None else whole(subset, "subset", 1),
+            "seed": self._seed,
+            "outputs": outputs,
+            "samples": problem.n,
+        }
+        with aside(problem.model):
+            self.problem = problem if subset is None else problem.subset(subset, self._generator(-1))
+            Lens(self.problem, outputs=outputs)  # refuses what it cannot have now rather than at the first step
+        self._history = History()
+        self._warm: dict[Key, Remembered] = {}
+        self._next, self._latest = 0, -1
+        self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
+
+    def step(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
+        """Measure, if it is due after `step` training steps; the report, or None.
+
+        Without `step` calls are counted, from 0. A step is measured once. `optimiser` gives the learning rate and the
+        edge of stability. Weights that are no longer finite give undefined numbers, never an error.
+        """
+        step = self._next if step is None else whole(step, "step", 0)
+        repeated = step == self._latest
+        self._next, self._latest = step + 1, step
+        if repeated or not self._schedule.due(step) or step in self._history.steps():
+            return None
+        edge = edge_of(optimiser)
+        if why := self._over_budget():
+            self._history.skip(step, self._identity["measures"], edge, why)
+            return None
+        start = time.perf_counter()
+        with aside(self.problem.model):
+            report = self._measure(step)
+        self._longest = max(self._longest, time.perf_counter() - start)
+        self._measuring += time.perf_counter() - start
+        self._history.add(step, report, edge)
+        if self._live is not None:
+            self._live(Moment(step, report, edge))
+        return report
+
+    def _measure(self, step: int) -> Report:
+        try:
+            require_finite_weights(self.problem.model)
+            lens = Lens(self.problem, outputs=self._outputs, after=self._warm)
+            report = measure(lens, self._measures, generator=self._generator(step))
+        except (BadModel, BadLoss, BadData, ArithmeticError) as error:
+            why = f"training diverged? {' '.join(str(error).split())}"
+            return Report({(m.key, None): undefined(why) for m in self._measures}, {})
+        self._warm = lens.remembered
+        return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
+
+    def _generator(self, step: int) -> torch.Generator:
+        """Of one measurement: a resumed run draws what the undisturbed one does."""
+        (seed,) = np.random.SeedSequence([self._seed, step + 1]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(seed) >> 1)
+
+    def _over_budget(self) -> str:
+        """Why not to measure now: with one more like the longest so far, its share of the time would be too large."""
+        if self._budget is None or not self._measuring:
+            return ""
+        elapsed = self._elapsed()
+        if self._measuring + self._longest <= self._budget * (elapsed + self._longest):
+            return ""
+        share = self._measuring / elapsed
+        return f"skipped: measuring had taken {share:.0%} of the time, the budget is {self._budget:.0%}"
+
+    def _elapsed(self) -> float:
+        return self._before + time.perf_counter() - self._started
+
+    @property
+    def history(self) -> pd.DataFrame:
+        """Tidy, one row a number: step, lr, edge, measure, layer, value, stderr, kind, seconds, products, note.
+
+        `attrs["reproducible"]` is False where a budget of time made it skip; `attrs["note"]` says how often.
+        """
+        return self._history.frame()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""
+        self._history.save(Path(path))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a resumed run needs to give the same history: numbers, strings, lists and tensors.
+
+        It holds up to 10 vectors of the parameters' size for each search for eigenvalues.
+        """
+        warm = [
+            {"search": search, "layer": layer, "values": pairs.values, "vectors": pairs.vectors.cpu()}
+            for (search, layer), pairs in self._warm.items()
+        ]
+        return {
+            "version": 1,
+            "tracker": dict(self._identity),
+            "next": self._next,
+            "latest": self._latest,
+            "warm": warm,
+            "history": self._history.state(),
+            "seconds": [self._measuring, self._longest, self._elapsed()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Carry on where `state_dict` was taken.
+
+        Raises:
+            BadInput: the state is of a tracker with other measures, steps, samples or seed.
+        """
+        if not isinstance(state, dict) or state.get("version") != 1:
+            raise BadInput("Tracker.load_state_dict(...): this is not what Tracker.state_dict() gave")
+        for key, own in self._identity.items():
+            if (theirs := state["tracker"].get(key)) != own:
+                raise BadInput(f"Tracker.load_state_dict(...): the state is of {key}={theirs!r}, this one has {own!r}")
+        self._history.load(state["history"])
+        self._warm = {(one["search"], one["layer"]): Remembered(one["values"], one["vectors"]) for one in state["warm"]}
+        self._next, self._latest = int(state["next"]), int(state["latest"])
+        self._measuring, self._longest, self._before = state["seconds"]
+        self._started = time.perf_counter()
+
+
+def _undefined(estimate: Estimate) -> Estimate:
+    """What came out as NaN, with whatever it knows of the reason."""
+    return replace(estimate, kind="undefined", note=estimate.note or "not a number: did training diverge?")

@@ -1,0 +1,83 @@
+"""A tracker in a Hugging Face trainer: `Trainer(..., callbacks=[TrackerCallback(tracker)])`."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from flatlens.errors import BadInput, BadWeights
+from flatlens.files import write_whole
+from flatlens.tracking.tracker import Tracker
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+except ImportError as error:
+    raise ImportError(
+        f"flatlens.tracking.transformers needs transformers: pip install 'flatlens[hf]' accelerate ({error})"
+    ) from error
+
+FILE = "flatlens_tracker.pt"
+"""Beside the weights in each checkpoint's folder."""
+
+
+@final
+class TrackerCallback(TrainerCallback):
+    """Measures when training begins and after each optimiser step, and keeps its state in the trainer's checkpoints.
+
+    The tracker's problem is of the model handed to the trainer. On resuming, the state is read from the folder
+    `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures.
+    """
+
+    def __init__(self, tracker: Tracker, *, resume_from: str | os.PathLike[str] | None = None) -> None:
+        if not isinstance(tracker, Tracker):
+            raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
+        self.tracker = tracker
+        self._resume_from = None if resume_from is None else Path(resume_from)
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Before the first step, or where a checkpoint left off."""
+        if state.is_world_process_zero:
+            if state.global_step:
+                self._restore(self._resume_from or _folder(args, state))
+            self._step(state, kwargs)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After a step of the optimiser."""
+        if state.is_world_process_zero:
+            self._step(state, kwargs)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Beside the checkpoint just written."""
+        if state.is_world_process_zero and _folder(args, state).is_dir():
+            held = io.BytesIO()
+            torch.save(self.tracker.state_dict(), held)
+            write_whole(_folder(args, state) / FILE, held.getvalue())
+
+    def _step(self, state: TrainerState, handed: dict[str, Any]) -> None:
+        optimiser = handed.get("optimizer")
+        optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
+        known = isinstance(optimiser, torch.optim.Optimizer)
+        self.tracker.step(state.global_step, optimiser=optimiser if known else None)
+
+    def _restore(self, folder: Path) -> None:
+        path = folder / FILE
+        if not path.is_file():
+            warnings.warn(f"no tracker's state at {path}: the history begins here", stacklevel=2)
+            return
+        try:
+            state = torch.load(path, weights_only=True)
+        except Exception as error:  # whatever a damaged file makes torch raise
+            raise BadWeights(f"{path}: not a tracker's state ({type(error).__name__})") from error
+        self.tracker.load_state_dict(state)
+
+
+def _folder(args: TrainingArguments, state: TrainerState) -> Path:
+    """Where the trainer puts its checkpoint of this step."""
+    return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"

@@ -1,0 +1,6 @@
+"""The run that is tracked, importable."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,99 @@
+"""The callback in a real Lightning trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from tracked_run import blobs, network
+
+import flatlens as fl
+from flatlens.errors import BadInput
+
+lightning = pytest.importorskip("lightning.pytorch")
+from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
+
+from flatlens.tracking.lightning import TrackerCallback  # noqa: E402
+
+
+class Module(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], number: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
+
+
+def fit(
+    folder: Path,
+    tracked: bool = True,
+    steps: int = 24,
+    resume: Path | None = None,
+    accumulate: int = 1,
+    **options: object,
+):
+    torch.manual_seed(1)
+    module, (x, y) = Module(), blobs()
+    tracker = fl.Tracker(
+        fl.Problem(module.net, "cross_entropy", (x, y)),
+        ["sharpness", "hessian_trace(probes=4)", "loss"],
+        **{"every": 4, "live": False, **options},
+    )
+    saver = ModelCheckpoint(dirpath=folder, every_n_train_steps=6, save_top_k=-1, filename="{step}")
+    trainer = lightning.Trainer(
+        max_steps=steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accumulate_grad_batches=accumulate, callbacks=[saver, *([TrackerCallback(tracker)] if tracked else [])],
+    )  # fmt: skip
+    trainer.fit(module, DataLoader(TensorDataset(x, y), batch_size=16), ckpt_path=resume, weights_only=True)
+    return module, tracker, torch.get_rng_state()
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_training_ends_in_the_same_bits(tmp_path) -> None:
+    alone, _, state = fit(tmp_path / "a", tracked=False)
+    tracked, tracker, after = fit(tmp_path / "b")
+    assert torch.equal(state, after)
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, tracked.state_dict()[name]), name
+    table = tracker.history
+    assert sorted(set(table.step)) == list(range(0, 25, 4))
+    assert set(table.kind) <= {"exact", "lower bound", "estimate"}
+    assert table.lr.tolist() == pytest.approx([0.05] * len(table))
+    assert table.edge.tolist() == pytest.approx([2 * 1.9 / 0.05] * len(table))
+
+
+def test_accumulated_batches_count_once(tmp_path) -> None:
+    _, tracker, _ = fit(tmp_path, steps=6, accumulate=3, every=1)
+    assert tracker.history[tracker.history.measure == "loss"].step.tolist() == list(range(7))
+
+
+def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path, monkeypatch) -> None:
+    """Between epochs, and without dropout: Lightning restores neither a loader's place nor the random state."""
+    monkeypatch.setattr(nn.Dropout, "forward", lambda self, x: x)
+    _, whole, _ = fit(tmp_path / "a")
+    fit(tmp_path / "b", steps=15)
+    _, resumed, _ = fit(tmp_path / "b", resume=tmp_path / "b" / "step=12.ckpt")
+    assert resumed.history.drop(columns="seconds").equals(whole.history.drop(columns="seconds"))
+
+
+def test_a_checkpoint_of_another_tracker_is_refused(tmp_path) -> None:
+    fit(tmp_path, steps=6)
+    with pytest.raises(BadInput, match="the state is of every=4, this one has 5"):
+        fit(tmp_path, resume=tmp_path / "step=6.ckpt", every=5)
+    with pytest.raises(BadInput, match="a Tracker is needed, got int"):
+        TrackerCallback(3)

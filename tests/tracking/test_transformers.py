@@ -1,0 +1,120 @@
+"""The callback in a real transformers trainer."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from tracked_run import blobs, network
+
+import flatlens as fl
+from flatlens.errors import BadInput, BadWeights
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from flatlens.tracking.transformers import FILE, TrackerCallback  # noqa: E402
+
+
+class Rows(Dataset[dict[str, Tensor]]):
+    def __init__(self) -> None:
+        self.x, self.y = blobs()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, at: int) -> dict[str, Tensor]:
+        return {"x": self.x[at], "labels": self.y[at]}
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network()
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.net(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits} if labels is not None else logits
+
+
+def forward(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return model(batch["x"]), batch["labels"]
+
+
+def train(
+    folder: Path, tracked: bool = True, steps: int = 12, resume: bool = False, optim: str = "sgd", accumulate: int = 1,
+    **options: object,
+):  # fmt: skip
+    torch.manual_seed(1)
+    model, (x, y) = Classifier(), blobs()
+    tracker = fl.Tracker(
+        fl.Problem(model, "cross_entropy", {"x": x, "labels": y}, forward=forward),
+        ["sharpness", "hessian_trace(probes=4)", "loss"],
+        **{"every": 2, "live": False, **options},
+    )
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=8, learning_rate=0.05, optim=optim,
+        report_to="none", save_steps=4, use_cpu=True, disable_tqdm=True, logging_strategy="no", seed=3,
+        lr_scheduler_type="constant", gradient_accumulation_steps=accumulate, remove_unused_columns=False,
+    )  # fmt: skip
+    callbacks = [TrackerCallback(tracker)] if tracked else []
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=callbacks)
+    trainer.train(resume_from_checkpoint=str(folder / "checkpoint-4") if resume else None)
+    return model, tracker
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def test_training_ends_in_the_same_bits(tmp_path) -> None:
+    alone, _ = train(tmp_path / "a", tracked=False)
+    state = torch.get_rng_state()
+    tracked, tracker = train(tmp_path / "b")
+    assert torch.equal(state, torch.get_rng_state())
+    for name, value in alone.state_dict().items():
+        assert torch.equal(value, tracked.state_dict()[name]), name
+    table = tracker.history
+    assert sorted(set(table.step)) == list(range(0, 13, 2))
+    assert set(table.kind) <= {"exact", "lower bound", "estimate"}
+    assert table.edge.tolist() == pytest.approx([2 / 0.05] * len(table))
+
+
+def test_accumulated_batches_count_once_and_adam_has_no_edge(tmp_path) -> None:
+    _, tracker = train(tmp_path, steps=3, accumulate=2, optim="adamw_torch", every=1)
+    table = tracker.history[tracker.history.measure == "loss"]
+    assert table.step.tolist() == [0, 1, 2, 3]
+    assert table.lr.tolist() == [0.05] * 4
+    assert table.edge.isna().all()
+
+
+def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path) -> None:
+    """The trainer restores its random state, too."""
+    _, whole = train(tmp_path / "a")
+    train(tmp_path / "b", steps=7)
+    assert (tmp_path / "b" / "checkpoint-4" / FILE).is_file()
+    _, resumed = train(tmp_path / "b", resume=True)
+    assert resumed.history.drop(columns="seconds").equals(whole.history.drop(columns="seconds"))
+
+
+def test_what_cannot_be_restored(tmp_path) -> None:
+    train(tmp_path, steps=4)
+    path = tmp_path / "checkpoint-4" / FILE
+    with pytest.raises(BadInput, match="the state is of seed=0, this one has 1"):
+        train(tmp_path, resume=True, seed=1)
+    path.write_bytes(b"nonsense")
+    with pytest.raises(BadWeights, match="not a tracker's state"):
+        train(tmp_path, resume=True)
+    path.unlink()
+    with pytest.warns(UserWarning, match="no tracker's state at .*: the history begins here"):
+        _, tracker = train(tmp_path, resume=True, steps=6)
+    assert sorted(set(tracker.history.step)) == [4, 6]
+    with pytest.raises(BadInput, match="a Tracker is needed, got int"):
+        TrackerCallback(3)
