@@ -1,5 +1,6 @@
 """The documents are true: their Python runs, their commands parse, their tree is the tree."""
 
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -86,3 +87,10 @@ def test_the_table_of_sources_is_that_of_the_papers():
 def test_the_page_of_measures_is_what_the_measures_say():
     written = (ROOT / "docs" / "measures.md").read_text()
     assert written == page(), "write it anew: flatlens list measures --markdown > docs/measures.md"
+
+
+def test_the_table_of_regularisers_is_what_was_measured():
+    spec = importlib.util.spec_from_file_location("regulariser", ROOT / "docs" / "regulariser.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.table() in (ROOT / "docs" / "training.md").read_text(), "paste it anew: python docs/regulariser.py"
