@@ -11,10 +11,13 @@ if TYPE_CHECKING:
     from flatlens import distributions as distributions
     from flatlens import measures as measures
     from flatlens import perturbation as perturbation
+    from flatlens import statistics as statistics
     from flatlens import tracking as tracking
     from flatlens import transforms as transforms
     from flatlens.bounds import BoundsReport as BoundsReport
     from flatlens.bounds import check_bounds as check_bounds
+    from flatlens.comparing import Comparison as Comparison
+    from flatlens.comparing import compare as compare
     from flatlens.errors import FlatlensError as FlatlensError
     from flatlens.errors import StaleLens as StaleLens
     from flatlens.estimate import Estimate as Estimate
@@ -32,6 +35,7 @@ __version__ = "0.1.0"
 # Imported on first use (PEP 562), so that `flatlens --help` never waits for torch.
 _HOME = {
     "BoundsReport": "flatlens.bounds",
+    "Comparison": "flatlens.comparing",
     "Estimate": "flatlens.estimate",
     "FlatlensError": "flatlens.errors",
     "InvarianceReport": "flatlens.transforms",
@@ -43,13 +47,33 @@ _HOME = {
     "catalogue": "flatlens.measures",
     "check_bounds": "flatlens.bounds",
     "check_invariance": "flatlens.transforms",
+    "compare": "flatlens.comparing",
     "measure": "flatlens.measures",
 }
-__all__ = [*_HOME, "bounds", "curvature", "distributions", "measures", "perturbation", "tracking", "transforms"]
+__all__ = [
+    *_HOME,
+    "bounds",
+    "curvature",
+    "distributions",
+    "measures",
+    "perturbation",
+    "statistics",
+    "tracking",
+    "transforms",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("bounds", "curvature", "distributions", "measures", "perturbation", "tracking", "transforms"):
+    if name in (
+        "bounds",
+        "curvature",
+        "distributions",
+        "measures",
+        "perturbation",
+        "statistics",
+        "tracking",
+        "transforms",
+    ):
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)

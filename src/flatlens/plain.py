@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
 
 from flatlens.errors import BadInput
 
@@ -34,7 +37,11 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): as_plain(each) for key, each in value.items()}
     if value is None or isinstance(value, str | int | float):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise BadInput(f"settings hold {value}: finite numbers are needed")
         return value
+    if isinstance(value, np.generic):
+        return as_plain(value.item())
     raise BadInput(
         f"settings hold a {type(value).__name__}: numbers, strings, tuples and frozen dataclasses are needed"
     )

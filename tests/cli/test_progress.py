@@ -74,6 +74,18 @@ def test_two_kinds_of_work_have_a_bar_each(capsys):
     assert capsys.readouterr().err.splitlines() == ["flatlens: networks 1/1", "flatlens: page 0/1"]
 
 
+def test_the_bar_of_what_is_finished_goes(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with Bar() as bar:
+        bar("networks", 0, 4)
+        for seed in range(100):
+            bar(f"seed {seed}", 1, 2)
+            bar(f"seed {seed}", 2, 2)
+        assert [task.description for task in bar._bars.tasks] == ["networks"]
+        bar("seed 0", 1, 2)  # taken up again
+        assert [task.description for task in bar._bars.tasks] == ["networks", "seed 0"]
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(0.4, "0 s"), (89, "89 s"), (91, "2 min"), (5400, "1.5 h")])
 def test_durations(seconds, words):
     assert in_words(seconds) == words

@@ -15,14 +15,14 @@ import pytest
 from flatlens import cli, report
 from flatlens.experiments import settings, study
 
-TINY = replace(
-    settings.Study.digits("smoke"),
-    data=settings.DataSettings("digits", train=60),
-    widths=(16,),
-    lrs=(0.1,),
-    batch_sizes=(4, 8),
-    seeds=(0, 1),
-    loss_below=0.05,
+TINY = (
+    settings.Study.digits("smoke")
+    .setting("data.train", 60)
+    .setting("widths", (16,))
+    .setting("until.loss_below", 0.05)
+    .over("lr", 0.1)
+    .over("batch_size", 4, 8)
+    .over("seed", 0, 1)
 )
 
 
@@ -103,7 +103,7 @@ def test_a_folder_that_is_no_study(tmp_path, refused, make):
 
 
 def test_strict_is_1_when_a_network_missed(monkeypatch, tmp_path, capsys):
-    hurried = replace(TINY, max_steps=3, seeds=(0,))
+    hurried = TINY.setting("max_steps", 3).over("seed", 0)
     monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": hurried))
     command = ["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1"]
     assert cli.run([*command, "--strict"]) == 1
@@ -157,3 +157,62 @@ def wait_for_a_network(folder: Path, running: "subprocess.Popen[str]") -> None:
             return
         time.sleep(0.05)
     raise AssertionError(f"no network appeared (exit status {running.poll()})")
+
+
+YAML = """
+name: two by two
+data: {name: digits, train: 60}
+model: MLP(widths=(12,))
+training: {optimiser: SGD(lr=0.1), batch_size: 16, loss: cross_entropy, max_epochs: 3}
+set: {label_smoothing: [0, 0.5], seed: 0:2}
+measures: [mls, relative_flatness, generalisation_gap]
+"""
+
+
+def test_a_yaml_file_is_run_and_carried_on(tmp_path, capsys):
+    file = tmp_path / "study.yaml"
+    file.write_text(YAML)
+    command = ["study", str(file), "--out", str(tmp_path / "out"), "--workers", "1", "--json"]
+    assert cli.run(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert len(told["networks"]) == 4
+    assert {row["label_smoothing"] for row in told["networks"]} == {0, 0.5}
+    assert {row["outcome"] for row in told["networks"]} == {"finished"}
+    assert all(row["relative_flatness"] > 0 for row in told["networks"])
+    assert "label smoothing" in {row["x"] for row in told["relations"]} | {row["y"] for row in told["relations"]}
+    assert cli.run(command) == 0
+    other = ["study", str(file), "--out", str(tmp_path / "out"), "--set", "lr=0.2"]
+    assert cli.run(other) == 2
+    assert "holds another study (base.training.optimiser.lr: 0.1 there, 0.2 asked for)" in capsys.readouterr().err
+
+
+def test_settings_on_the_command_line(tmp_path, capsys):
+    command = ["study", "digits", "--out", str(tmp_path / "out"), "--workers", "1", "--json", "--scale", "smoke"]
+    command += ["--model", "MLP(widths=(8,))", "--set", "train=50", "--set", "max_steps=30", "--set", "lr=0.05,0.1"]
+    command += ["--set", "activation=tanh", "--measures", "mls,generalisation_gap"]
+    assert cli.run(command) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["lr"] for row in told["networks"]] == [0.05, 0.1]
+    assert {row["outcome"] for row in told["networks"]} == {"out of steps"}
+    assert told["settings"]["base"]["model"]["activation"] == "tanh"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--set", "lrr=1"], "no setting is called 'lrr': did you mean lr"),
+        (["--set", "lr"], "write NAME=VALUE"),
+        (["--model", "LeNet5"], "takes images, and the data is rows of 64 numbers"),
+        (["--measures", "mlss"], "did you mean mls"),
+        (["--dask", "tcp://x", "--slurm", "jobs=2"], "give one of them"),
+        (["--slurm", "jobs"], "write NAME=VALUE"),
+        (["--slurm", "nodes=2"], "no setting of --slurm is called 'nodes'"),
+        (["--pack", "0"], "--pack 0: at least 1"),
+    ],
+)
+def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):
+    assert cli.run(["study", "digits", "--out", str(tmp_path / "out"), *options]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()

@@ -7,8 +7,8 @@ import pytest
 from flatlens.experiments import Study
 from flatlens.experiments.findings import findings
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS
-from flatlens.experiments.statistics import relate_all, relate_within
 from flatlens.experiments.tables import groupings, values_table
+from flatlens.statistics import relate_all, relate_within
 
 STUDY = Study.digits("laptop")
 
@@ -28,7 +28,8 @@ def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
     networks["test_accuracy"] = 0.975
     values = values_table(networks, STUDY.quantities)
     quantities = values[[q.name for q in STUDY.quantities]]
-    relations, within = relate_all(quantities), relate_within(quantities, GAP.name, groupings(values))
+    groups = groupings(networks, ["lr", "batch_size", "seed"])
+    relations, within = relate_all(quantities), relate_within(quantities, GAP.name, groups)
     return findings(STUDY, networks, relations, within, unfinished=0, failed=0), relations
 
 

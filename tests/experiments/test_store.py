@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pandas as pd
 import psutil
@@ -108,8 +107,8 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
 
 def test_the_same_study_may_come_back_another_is_refused(store):
     Store.create(store.out, STUDY)
-    other = replace(STUDY, lrs=(0.3,))
-    with pytest.raises(BadFolder, match=r"another study \(lrs: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
+    other = STUDY.over("lr", 0.3)
+    with pytest.raises(BadFolder, match=r"another study \(lr: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
         Store.create(store.out, other)
 
 

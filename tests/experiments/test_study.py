@@ -14,16 +14,15 @@ from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Quantity, Study, load_study, run_study
 from flatlens.experiments import network as network_module
 from flatlens.experiments import study as study_module
-from flatlens.experiments.settings import DataSettings
 
 STUDY = replace(
-    Study.digits("smoke"),
-    data=DataSettings("digits", train=40),
-    widths=(16,),
-    lrs=(0.1, 0.05),
-    batch_sizes=(8, 4),
-    seeds=(0, 1),
-    loss_below=0.1,
+    Study.digits("smoke")
+    .setting("data.train", 40)
+    .setting("widths", (16,))
+    .setting("until.loss_below", 0.1)
+    .over("lr", 0.1, 0.05)
+    .over("batch_size", 8, 4)
+    .over("seed", 0, 1),
     quantities=(
         Quantity("generalisation gap", "generalisation_gap", role="result"),
         Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt"),
@@ -97,7 +96,7 @@ def test_layers_and_curves_are_tidy(finished):
     assert list(result.curves.columns) == ["key", "lr", "batch_size", "seed", "step", "loss", "accuracy", "test_loss"]
     ends = result.curves.groupby("key", sort=False).tail(1)
     assert (ends["step"].to_numpy() == result.networks["steps"].to_numpy()).all()
-    assert (ends["loss"] < STUDY.loss_below).all()
+    assert (ends["loss"] < STUDY.base.training.until.loss_below).all()
 
 
 def test_quantities_are_transformed_and_related(finished):
@@ -140,7 +139,7 @@ def test_finished_networks_are_not_computed_again(finished, monkeypatch):
     assert again.networks.equals(result.networks)
 
 
-def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):
+def test_a_failed_run_is_told_and_taken_again_when_asked(tmp_path, monkeypatch):
     broken = STUDY.networks()[2]
 
     def sometimes(model, split, settings):
@@ -154,13 +153,14 @@ def test_a_failed_run_is_told_and_tried_again(tmp_path, monkeypatch):
     assert len(result.networks) == 7
     assert any("1 network ended in an error" in sentence for sentence in result.findings)
     monkeypatch.setattr(network_module, "measure_network", stand_in)
-    mended = run(tmp_path / "out")
+    assert run(tmp_path / "out").failed == result.failed  # it stays recorded until it is asked for
+    mended = run(tmp_path / "out", retry_failed=True)
     assert mended.failed == []
     assert len(mended.networks) == 8
 
 
 def test_networks_that_do_not_interpolate_are_kept_flagged_and_left_out(tmp_path):
-    study = replace(STUDY, lrs=(0.1, 1e4), max_steps=2000, loss_below=0.1)
+    study = STUDY.over("lr", 0.1, 1e4).setting("max_steps", 2000)
     result = run(tmp_path / "out", study)
     diverged = result.networks[result.networks["lr"] == 1e4]
     assert set(diverged["outcome"]) == {"diverged"}
@@ -172,7 +172,7 @@ def test_networks_that_do_not_interpolate_are_kept_flagged_and_left_out(tmp_path
 
 
 def test_a_study_in_which_nothing_interpolates_still_has_a_result(tmp_path):
-    result = run(tmp_path / "out", replace(STUDY, max_steps=3))
+    result = run(tmp_path / "out", STUDY.setting("max_steps", 3))
     assert set(result.networks["outcome"]) == {"out of steps"}
     assert not result.values["included"].any()
     assert result.relations["pearson"].isna().all()

@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments import Quantity, StudyResult
+from flatlens.experiments import Quantity, Study, StudyResult
 from flatlens.report.figures import Figure, study_figures
 
 WHO = ["key", "lr", "batch_size", "seed"]
 COEFFICIENTS = ["pearson", "pearson_low", "pearson_high", "kendall", "kendall_low", "kendall_high"]
 QUANTITIES = (
-    Quantity("generalisation gap", "generalisation_gap"),
-    Quantity("test loss", "test_loss"),
+    Quantity("generalisation gap", "generalisation_gap", role="result"),
+    Quantity("test loss", "test_loss", role="result"),
     Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt"),
     Quantity("MLS", "mls"),
     Quantity("NMLS", "nmls"),
@@ -30,8 +30,8 @@ QUANTITIES = (
     Quantity("local dimension", "local_dimension"),
     Quantity("relative flatness, first layer", "relative_flatness[fc1]"),
     Quantity("relative flatness, all layers", "relative_flatness.sum"),
-    Quantity("learning rate", "lr", "log"),
-    Quantity("batch size", "batch_size", "log"),
+    Quantity("learning rate", "lr", "log", role="setting"),
+    Quantity("batch size", "batch_size", "log", role="setting"),
 )
 FEW = tuple(q for q in QUANTITIES if "fc1" not in q.column and q.column not in ("nmls", "log_volume", "batch_size"))
 LAYERS = ("fc1", "fc2", "fc3", "fc4")
@@ -95,9 +95,7 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     within = gap[["x", "y", "n", *COEFFICIENTS[:3]]].assign(group="lr", groups=networks["lr"].nunique())
     facts = {
         "findings": ["Across 47 networks the gap rises with sqrt sharpness: Pearson r = 0.86 [0.78, 0.92]."],
-        "settings": {"name": "digits", "scale": "laptop", "data": {"name": "digits", "train": 600, "seed": 0},
-                     "widths": [64, 64, 64], "lrs": [0.02, 0.2], "loss": "half_squared_error", "loss_below": 2e-3,
-                     "max_steps": 40000, "activation": "relu"},
+        "settings": Study.digits("laptop").as_json(),
         "versions": {"flatlens": "0.1.0", "torch": "2.13.0", "device": "cpu"},
         "excluded": [(k, "out of steps") for k in networks.loc[~included, "key"]],
         "failed": [],

@@ -95,7 +95,9 @@ def test_when_a_measurement_is_due() -> None:
         assert [step for step in range(8) if tracker.step(step) is not None] == expected
         assert tracker.history.step.tolist() == expected
     tracker = fl.Tracker(run.problem, "loss", every=2, live=False)
-    assert [tracker.step(step) is not None for step in (0, 0, 2, 2, 2, 0, 4)] == [1, 0, 1, 0, 0, 0, 1]
+    assert [tracker.step(step) is not None for step in (0, 0, 2, 2, 2, 4)] == [1, 0, 1, 0, 0, 1]
+    with pytest.raises(BadInput, match="after 4: a tracker follows one run"):
+        tracker.step(0)
     tracker = fl.Tracker(run.problem, "loss", every=2, live=False)
     assert [tracker.step() is not None for _ in range(5)] == [1, 0, 1, 0, 1]
     tracker.step(7)

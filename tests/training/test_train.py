@@ -240,7 +240,7 @@ def test_a_watcher_sees_every_step_with_the_optimiser(split):
     model = MLP(64, (8,), 10).build()
     train(model, split.train, settings(max_steps=4, schedule=Steps(at=(2,), unit="steps")), watch=watcher)
     assert [step for step, _ in watcher.seen] == [0, 1, 2, 3, 4]
-    assert [lr for _, lr in watcher.seen] == pytest.approx([0.05, 0.05, 0.05, 0.005, 0.005])
+    assert [lr for _, lr in watcher.seen] == pytest.approx([0.05, 0.05, 0.005, 0.005, 0.005])  # of the step to come
 
 
 @pytest.mark.parametrize(
@@ -279,7 +279,7 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
         ((split.x, torch.zeros(50, 3)), BadData, "do not fit outputs of 10"),
     ]:
         with pytest.raises(error, match=said) as caught:
-            train(model, data, settings())
+            train(model, data, settings(until=Until()))
         assert "\n" not in str(caught.value)
     with pytest.raises(BadModel, match="nothing to train"):
         train(nn.Flatten(), split.train, settings())
@@ -292,4 +292,4 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
     with pytest.raises(BadInput, match="normalised alone by BatchNorm"):
         train(nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)), split.train, settings(batch_size=7))
     with pytest.raises(BadData, match="no integers"):
-        train(model, (split.x, ONE_HOT[split.y]), settings(label_smoothing=0.1))
+        train(model, (split.x, ONE_HOT[split.y]), settings(label_smoothing=0.1, until=Until()))

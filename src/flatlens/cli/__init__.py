@@ -20,6 +20,7 @@ from cyclopts import App, CycloptsError
 
 from flatlens import __version__
 from flatlens.cli.bounds import bounds
+from flatlens.cli.compare import compare
 from flatlens.cli.data import data
 from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
@@ -38,6 +39,7 @@ app.command(study)
 app.command(measure)
 app.command(bounds)
 app.command(invariance)
+app.command(compare)
 app.command(list_names, name="list")
 app.command(report)
 app.command(data)

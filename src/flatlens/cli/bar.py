@@ -66,7 +66,7 @@ class Bar:
             self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Note that `done` of `total` are finished."""
+        """Note that `done` of `total` are finished; the bar of what is finished goes."""
         self._announce(done < total)
         if what not in self._tasks:
             self._tasks[what] = _Task(self._bars.add_task(what, total=total, completed=done), done, time.monotonic())
@@ -75,6 +75,8 @@ class Bar:
         if not self._terminal and now - self._spoke >= self._pause:
             self._spoke = now
             print(f"flatlens: {what} {done}/{total}{self._tasks[what].left(done, total)}", file=sys.stderr, flush=True)
+        if done >= total:
+            self._bars.remove_task(self._tasks.pop(what).number)
 
     def _announce(self, work: bool) -> None:
         if self._announcement and work:

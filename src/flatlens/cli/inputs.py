@@ -52,8 +52,8 @@ class Inputs:
     memory: str = "1GiB"
     """About how much memory the pass over the data may take."""
 
-    def problem(self, model: str) -> Problem:
-        """The problem that these options and MODEL describe, checked."""
+    def problem(self, model: str, beside: Problem | None = None) -> Problem:
+        """The problem that these options and MODEL describe, checked; --data and --test are those of `beside`."""
         import torch
 
         from flatlens.problem import Problem
@@ -61,7 +61,7 @@ class Inputs:
         if self.weights is None and self.prefix is not None:
             raise BadInput("--prefix: it says how to read --weights, which is not given")
         with stdout_to_stderr():
-            network, data, test, loss = self._parts(model)
+            network, data, test, loss = self._parts(model, beside)
             return Problem(
                 network,
                 loss,
@@ -72,20 +72,23 @@ class Inputs:
                 memory=self.memory,
             )
 
-    def _parts(self, model: str) -> tuple[nn.Module, Any, Any, Any]:
+    def _parts(self, model: str, beside: Problem | None) -> tuple[nn.Module, Any, Any, Any]:
         """The network with its weights, the data, the held-out data, the loss."""
         from flatlens.data.sources import load_data
         from flatlens.models.checkpoints import load_weights
         from flatlens.models.sources import load_model
 
+        source: Source | Problem | None
         network, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
         if self.data is not None:
-            source = load_data(self.data)
+            source = load_data(self.data) if beside is None else beside
         if self.loss is not None:
             loss = _loss(self.loss)
         if source is None or loss is None:
             raise BadInput(f"{'--data' if source is None else '--loss'} is needed: {model} has none of its own")
-        test = source.test if self.test is None else load_data(self.test, "--test").data
+        test: Any = source.test
+        if self.test is not None:
+            test = load_data(self.test, "--test").data if beside is None else beside.test
         if network is None:
             network = load_model(model, pretrained=self.weights is None)
         if self.weights is not None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
+from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
-    from flatlens.experiments.study import StudyResult
+    from concurrent.futures import Executor
+
+    from flatlens.experiments.study import Study, StudyResult
 
 STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
 EXPECTED = {"smoke": "8 networks, under 30 s", "laptop": "48 networks, about 5 minutes"}
+Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
 
 def study(
@@ -26,8 +33,15 @@ def study(
     /,
     *,
     out: Path,
+    model: str | None = None,
+    settings: Settings = (),
+    measures: Names = (),
     scale: Literal["smoke", "laptop"] = "laptop",
     workers: int = 2,
+    dask: str | None = None,
+    slurm: str | None = None,
+    pack: int = 1,
+    retry_failed: Annotated[bool, Flag] = False,
     mixed: Annotated[bool, Flag] = False,
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
@@ -38,27 +52,49 @@ def study(
 
         flatlens study digits --out runs/digits
         flatlens study digits --out runs/quick --scale smoke
+        flatlens study patches --out runs/vgg --model SmallVGG --set lr=0.02,0.05 --set seed=0:5
+        flatlens study study.yaml --out runs/mine --workers 8
 
     Args:
-        data: The data set: `digits`.
+        data: A data set (`flatlens data list`), or a study as a YAML file.
         out: The folder for the networks, the tables, the figures and report.html.
-        scale: `smoke` is 8 small networks in seconds, `laptop` 48 in minutes.
+        model: The architecture, such as `MLP(widths=(64, 64), activation=tanh)`, `SmallVGG` or `VGG11(width=0.25)`; its
+            inputs and outputs come from the data.
+        settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
+            `seed=0:5`). Repeat it for more. With an axis, the axes are exactly those given.
+        measures: What to measure, with commas between. Without it: all that one pass over the data gives.
+        scale: `smoke` is for seconds, `laptop` for minutes.
         workers: Processes that train and measure, one thread each.
+        dask: The address of a Dask scheduler whose workers see the same folder.
+        slurm: Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`.
+        pack: Networks handed out at a time; more for very short ones on many machines.
+        retry_failed: Run the networks again that ended in an error.
         mixed: Carry on a study that was begun with other versions of the software.
-        strict: Exit with 1 if a network failed or did not reach interpolation.
+        strict: Exit with 1 if a network failed or did not reach the end of its training.
         as_json: Print JSON.
     """
-    if data not in STUDIES:
-        raise UnknownName.among("data set to study", data, STUDIES)
-    if workers < 1:
-        raise BadInput(f"--workers {workers}: at least 1 is needed")
-    from flatlens.experiments.study import Study, run_study
+    for name, number in (("workers", workers), ("pack", pack)):
+        if number < 1:
+            raise BadInput(f"--{name} {number}: at least 1 is needed")
+    if dask is not None and slurm is not None:
+        raise BadInput("--dask and --slurm: give one of them")
+    from flatlens.experiments.building import study_of
+    from flatlens.experiments.study import run_study
     from flatlens.report import write_study_page
 
-    expected = f"{data} at {scale} scale: {EXPECTED[scale]} on two cores, about 0.5 GiB of memory for each worker"
+    chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
     try:
-        with stdout_to_stderr(), Bar(expected) as bar:
-            result = run_study(Study.digits(scale), out, workers=workers, progress=bar, mixed=mixed)
+        with stdout_to_stderr(), _elsewhere(dask, slurm, mixed) as executor, Bar(_expected(chosen)) as bar:
+            result = run_study(
+                chosen,
+                out,
+                workers=workers,
+                executor=executor,
+                pack=pack,
+                retry_failed=retry_failed,
+                progress=bar,
+                mixed=mixed,
+            )
             files = write_study_page(result, out, progress=bar)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
@@ -92,6 +128,42 @@ def report(
     _conclude(result, files, as_json)
 
 
+def _elsewhere(dask: str | None, slurm: str | None, mixed: bool) -> AbstractContextManager[Executor | None]:
+    """Where to run, if not in processes of our own."""
+    if dask is None and slurm is None:
+        return nullcontext()
+    from flatlens.experiments.executors import SlurmSettings, dask_executor, slurm_executor
+
+    if dask is not None:
+        return dask_executor(dask, mixed=mixed)
+    return slurm_executor(_slurm_settings(slurm or "", SlurmSettings), mixed=mixed)
+
+
+def _slurm_settings(text: str, kind: type[Any]) -> Any:
+    """`jobs=8,queue=short` as settings; a value that holds a comma does not fit here."""
+    known = {field.name: field for field in fields(kind)}
+    given: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
+        if name not in known:
+            raise UnknownName.among("setting of --slurm", name, known)
+        several = isinstance(known[name].default, tuple)
+        given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
+        given[name] = (value,) if several else given[name]
+    return kind(**given)
+
+
+def _expected(chosen: Study) -> str:
+    """What is to come."""
+    memory = "about 0.5 GiB of memory for each worker"
+    if chosen.name in STUDIES and chosen.scale in EXPECTED and len(chosen.axes) == 3:
+        return f"{chosen.name} at {chosen.scale} scale: {EXPECTED[chosen.scale]} on two cores, {memory}"
+    axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
+    return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
+
+
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     page = next((path for path in files if path.suffix == ".html"), files[0])
     if as_json:
@@ -103,6 +175,8 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         note(f"network {key} is left out of the relations: {why}")
     for key, why in result.failed:
         note(f"network {key} failed: {why}")
+    if result.failed:
+        note("the same command with --retry-failed runs what failed again")
     show(f"\n{page}")
 
 

@@ -10,6 +10,7 @@ from flatlens.data.fetch import Fetched, fetch
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
 from flatlens.data.inversion import Inversion, inverted
 from flatlens.data.local import cifar10, cifar100, default_root, fashion_mnist, mnist
+from flatlens.data.named import DataSettings
 from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
 from flatlens.data.preparation import Preparation
@@ -17,6 +18,7 @@ from flatlens.data.split import Split
 
 __all__ = [
     "IMAGE_SETS",
+    "DataSettings",
     "Fetched",
     "ImageSet",
     "Inversion",

@@ -8,16 +8,13 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS, Quantity
+from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Study
+from flatlens.experiments.tables import held_fixed
 from flatlens.training import REACHED
 
 FEW = 20
-HELD_FIXED = {
-    "lr": "a fixed learning rate",
-    "lr, batch_size": "a fixed learning rate and batch size, where only the seed differs",
-    "seed": "a fixed seed, where all networks start from the same weights",
-}
+SPOKEN = {"lr": "learning rate"}
 
 
 def findings(
@@ -34,9 +31,9 @@ def findings(
         *_population(study, networks, unfinished, failed),
         *_against_gap(study.quantities, relations),
         *_settings(study.quantities, relations),
-        *_within(study.quantities, within),
-        *_reversals(study.quantities, relations, within),
-        *_twins(study.measures, networks),
+        *_within(study, within),
+        *_reversals(study, relations, within),
+        *_twins(study.base.measures, networks),
         "The intervals are 95% bootstrap intervals over networks. Networks that share a seed or a setting resemble "
         "each other, so the true uncertainty is larger; and a correlation in this population is no proof of a cause."
         + (f" With {included} networks they are rough at best." if included < FEW else ""),
@@ -46,11 +43,8 @@ def findings(
 def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: int) -> list[str]:
     kept = networks[networks["outcome"].isin(REACHED)]
     total = len(study.networks())
-    sentences = [
-        f"{len(kept)} of {total} networks interpolate their {study.data.train} training samples (accuracy 1, "
-        f"loss below {study.loss_below:g})"
-        + (f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps." if len(kept) else ".")
-    ]
+    steps = f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps" if len(kept) else ""
+    sentences = [f"{len(kept)} of {total} networks {_goal(study)}{steps}."]
     if {"test_accuracy", GAP.column} <= set(kept) and len(kept):
         sentences[0] += (
             f" Their test accuracy is {_range(kept['test_accuracy'])}, their generalisation gap (test loss minus "
@@ -65,6 +59,35 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
     if unfinished:
         sentences.append(f"{_count(unfinished, 'network')} {_is(unfinished)} not finished: this is a partial result.")
     return sentences
+
+
+def _goal(study: Study) -> str:
+    """What training was for."""
+    until, train = study.base.training.until, study.base.data.train
+    samples = f"{train} training samples" if train else "training samples"
+    low = "" if until.loss_below is None else f"loss below {until.loss_below:g}"
+    if until.accuracy == 1 and low:
+        return f"interpolate their {samples} (accuracy 1, {low})"
+    conditions = [
+        low,
+        "" if until.accuracy is None else f"accuracy at least {until.accuracy:g}",
+        "" if until.gradient_norm is None else f"gradient norm at most {until.gradient_norm:g}",
+    ]
+    told = " and ".join(condition for condition in conditions if condition)
+    return f"reach {told} on their {samples}" if told else f"are trained to the end of their steps on their {samples}"
+
+
+def _held_fixed(study: Study) -> dict[str, str]:
+    """Each way of holding settings fixed, in words."""
+    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
+    told = {}
+    for names in held_fixed(axes):
+        words = " and ".join(SPOKEN.get(name, name.replace("_", " ")) for name in names)
+        only_seed = "seed" in axes and len(names) == len(axes) - 1 and len(names) > 1
+        more = ", where only the seed differs" if only_seed else ""
+        more = ", where all networks start from the same weights" if names == ("seed",) else more
+        told[", ".join(names)] = f"a fixed {words}{more}"
+    return told
 
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
@@ -94,7 +117,8 @@ def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> lis
 def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
     """Whether what was set goes with flatness and with the gap."""
     sentences = []
-    for setting, name in ((LEARNING_RATE, "learning rate"), (BATCH_SIZE, "batch size")):
+    for setting in (q for q in quantities if q.role == "setting"):
+        name = setting.name.removesuffix(" (log)")
         for target, low, high in ((SHARPNESS, "flatter", "sharper"), (GAP, "smaller gaps", "larger gaps")):
             row = _relation(relations, setting.name, target.name)
             if row is None or row["kendall"] != row["kendall"]:
@@ -109,11 +133,11 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[s
     return sentences
 
 
-def _within(quantities: Sequence[Quantity], within: pd.DataFrame) -> list[str]:
+def _within(study: Study, within: pd.DataFrame) -> list[str]:
     """Which relations with the gap are left when settings are held fixed."""
-    names = {q.name for q in quantities if q.role == "measure"}
+    names = {q.name for q in study.quantities if q.role == "measure"}
     sentences = []
-    for group, words in HELD_FIXED.items():
+    for group, words in _held_fixed(study).items():
         rows = [r for _, r in within[within["group"] == group].iterrows() if r["x"] in names]
         rows = [r for r in rows if r["pearson"] == r["pearson"]]
         if not rows:
@@ -129,12 +153,12 @@ def _within(quantities: Sequence[Quantity], within: pd.DataFrame) -> list[str]:
     return sentences
 
 
-def _reversals(quantities: Sequence[Quantity], relations: pd.DataFrame, within: pd.DataFrame) -> list[str]:
+def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> list[str]:
     """Measures whose clear relation with the gap has the other sign, as clearly, once settings are held fixed."""
     sentences = []
-    for group, words in HELD_FIXED.items():
+    for group, words in _held_fixed(study).items():
         turned = []
-        for name in (q.name for q in quantities if q.role == "measure"):
+        for name in (q.name for q in study.quantities if q.role == "measure"):
             overall = _relation(relations, GAP.name, name)
             inside = within[(within["x"] == name) & (within["group"] == group)]
             if overall is None or inside.empty or overall["pearson"] * inside["pearson"].iloc[0] >= 0:

@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from flatlens.data import Split
-from flatlens.estimate import Report
+from flatlens.estimate import Progress, Report
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
 from flatlens.measures import Lens, measure
-from flatlens.problem import Problem
+from flatlens.problem import Problem, is_linear
 from flatlens.training import train
 
 
@@ -28,30 +28,41 @@ class ComputeInto:
     """The task of a worker: compute a network and keep it in the store. Picklable."""
 
     store: Store
+    tell: bool = False  #: whether it notes in the folder how far the training is, for who watches
 
     def __call__(self, settings: NetworkSettings) -> None:
-        """Do it."""
-        self.store.write(compute(settings, save=self.store.checkpoint(settings.key)))
+        """Do it, unless it is there: its worker died when it had just been written, or another process was quicker."""
+        self.store.require_seen()
+        if self.store.folder(settings.key).is_dir():
+            return
+        save = self.store.checkpoint(settings.key)
+        with self.store.noted(settings.key) if self.tell else nullcontext() as progress:
+            record = compute(settings, save=save, progress=progress)
+        self.store.write(record)
 
 
-def compute(settings: NetworkSettings, save: Path | None = None) -> Record:
+def compute(settings: NetworkSettings, save: Path | None = None, progress: Progress | None = None) -> Record:
     """Train and measure a network, on one thread: same settings, versions and machine, same digits.
 
-    `save`: where a training that lasts leaves its checkpoints, and goes on from.
+    Args:
+        settings: which network.
+        save: where a training that lasts leaves its checkpoints, and goes on from.
+        progress: called with ("training steps", done, total).
     """
     with _one_thread():
         split = settings.data.load()
         model = settings.model.build()
         start = time.perf_counter()
-        trained = train(model, split.train, settings.training, test=split.test, save=save)
+        trained = train(model, split.train, settings.training, test=split.test, save=save, progress=progress)
         between = time.perf_counter()
         report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
         result = {
+            "samples": len(split.x),
             "outcome": trained.outcome,
             "steps": trained.steps,
             "loss": _or_none(trained.loss),
             "accuracy": trained.accuracy,
-            "layers": [name for name, module in model.named_modules() if isinstance(module, nn.Linear)],
+            "layers": [name for name, module in model.named_modules() if is_linear(module)],
             "versions": versions(torch.get_num_threads()),
             "seconds_training": between - start,
             "seconds_measuring": time.perf_counter() - between,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -84,7 +84,24 @@ SHOWN = {
 """How a measure is shown where its own name will not do."""
 
 
-def quantities(measures: Sequence[str]) -> tuple[Quantity, ...]:
+def setting(name: str, values: Sequence[object]) -> Quantity | None:
+    """A setting as an axis of the comparison; None for a seed, and for what is no number.
+
+    >>> setting("label_smoothing", (0.0, 0.5)).name, setting("seed", (0, 1)), setting("activation", ("relu", "tanh"))
+    ('label smoothing', None, None)
+    """
+    known = {"lr": LEARNING_RATE, "batch_size": BATCH_SIZE}
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    if name.rpartition(".")[2] == "seed" or not numbers:
+        return None
+    return known.get(name) or Quantity(name.rpartition(".")[2].replace("_", " "), name, role="setting")
+
+
+def quantities(
+    measures: Sequence[str],
+    settings: Sequence[Quantity] = (LEARNING_RATE, BATCH_SIZE),
+    first_layer: str = "fc1",
+) -> tuple[Quantity, ...]:
     """The axes of the comparison: the gap, what was measured to predict it, what was set.
 
     >>> [q.name for q in quantities(["local_dimension", "loss"])]
@@ -97,4 +114,5 @@ def quantities(measures: Sequence[str]) -> tuple[Quantity, ...]:
         if name in SHOWN or name not in risk
         for axis in SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
     ]
-    return GAP, *axes, LEARNING_RATE, BATCH_SIZE
+    axes = [replace(axis, column=axis.column.replace("[fc1]", f"[{first_layer}]")) for axis in axes]
+    return GAP, *axes, *settings

@@ -1,27 +1,26 @@
-"""Run many tasks in worker processes, and survive what happens to them."""
+"""Run many tasks on any executor, and survive what happens to the workers."""
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
-
-from loky import ProcessPoolExecutor
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
+from flatlens.experiments.executors import adapted
+from flatlens.experiments.shown import Shown, UnderWay
+from flatlens.experiments.workers import WorkerProcesses
 
 MAX_DEATHS = 3
-"""A task whose worker was killed this often is given up."""
+"""A task whose worker process was killed this often is given up."""
 
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+MAX_LOSSES = 2
+"""A task that a given executor could not bring to an end this often is given up: it has its own retries, too."""
 
 T = TypeVar("T", bound=Hashable)
 NoteFailure: TypeAlias = Callable[[T, str], None]
@@ -35,77 +34,66 @@ def run_all(
     *,
     workers: int = 2,
     executor: Executor | None = None,
+    pack: int = 1,
     progress: Progress | None = None,
     done: int = 0,
+    label: Callable[[T], str] = str,
+    under_way: UnderWay[T] | None = None,
 ) -> None:
     """Call `function` on every task, in `workers` processes of one thread each, or on any executor.
 
     What a function makes it keeps itself (it writes to the store): so nothing is lost with the caller. An exception in
-    it is noted, and the rest goes on; only BadFolder, the full disk, ends everything. The tasks that a killed worker
-    had in hand are run again on fresh workers, one at a time, so that a task which kills its worker takes no other
-    along. After an interrupt the workers are stopped at once.
+    it is noted, and the rest goes on; only BadFolder, the full disk, ends everything. A task whose worker was killed,
+    or that the executor gave up or cancelled, is taken up again by itself, so that one that kills its workers takes no
+    other along, and noted when that fails too. After an interrupt the workers are stopped at once.
 
     Args:
         tasks: hashable and picklable.
-        function: picklable.
+        function: picklable; called again on a task that may have been finished when its worker died.
         note_failure: called in this process.
         workers: how many processes, when no executor is given.
-        executor: whose workers see the same folder (a Dask client's, a thread pool); it is not shut down.
-        progress: called with ("networks", done, total).
+        executor: whose workers see the same folder (a Dask client's, a pool of one thread); it is not shut down.
+        pack: so many tasks are handed out at a time, for tasks shorter than a second or so.
+        progress: called with ("networks", done, total), and (label, done, total) for what is under way.
         done: how many count as done before.
+        label: a task in a few words.
+        under_way: how far the tasks are that run; asked once a second.
 
     Raises:
         BadFolder: from `function`.
-        BadInput: `workers` below 1, or the given executor broke.
+        BadInput: `workers` or `pack` below 1, or the given executor broke.
     """
-    if workers < 1:
-        raise BadInput(f"run_all(workers={workers}): at least one worker is needed")
-    with _executor_of(executor, workers) as pool:
-        sweep = _Sweep(deque(tasks), function, note_failure, pool, progress, done)
-        sweep.run()
+    for name, number in (("workers", workers), ("pack", pack)):
+        if number < 1:
+            raise BadInput(f"run_all({name}={number}): at least one is needed")
+    whole = deque(tasks)
+    shown = None if progress is None else Shown(progress, label, under_way, done, done + len(whole))
+    with _hands_of(executor, workers) as hands:
+        _Sweep(deque(_packs(whole, pack)), function, note_failure, hands, shown).run()
 
 
-class _Pool:
-    """Where tasks go: an executor, how many may be in hand at a time, and what to do when it breaks."""
+@dataclass(frozen=True)
+class _Hands:
+    """Where packs go, how many at a time, and how often one is lost before it is given up."""
 
-    def __init__(self, workers: int, given: Executor | None) -> None:
-        self.workers, self.given = workers, given
-        self.executor = given or self._fresh()
-
-    def _fresh(self) -> Executor:
-        executor: Executor = ProcessPoolExecutor(
-            max_workers=self.workers, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD
-        )
-        return executor
-
-    def limit(self) -> float:
-        """Only what runs is in hand: then a death says something about these tasks alone."""
-        return self.workers if self.given is None else float("inf")
-
-    def renew(self) -> None:
-        """Replace a broken executor."""
-        if self.given is not None:
-            raise BadInput(
-                "run_all(executor=...): the executor broke; what was finished is kept: run again with a new one"
-            )
-        self.close(kill=True)
-        self.executor = self._fresh()
-
-    def close(self, kill: bool) -> None:
-        """Stop the workers that are ours."""
-        if isinstance(self.executor, ProcessPoolExecutor) and self.given is None:
-            self.executor.shutdown(wait=True, kill_workers=kill)
+    executor: Executor
+    at_once: float
+    losses: int
+    ours: bool  #: of our own, a death is the end of one pack alone
 
 
 @contextmanager
-def _executor_of(given: Executor | None, workers: int) -> Iterator[_Pool]:
-    pool = _Pool(workers, given)
+def _hands_of(given: Executor | None, workers: int) -> Iterator[_Hands]:
+    if given is not None:
+        yield _Hands(adapted(given), float("inf"), MAX_LOSSES, ours=False)
+        return
+    own = WorkerProcesses(workers)
     try:
-        yield pool
+        yield _Hands(own, workers, MAX_DEATHS, ours=True)
     except BaseException:
-        pool.close(kill=True)
+        own.shutdown(cancel_futures=True)
         raise
-    pool.close(kill=False)
+    own.shutdown()
 
 
 class _Sweep(Generic[T]):
@@ -113,96 +101,104 @@ class _Sweep(Generic[T]):
 
     def __init__(
         self,
-        queue: deque[T],
+        packs: deque[tuple[T, ...]],
         function: Callable[[T], object],
         note_failure: NoteFailure[T],
-        pool: _Pool,
-        progress: Progress | None,
-        done: int,
+        hands: _Hands,
+        shown: Shown[T] | None,
     ) -> None:
-        self.queue, self.function, self.note_failure, self.pool = queue, function, note_failure, pool
-        self.progress, self.done, self.total = progress, done, done + len(queue)
-        self.in_hand: dict[Future[str], T] = {}
-        self.deaths: Counter[T] = Counter()
+        self.packs, self.function, self.note_failure, self.hands, self.shown = (
+            packs, function, note_failure, hands, shown,
+        )  # fmt: skip
+        self.alone: deque[tuple[T, ...]] = deque()  # at the end, with nothing else in hand
+        self.in_hand: dict[Future[list[str]], tuple[T, ...]] = {}
+        self.losses: Counter[T] = Counter()
 
     def run(self) -> None:
         """Until nothing is left."""
-        self._tell()
         try:
-            while self.queue or self.in_hand:
+            while self.packs or self.in_hand or self.alone:
+                if self.shown:
+                    self.shown.look()
                 self._submit()
-                finished, _ = wait(self.in_hand, return_when=FIRST_COMPLETED)
-                self._collect(finished)
+                finished, _ = wait(self.in_hand, self.shown.patience if self.shown else None, FIRST_COMPLETED)
+                for future in finished:
+                    self._collect(future, self.in_hand.pop(future))
         finally:
             for future in self.in_hand:
                 future.cancel()
+            if self.shown:
+                self.shown.end()
 
     def _submit(self) -> None:
-        while self.queue and len(self.in_hand) < self._limit():
-            task = self.queue.popleft()
-            try:
-                self.in_hand[self.pool.executor.submit(_guarded, self.function, task)] = task
-            except BrokenExecutor:  # it broke between two tasks
-                self.queue.appendleft(task)
-                if not self.in_hand:
-                    self.pool.renew()
-                return
+        while self.packs and len(self.in_hand) < self.hands.at_once:
+            self._hand_out(self.packs.popleft())
+        if self.alone and not self.in_hand:
+            self._hand_out(self.alone.popleft())
 
-    def _limit(self) -> float:
-        suspects = [*self.in_hand.values(), *list(self.queue)[:1]]
-        return 1 if any(self.deaths[task] for task in suspects) else self.pool.limit()
+    def _hand_out(self, pack: tuple[T, ...]) -> None:
+        try:
+            self.in_hand[self.hands.executor.submit(_guarded, self.function, pack)] = pack
+        except Exception as error:  # whatever it says of itself: it is shut down, broken, out of processes
+            raise _broken(error) from error
 
-    def _collect(self, finished: set[Future[str]]) -> None:
-        lost: list[T] = []
-        for future in finished:
-            task = self.in_hand.pop(future)
-            try:
-                self._finish(task, future.result())
-            except BrokenExecutor:
-                lost.append(task)
-        if lost:
-            self.pool.renew()
-            lost += self.in_hand.values()  # broken with the others
-            self.in_hand.clear()
-            for task in lost:
-                self._mourn(task)
-
-    def _mourn(self, task: T) -> None:
-        self.deaths[task] += 1
-        if self.deaths[task] < MAX_DEATHS:
-            self.queue.appendleft(task)
+    def _collect(self, future: Future[list[str]], pack: tuple[T, ...]) -> None:
+        try:
+            traces = future.result()
+        except BadFolder:
+            raise
+        except Exception as error:  # the function's own were caught in the worker: this is the executor's
+            if isinstance(error, BrokenExecutor) and not self.hands.ours:
+                raise _broken(error) from error
+            self._take_up_singly(pack, error)
         else:
-            self._finish(task, f"the worker was killed {MAX_DEATHS} times while it ran this: is there enough memory?")
+            for task, trace in zip(pack, traces, strict=True):
+                self._finish(task, trace)
+
+    def _take_up_singly(self, pack: tuple[T, ...], error: Exception) -> None:
+        self.losses.update(pack)
+        for task in reversed(pack):
+            if self.losses[task] >= self.hands.losses:
+                self._finish(task, _trace_of_loss(error, self.losses[task]))
+            elif self.hands.ours:
+                self.packs.appendleft((task,))
+            else:
+                self.alone.append((task,))
 
     def _finish(self, task: T, trace: str) -> None:
         if trace:
             self.note_failure(task, trace)
-        self.done += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.progress is not None:
-            self.progress("networks", self.done, self.total)
+        if self.shown:
+            self.shown.one_more()
 
 
-def _guarded(function: Callable[[T], object], task: T) -> str:
-    """In the worker: the traceback of an exception as text, since not every exception survives the way home."""
+def _packs(tasks: deque[T], size: int) -> Iterator[tuple[T, ...]]:
+    while tasks:
+        yield tuple(tasks.popleft() for _ in range(min(size, len(tasks))))
+
+
+def _guarded(function: Callable[[T], object], pack: tuple[T, ...]) -> list[str]:
+    """In the worker: exceptions as text, since not every exception survives the way home; "" where there was none."""
+    return [_trace_of(function, task) for task in pack]
+
+
+def _trace_of(function: Callable[[T], object], task: T) -> str:
     try:
         function(task)
     except BadFolder:
         raise
-    except Exception:
+    except (Exception, SystemExit):  # an exit is the task's, not the worker's
         return traceback.format_exc()
     return ""
 
 
-def _begin_worker(parent: int) -> None:
-    """In a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+def _trace_of_loss(error: Exception, times: int) -> str:
+    if isinstance(error, BrokenExecutor):
+        said = " ".join(str(error).split())  # the exit codes
+        return f"{said}\nthe worker was killed {times} times while it ran this: is there enough memory?\n"
+    return "".join(traceback.format_exception(error))
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os._exit(1)  # what is half written has a temporary name
+def _broken(error: Exception) -> BadInput:
+    why = " ".join(str(error).split()) or type(error).__name__
+    return BadInput(f"the executor broke: {why} (what was finished is kept, and the same run carries on from there)")

@@ -1,42 +1,22 @@
-"""What a study runs: its settings, the settings of each of its networks, and the quantities it relates."""
+"""What a study runs: the settings its networks share, the axes they differ along, and the quantities it relates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from flatlens.data import Split, digits
+from flatlens.data import Split
+from flatlens.data.named import DataSettings
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
+from flatlens.experiments.vary import paths, vary
 from flatlens.models import ARCHITECTURES, MLP, Architecture
 from flatlens.plain import as_plain, digest, from_plain
 from flatlens.training import SETTINGS, SGD, Training, Until
-from flatlens.training.losses import LossName
 
 Scale: TypeAlias = Literal["smoke", "laptop"]
-
-
-@dataclass(frozen=True)
-class DataSettings:
-    """A named data set and how it is split.
-
-    >>> DataSettings("digits", train=100).load().x.shape
-    torch.Size([100, 64])
-    """
-
-    name: str
-    train: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.name != "digits":
-            raise UnknownName.among("data set to study", self.name, ["digits"])
-
-    def load(self) -> Split:
-        """The data itself."""
-        return digits(train=self.train, seed=self.seed)
 
 
 @dataclass(frozen=True)
@@ -65,78 +45,78 @@ class NetworkSettings:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """A setting by its name, and the values it takes."""
+
+    name: str
+    values: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", tuple(self.values))
+        if not self.values or len(set(map(repr, self.values))) < len(self.values):
+            raise BadInput(f"the axis {self.name}={self.values}: at least one value is needed, each of them once")
+
+
+@dataclass(frozen=True)
 class Study:
-    """A population of networks: every learning rate with every batch size and seed, on one split of the data.
+    """A population of networks: every value of each axis with every value of the others.
 
-    A network's seed draws both its initial weights and the order of its batches.
-
-    >>> len(Study.digits("laptop").networks())
-    48
+    >>> study = Study.digits("laptop")
+    >>> len(study.networks()), [axis.name for axis in study.axes]
+    (48, ['lr', 'batch_size', 'seed'])
+    >>> len(study.over("lr", 0.1).over("model.activation", "relu", "tanh").networks())
+    24
     """
 
     name: str
-    scale: str
-    data: DataSettings
-    widths: tuple[int, ...]
-    lrs: tuple[float, ...]
-    batch_sizes: tuple[int, ...]
-    seeds: tuple[int, ...]
-    loss_below: float
-    max_steps: int
-    check_every: int = 10
-    activation: Literal["relu", "tanh", "gelu"] = "relu"
-    loss: LossName = "half_squared_error"
-    measures: tuple[str, ...] = STUDIED
+    base: NetworkSettings
+    axes: tuple[Axis, ...]
     quantities: tuple[Quantity, ...] = quantities(STUDIED)
+    scale: str = ""
+
+    def __post_init__(self) -> None:
+        taken: dict[str, str] = {}
+        for axis in self.axes:
+            for path in paths(self.base, axis.name):
+                if path in taken:
+                    raise BadInput(f"the axes {taken[path]} and {axis.name} set the same: {path}")
+                taken[path] = axis.name
 
     @classmethod
     def digits(cls, scale: Scale = "laptop") -> Study:
         """4-layer ReLU networks on scikit-learn's digits: 48 of them ("laptop", minutes) or 8 ("smoke", seconds)."""
         if scale == "laptop":
-            return cls(
-                name="digits",
-                scale=scale,
-                data=DataSettings("digits", train=600),
-                widths=(64, 64, 64),
-                lrs=(0.02, 0.05, 0.1, 0.2),
-                batch_sizes=(4, 16, 64),
-                seeds=(0, 1, 2, 3),
-                loss_below=2e-3,
-                max_steps=40_000,
-            )
-        if scale == "smoke":
-            return cls(
-                name="digits",
-                scale=scale,
-                data=DataSettings("digits", train=200),
-                widths=(32, 32, 32),
-                lrs=(0.05, 0.1),
-                batch_sizes=(4, 16),
-                seeds=(0, 1),
-                loss_below=1e-2,
-                max_steps=10_000,
-            )
-        raise UnknownName.among("scale of this study", scale, ["smoke", "laptop"])
+            base = _digits(train=600, widths=(64, 64, 64), loss_below=2e-3, max_steps=40_000)
+            grid: tuple[tuple[Any, ...], ...] = ((0.02, 0.05, 0.1, 0.2), (4, 16, 64), (0, 1, 2, 3))
+        elif scale == "smoke":
+            base = _digits(train=200, widths=(32, 32, 32), loss_below=1e-2, max_steps=10_000)
+            grid = ((0.05, 0.1), (4, 16), (0, 1))
+        else:
+            raise UnknownName.among("scale of this study", scale, ["smoke", "laptop"])
+        axes = tuple(Axis(name, values) for name, values in zip(("lr", "batch_size", "seed"), grid, strict=True))
+        return cls("digits", base, axes, scale=scale)
+
+    def setting(self, name: str, value: Any) -> Study:
+        """The study with another value of a setting that all its networks share."""
+        return replace(self, base=vary(self.base, name, value), axes=tuple(a for a in self.axes if a.name != name))
+
+    def over(self, name: str, *values: Any) -> Study:
+        """The study with these values on an axis, which is added if it was none."""
+        axis = Axis(name, values)
+        known = [a.name for a in self.axes]
+        axes = [axis if a.name == name else a for a in self.axes] + ([] if name in known else [axis])
+        return replace(self, axes=tuple(axes))
 
     def networks(self) -> list[NetworkSettings]:
-        """The settings of every network, by learning rate, batch size, seed."""
-        return [
-            NetworkSettings(
-                data=self.data,
-                model=MLP(inputs=64, widths=self.widths, outputs=10, activation=self.activation, seed=seed),
-                training=Training(
-                    SGD(lr=lr),
-                    batch_size=batch_size,
-                    loss=self.loss,
-                    until=Until(loss_below=self.loss_below, accuracy=1.0),
-                    max_steps=self.max_steps,
-                    check_every=self.check_every,
-                    seed=seed,
-                ),
-                measures=self.measures,
-            )
-            for lr, batch_size, seed in product(sorted(self.lrs), sorted(self.batch_sizes), sorted(self.seeds))
-        ]
+        """The settings of every network, by the axes in turn, each from its smallest value to its largest."""
+        return list(self._networks())
+
+    def _networks(self) -> Iterator[NetworkSettings]:
+        for values in product(*(_in_order(axis.values) for axis in self.axes)):
+            settings = self.base
+            for axis, value in zip(self.axes, values, strict=True):
+                settings = vary(settings, axis.name, value)
+            yield settings
 
     def as_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; `from_json` undoes it."""
@@ -153,13 +133,58 @@ class Study:
         return _read(cls, plain, "study")
 
 
+def fitted(model: Architecture, split: Split) -> Architecture:
+    """The architecture with the sizes that data asks for: its inputs, channels and image, its outputs or classes."""
+    shape = tuple(split.x.shape[1:])
+    outputs = split.classes or int(split.y[0].numel())
+    sizes = {"outputs": outputs, "classes": outputs}
+    if len(shape) == 1:
+        sizes["inputs"] = shape[0]
+    elif len(shape) == 3:
+        sizes |= {"channels": shape[0], "image": shape[1]}
+    known = {f.name for f in fields(model)}
+    if len(shape) != 1 and "inputs" in known:
+        raise BadInput(f"a {type(model).__name__} takes rows of numbers, and the data is {shape}: set data.flat=True")
+    if len(shape) == 1 and "channels" in known:
+        raise BadInput(f"a {type(model).__name__} takes images, and the data is rows of {shape[0]} numbers")
+    for name, value in sizes.items():
+        if name in known:
+            model = vary(model, name, value)
+    return model
+
+
+def _digits(train: int, widths: tuple[int, ...], loss_below: float, max_steps: int) -> NetworkSettings:
+    return NetworkSettings(
+        data=DataSettings("digits", train=train),
+        model=MLP(inputs=64, widths=widths, outputs=10),
+        training=Training(
+            SGD(lr=0.1),
+            batch_size=16,
+            loss="half_squared_error",
+            until=Until(loss_below=loss_below, accuracy=1.0),
+            max_steps=max_steps,
+        ),
+        measures=STUDIED,
+    )
+
+
+def _in_order(values: tuple[Any, ...]) -> list[Any]:
+    """Numbers by size; anything else as it was written."""
+    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    return sorted(values) if numbers else list(values)
+
+
+KNOWN: dict[str, type] = {
+    one.__name__: one for one in (DataSettings, NetworkSettings, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
+}
+"""The types that settings are made of, by name."""
+
 S = TypeVar("S", NetworkSettings, Study)
 
 
 def _read(kind: type[S], plain: Mapping[str, Any], what: str) -> S:
-    known = {one.__name__: one for one in (DataSettings, NetworkSettings, Study, Quantity, *ARCHITECTURES, *SETTINGS)}
     try:
-        found = from_plain(dict(plain), known)
+        found = from_plain(dict(plain), KNOWN)
     except BadInput as error:
         raise BadInput(f"these are not the settings of a {what}: {error}") from error
     if not isinstance(found, kind):

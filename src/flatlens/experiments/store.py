@@ -5,7 +5,8 @@
                        result.json       how training ended, versions, device, threads, seconds
                        curves.safetensors, weights.safetensors, report.safetensors
     OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
-    OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; tried again next time
+                 <key>.progress          how far it is
+    OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; gone when the network is there
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
 
 No lock and no daemon: two processes may work in one folder, and of two that compute the same network the first to
@@ -14,12 +15,16 @@ finish is kept.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 from safetensors import SafetensorError
@@ -27,15 +32,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput
-from flatlens.estimate import Report
+from flatlens.estimate import Progress, Report
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.under_way import SUFFIX, forget, noted, under_way
 from flatlens.experiments.versions import difference, versions
-from flatlens.files import write_whole
+from flatlens.files import host, write_whole
 from flatlens.plain import digest
+
+T = TypeVar("T")
 
 SEVENTEEN = "%.17g"
 """A float64 is told apart from all others by 17 significant digits."""
+
+SEEN_WITHIN = 30.0
+"""Seconds that a network disk may take to show a new folder to other machines."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
@@ -79,6 +90,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
                 sweep(folder)
             sweep(store._failed)
+            store._clear_training()
         return store
 
     @classmethod
@@ -122,7 +134,28 @@ class Store:
 
     def finished(self, keys: Iterable[str]) -> list[str]:
         """Those networks that are there."""
-        return [key for key in keys if self.folder(key).is_dir()]
+        with clear_errors(self.out):  # listed anew: a network disk may remember for a minute that a name was not there
+            there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
+        return [key for key in keys if key in there]
+
+    def require_seen(self) -> None:
+        """Raise BadFolder where a worker does not see the folder, rather than begin another one there."""
+        patience = time.monotonic() + SEEN_WITHIN
+        while not (self.out / "study.json").is_file():
+            if time.monotonic() > patience:
+                raise BadFolder(
+                    f"the folder {str(self.out)!r} is not seen by the worker on {host()}: name one on a disk that all "
+                    "machines share under the same path"
+                )
+            time.sleep(0.2)
+
+    def noted(self, key: str) -> AbstractContextManager[Progress]:
+        """A `Progress` that notes how far the network's training is; the note goes at the end."""
+        return noted(self._training / f"{key}{SUFFIX}")
+
+    def under_way(self, networks: Mapping[str, T]) -> dict[T, tuple[int, int]]:
+        """Steps done, and at most to do, of those networks (given by their keys) that are being trained."""
+        return {networks[key]: steps for key, steps in under_way(self._training).items() if key in networks}
 
     def write(self, record: Record) -> None:
         """Keep a network; a failure noted for it before is forgotten."""
@@ -135,7 +168,7 @@ class Store:
                     save_file(record.curves, folder / "curves.safetensors")
                     save_file(record.weights, folder / "weights.safetensors")
                     record.report.save(folder / "report.safetensors")
-                except SafetensorError as error:  # the full disk's other name
+                except (SafetensorError, BadFolder) as error:  # the full disk's other names
                     raise OSError(None, str(error)) from error
                 for file in folder.iterdir():  # safetensors lets nobody else read them
                     shutil.copymode(folder / "config.json", file)
@@ -187,8 +220,13 @@ class Store:
         for name in ("failed.json", "config.json"):
             (folder / name).unlink(missing_ok=True)
         for empty in (folder, self._failed):
-            if empty.is_dir() and not any(empty.iterdir()):
+            with contextlib.suppress(OSError):  # not there, not empty, or another process was quicker
                 empty.rmdir()
+
+    def failed(self, keys: Iterable[str]) -> list[str]:
+        """Those networks whose run ended in an error and that are not there."""
+        there = set(self.finished(keys := list(keys)))
+        return [key for key in keys if key not in there and (self._failed / key / "failed.json").is_file()]
 
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
         """(key, last line of the traceback) of the noted ones."""
@@ -200,22 +238,42 @@ class Store:
         with clear_errors(self.out):
             write_whole(self.out / name, table.to_csv(index=False, float_format=SEVENTEEN, lineterminator="\n"))
 
+    def _clear_training(self) -> None:
+        """Remove what killed runs left: how far they were, and checkpoints of networks that are there."""
+        forget(self._training)
+        for checkpoint in self._training.glob("*.pt"):
+            if self.folder(checkpoint.name.partition(".")[0]).is_dir():
+                checkpoint.unlink(missing_ok=True)
+
     def _refuse_foreign_files(self) -> None:
         foreign = sorted(
             p.name for p in self.out.iterdir() if p.name not in ("networks", "training") and not p.name.startswith(".")
         )
-        if foreign or any(self._networks.glob("*")):
-            raise BadFolder(
+        if (foreign or any(self._networks.glob("*"))) and not (self.out / "study.json").exists():
+            raise BadFolder(  # unless another process has just begun the study
                 f"the output folder {str(self.out)!r} holds other files ({', '.join(foreign[:3]) or 'networks'}) "
                 "and no study: name an empty or new folder with --out"
             )
 
     def _refuse_other_study(self, study: Study) -> None:
-        there, here = _read_json(self.out / "study.json"), study.as_json()
+        there, here = _by_name(_read_json(self.out / "study.json")), _by_name(study.as_json())
         names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if names:
             what = "; ".join(f"{n}: {_short(there.get(n))} there, {_short(here.get(n))} asked for" for n in names[:2])
             raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
+
+
+def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:
+    """A study's settings by their dotted names, its axes by their own: for telling two apart."""
+    found: dict[str, Any] = {}
+    for key, value in plain.items():
+        if key == "axes":
+            found |= {axis["name"]: axis["values"] for axis in value}
+        elif isinstance(value, dict):
+            found |= _by_name(value, f"{prefix}{key}.")
+        elif key != "type":
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def last_line(trace: str) -> str:

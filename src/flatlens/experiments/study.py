@@ -15,10 +15,11 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import Study
-from flatlens.experiments.statistics import relate_all, relate_within
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.tables import curves_table, groupings, layers_table, networks_table, values_table
+from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
+from flatlens.statistics import relate_all, relate_within
 from flatlens.training import REACHED
 
 __all__ = ["Quantity", "Study", "StudyResult", "load_study", "run_study"]
@@ -30,12 +31,14 @@ def run_study(
     *,
     workers: int = 2,
     executor: Executor | None = None,
+    pack: int = 1,
     progress: Progress | None = None,
+    retry_failed: bool = False,
     mixed: bool = False,
 ) -> StudyResult:
     """Train and measure every network of the study that `out` does not hold yet, then relate them all.
 
-    Killed and called again it carries on, and ends in the same digits; runs that ended in an error are tried again.
+    Killed and called again it carries on, and ends in the same digits.
     Beside the networks' folders it leaves table.csv and relations.csv in `out`.
 
     Args:
@@ -43,7 +46,9 @@ def run_study(
         out: a new or empty folder, or one where this study was begun.
         workers: processes of one thread each.
         executor: run there instead; its workers must see `out` under the same path.
-        progress: called with ("networks", done, total).
+        pack: networks handed out at a time.
+        progress: called with ("networks", done, total), and for each run under way with its settings, steps and most.
+        retry_failed: run those again that ended in an error; without it they stay recorded as failed.
         mixed: carry on although the finished networks were computed with other versions or on another device.
 
     Raises:
@@ -55,14 +60,19 @@ def run_study(
     finished = store.finished(todo)
     if len(finished) < len(todo) and not mixed:
         store.refuse_other_versions(finished, versions())
+    over = {*finished, *([] if retry_failed else store.failed(todo))}
+    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
     run_all(
-        [settings for key, settings in todo.items() if key not in set(finished)],
-        ComputeInto(store),
+        [settings for key, settings in todo.items() if key not in over],
+        ComputeInto(store, tell=progress is not None),
         store.write_failure,
         workers=workers,
         executor=executor,
+        pack=pack,
         progress=progress,
-        done=len(finished),
+        done=len(over),
+        label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in axes) or settings.key,
+        under_way=lambda: store.under_way(todo),
     )
     result = load_study(out)
     write_tables(result, out)
@@ -94,12 +104,14 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
 
 
 def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str]]) -> StudyResult:
-    networks = networks_table(records)
+    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
+    networks = networks_table(records, axes)
     values = values_table(networks, study.quantities)
     included = values[values["included"]].reset_index(drop=True)
+    alike = groupings(networks[values["included"]].reset_index(drop=True), axes)
     quantities = included[[q.name for q in study.quantities]]
     relations = relate_all(quantities)
-    within = relate_within(quantities, GAP.name, groupings(included))
+    within = relate_within(quantities, GAP.name, alike)
     unfinished = len(study.networks()) - len(records) - len(failed)
     return StudyResult(
         networks=networks,

@@ -9,17 +9,19 @@ import pandas as pd
 
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.store import Record
+from flatlens.experiments.vary import value_of
 from flatlens.training import REACHED
 
 IDENTITY = ["key", "lr", "batch_size", "seed"]
-GROUPINGS = {"lr": ["lr"], "lr, batch_size": ["lr", "batch_size"], "seed": ["seed"]}
 
 
-def networks_table(records: Sequence[Record]) -> pd.DataFrame:
-    """One row a network, in the order given: identity, outcome, steps, and every measured number as a column."""
+def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> pd.DataFrame:
+    """One row a network, in the order given: identity, the other settings that were varied, outcome, steps, and every
+    measured number as a column."""
     rows = []
     for record in records:
-        row = {**_identity(record), "outcome": record.result["outcome"], "steps": record.result["steps"]}
+        varied = {name: _cell(value_of(record.settings, name)) for name in settings if name not in IDENTITY}
+        row = {**_identity(record), **varied, "outcome": record.result["outcome"], "steps": record.result["steps"]}
         row |= {name if layer is None else f"{name}[{layer}]": e.value for (name, layer), e in record.report.items()}
         rows.append(row)
     return pd.DataFrame(rows, columns=_columns_in_order(rows))
@@ -55,9 +57,25 @@ def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.D
     return pd.concat([identity, pd.DataFrame({q.name: q.of(networks) for q in quantities})], axis=1)
 
 
-def groupings(values: pd.DataFrame) -> dict[str, pd.Series]:
+def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
+    """The ways of holding settings fixed that say something: the first one, all but the seed, the seed.
+
+    >>> held_fixed(["lr", "batch_size", "seed"])
+    [('lr',), ('lr', 'batch_size'), ('seed',)]
+    """
+    others = tuple(name for name in axes if name != "seed")
+    seed: list[tuple[str, ...]] = [("seed",)] if "seed" in axes else []
+    return list(dict.fromkeys([others[:1], others, *seed])) if others else seed
+
+
+def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
     """The number of each row's group, for every way of holding settings fixed."""
-    return {name: values.groupby(columns).ngroup() for name, columns in GROUPINGS.items()}
+    return {", ".join(names): networks.groupby(list(names)).ngroup() for names in held_fixed(axes)}
+
+
+def _cell(value: Any) -> Any:
+    """A setting as a cell of a table; settings inside settings as they are written."""
+    return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
 def _identity(record: Record) -> dict[str, Any]:
@@ -65,7 +83,7 @@ def _identity(record: Record) -> dict[str, Any]:
     return {
         "key": record.settings.key,
         "lr": training.optimiser.lr,
-        "batch_size": training.batch_size,
+        "batch_size": training.batch_size or record.result.get("samples", 0),
         "seed": training.seed,
     }
 

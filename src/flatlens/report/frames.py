@@ -17,14 +17,13 @@ NETWORK = ["key", "lr", "batch_size", "seed"]
 GAP = "generalisation_gap"
 #: Columns that are a network's making or its score, not a measure of flatness or compression.
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
-SETTINGS = frozenset({"lr", "batch_size", "seed"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 
 
 def measures_of(result: StudyResult) -> list[Quantity]:
     """The studied quantities that measure flatness or compression."""
-    return [q for q in result.quantities if q.column not in NOT_MEASURES]
+    return [q for q in result.quantities if q.role == "measure" and q.column not in NOT_MEASURES]
 
 
 def gap_of(result: StudyResult) -> Quantity | None:
@@ -71,7 +70,7 @@ def gap_relations(result: StudyResult) -> pd.DataFrame:
     gap = gap_of(result)
     if gap is None:
         return pd.DataFrame(columns=columns)
-    shown = [q.name for q in result.quantities if q.column not in NOT_MEASURES - SETTINGS]
+    shown = [q.name for q in result.quantities if q.role == "setting" or q.column not in NOT_MEASURES]
     pairs = relation_frame(result)
     pairs = pairs[(pairs["y"] == gap.name) & pairs["x"].isin(shown)]
     pairs = pairs.sort_values(["pearson", "x"], ascending=[False, True])

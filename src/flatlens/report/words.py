@@ -24,36 +24,54 @@ def title(result: StudyResult) -> str:
 
 def what_was_run(result: StudyResult) -> str:
     """The study in one or two sentences, from its settings and tables."""
-    networks, settings = result.networks, result.settings
-    lrs = listed([f"{lr:g}" for lr in sorted(set(networks["lr"]))])
-    sizes = listed([str(size) for size in sorted(set(networks["batch_size"]))])
-    seeds = networks["seed"].nunique()
-    grid = f"learning {_s('rate', networks['lr'])} {lrs}, batch {_s('size', networks['batch_size'])} {sizes}"
-    trained = f"{counted(len(networks), 'network')}{_made_of(settings)}, trained by SGD{_on_data(settings)}"
-    return f"{trained}: {grid}, {counted(seeds, 'seed')} for each pair.{_stop(settings)}"
+    base = result.settings.get("base", {})
+    axes = [axis for axis in result.settings.get("axes", ()) if axis["name"] != "seed"]
+    grid = ", ".join(f"{_spoken(axis['name'], len(axis['values']))} {_values(axis)}" for axis in axes)
+    seeds = counted(result.networks["seed"].nunique(), "seed")
+    each = f"{grid}, {seeds} for each{' combination' if len(axes) > 1 else ''}" if grid else seeds
+    trained = f"{counted(len(result.networks), 'network')}{_made_of(base)}, trained{_how(base)}{_on_data(base)}"
+    return f"{trained}: {each}.{_stop(base)}"
 
 
-def _made_of(settings: Mapping[str, Any]) -> str:
-    widths = settings.get("widths")
-    if not widths:
+def _values(axis: Mapping[str, Any]) -> str:
+    told = [f"{value:g}" if isinstance(value, float) else _item(value) for value in axis["values"]]
+    return listed(told)
+
+
+def _spoken(name: str, count: int) -> str:
+    noun = {"lr": "learning rate", "batch_size": "batch size"}.get(name)
+    return name.replace("_", " ") if noun is None else noun + "s" * (count > 1)
+
+
+def _made_of(base: Mapping[str, Any]) -> str:
+    model = base.get("model")
+    if not model:
         return ""
-    layers = counted(len(widths) + 1, "layer")
-    return f" of {layers} ({settings.get('activation', 'hidden')}, widths {listed([str(w) for w in widths])})"
+    if "widths" not in model:
+        return f" ({model['type']})"
+    widths = model["widths"]
+    return f" of {counted(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
 
 
-def _on_data(settings: Mapping[str, Any]) -> str:
-    data, loss = settings.get("data"), settings.get("loss")
-    words = ""
-    if isinstance(data, Mapping) and "train" in data:
-        words = f" on {data['train']} training samples of {data.get('name', 'the data')}"
-    return f"{words} with the {str(loss).replace('_', ' ')}" if loss else words
+def _how(base: Mapping[str, Any]) -> str:
+    optimiser = base.get("training", {}).get("optimiser")
+    return f" by {optimiser['type']}" if optimiser else ""
 
 
-def _stop(settings: Mapping[str, Any]) -> str:
-    bound, steps = settings.get("loss_below"), settings.get("max_steps")
-    if bound is None or steps is None:
+def _on_data(base: Mapping[str, Any]) -> str:
+    data, loss = base.get("data"), base.get("training", {}).get("loss")
+    size = f"{data['train']} training samples of " if data and data.get("train") else ""
+    on = f" on {size}{data['name']}" if data else ""
+    return f"{on} with the {str(loss).replace('_', ' ')}" if loss else on
+
+
+def _stop(base: Mapping[str, Any]) -> str:
+    training = base.get("training", {})
+    until, steps = training.get("until", {}), training.get("max_steps")
+    if until.get("loss_below") is None or steps is None:
         return ""
-    return f" Each ran until every training sample was right and the loss under {bound:g}, or for {steps:,} steps."
+    right = "every training sample was right and " if until.get("accuracy") == 1 else ""
+    return f" Each ran until {right}the loss was under {until['loss_below']:g}, or for {steps:,} steps."
 
 
 def caveats(result: StudyResult) -> list[str]:
@@ -86,10 +104,6 @@ def counted(count: int, noun: str) -> str:
     ('1 network', '48 networks')
     """
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
-def _s(noun: str, values: Any) -> str:
-    return noun if values.nunique() == 1 else f"{noun}s"
 
 
 def listed(items: list[str]) -> str:

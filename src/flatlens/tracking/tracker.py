@@ -97,10 +97,13 @@ class Tracker:
     def step(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
         """Measure, if it is due after `step` training steps; the report, or None.
 
-        Without `step` calls are counted, from 0. A step is measured once. `optimiser` gives the learning rate and the
-        edge of stability. Weights that are no longer finite give undefined numbers, never an error.
+        Without `step` calls are counted, from 0. A step is measured once, and steps never go back: a tracker follows
+        one run. `optimiser` gives the learning rate and the edge of stability. Weights that are no longer finite give
+        undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
+        if step < self._latest:
+            raise BadInput(f"Tracker.step({step}): after {self._latest}: a tracker follows one run, make a new one")
         repeated = step == self._latest
         self._next, self._latest = step + 1, step
         if repeated or not self._schedule.due(step) or step in self._history.steps():

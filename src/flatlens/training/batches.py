@@ -56,7 +56,7 @@ class Batches:
     def _of_epoch(self, first: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
         n = len(self.x)
         if self.size is None:
-            yield self.x, self.targets, True
+            yield self.x.clone(), self.targets, True  # a network may write to what it is fed
             return
         order = torch.randperm(n, generator=self.generator).to(self.x.device)
         bytes_each = max(1, self.x.element_size() * self.x[:1].numel())

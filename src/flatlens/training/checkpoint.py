@@ -22,12 +22,24 @@ INTERVAL = 10.0
 """Seconds between two checkpoints: what a kill can cost."""
 
 
-def identity(model: nn.Module, data: tuple[Tensor, Tensor], settings: Training) -> str:
-    """What a checkpoint belongs to: the settings, the data, and the weights that training began from."""
-    total = zlib.crc32(canonical(as_plain(settings)).encode())
-    for tensor in [*data, *model.state_dict().values()]:
-        total = checksum(tensor, total)
+def identity(
+    model: nn.Module, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor] | None, settings: Training
+) -> str:
+    """What a checkpoint belongs to: the settings, the data, the network and the weights that training began from."""
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
+    said = f"{canonical(as_plain(settings))}{model!r}{frozen}{list(model.state_dict())}"
+    total = zlib.crc32(said.encode())
+    for tensor in [*data, *(test or ()), *model.state_dict().values()]:
+        total = checksum(tensor, zlib.crc32(str(tuple(tensor.shape)).encode(), total))
     return f"{total:08x}"
+
+
+def require_place(path: Path) -> None:
+    """Refuse at once what could not be written to at the end."""
+    if path.is_dir():
+        raise BadFolder(f"train(save={str(path)!r}): that is a folder: name a file in it")
+    if not path.parent.is_dir():
+        raise BadFolder(f"train(save={str(path)!r}): there is no folder {str(path.parent)!r}: make it first")
 
 
 def save(path: Path, whose: str, state: dict[str, Any]) -> None:
@@ -36,8 +48,11 @@ def save(path: Path, whose: str, state: dict[str, Any]) -> None:
     Raises:
         BadFolder: the file cannot be written.
     """
+    inside = io.BytesIO()
+    torch.save(state, inside)
+    whole = torch.frombuffer(bytearray(inside.getvalue()), dtype=torch.uint8)
     content = io.BytesIO()
-    torch.save({"format": FORMAT, "of": whose, **state}, content)
+    torch.save({"format": FORMAT, "of": whose, "checksum": checksum(whole), "state": whole}, content)
     try:
         write_whole(path, content.getvalue())
     except OSError as error:
@@ -56,16 +71,19 @@ def load(path: Path, whose: str) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        found = state["format"], state["of"]
-    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError) as error:
+        outside = torch.load(path, map_location="cpu", weights_only=True)
+        found = outside["format"], outside["of"]
+        if checksum(outside["state"]) != outside["checksum"]:
+            raise ValueError("its checksum does not fit")
+        inside = io.BytesIO(outside["state"].numpy().tobytes())
+        state: dict[str, Any] = torch.load(inside, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
         raise BadFolder(
             f"the checkpoint {str(path)!r} cannot be read ({type(error).__name__}): delete it to begin the run anew"
         ) from error
     if found != (FORMAT, whose):
         raise BadFolder(
-            f"the checkpoint {str(path)!r} belongs to another run (other settings, data or initial weights): name "
-            "another file, or delete it to begin anew"
+            f"the checkpoint {str(path)!r} belongs to another run: to go on with it, build the network anew, as it was "
+            "before its first step, with the same data, test data and settings; to begin another run, name another file"
         )
-    whole: dict[str, Any] = state
-    return whole
+    return state

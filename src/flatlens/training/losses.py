@@ -42,19 +42,24 @@ class TrainingLoss:
             return CrossEntropy(label_smoothing=self.label_smoothing)
         return SquaredError(self.name, label_smoothing=self.label_smoothing)
 
-    def targets(self, y: Tensor, outputs: Tensor) -> Tensor:
-        """What the outputs, (., N), are compared with: (n, N) in their dtype; labels become one-hot, then smooth."""
+    def targets(self, y: Tensor, outputs: Tensor, what: str = "data") -> Tensor:
+        """What the outputs, (., N), are compared with: (n, N) in their dtype; labels become one-hot, then smooth.
+
+        Integers are labels whatever the loss; a regression's targets are floating numbers.
+        """
         N = outputs.shape[1]
         if y.is_floating_point():
             if self.label_smoothing:
                 raise BadData("Training(label_smoothing=...): it is for class labels, and the targets are no integers")
             if y.numel() != len(y) * N:
-                raise BadData(f"train: targets {tuple(y.shape)} do not fit outputs of {N} numbers a sample")
+                raise BadData(f"train({what}=...): targets {tuple(y.shape)} do not fit outputs of {N} numbers a sample")
             return y.reshape(len(y), N).to(outputs.dtype)
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
-            raise BadData(f"train: labels from 0 to {N - 1} are needed, since the network has {N} outputs; met {met}")
-        hot = F.one_hot(y, N).to(outputs.dtype)
+            raise BadData(
+                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; met {met}"
+            )
+        hot = F.one_hot(y.long(), N).to(outputs.dtype)
         return hot if self.label_smoothing == 0 else (1 - self.label_smoothing) * hot + self.label_smoothing / N
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ Scaling. The `published` form of the Jacobian regularisers (sharpening App. D, a
 with J the Jacobian of the whole batch, of n N rows, and ONE u uniform on the unit sphere of n N numbers. Its square has
 the mean ||J||_F^2 / (n N), and ||J||_F^2 is the sum of the samples' own: the text's ||J||_F ~ ||u^T J||_2 lacks a
 factor sqrt(n N), and the number is about sqrt(mean_i ||J_i||_F^2 / N), whatever the batch. The default, `mean_square`,
-is the unbiased estimate of the mean above.
+is the unbiased estimate of the mean above. With BatchNorm in train mode samples are coupled, and either form holds the
+derivatives of each sample's outputs by the others' inputs, too.
 """
 
 from __future__ import annotations
@@ -89,6 +90,8 @@ class RelativeFlatness:
     def __post_init__(self) -> None:
         if not isinstance(self.layers, str):
             object.__setattr__(self, "layers", tuple(self.layers))
+            if not self.layers:
+                raise BadInput("RelativeFlatness(layers=()): name at least one layer, or 'last', or 'all'")
         elif self.layers not in ("last", "all"):
             raise BadInput(f"RelativeFlatness(layers={self.layers!r}): 'last', 'all' or a tuple of names is needed")
         _require(self, self.coefficient)

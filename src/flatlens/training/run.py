@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.training.batches import Batches, Taken
 from flatlens.training.checkpoint import INTERVAL
-from flatlens.training.losses import accuracy
+from flatlens.training.held import Held, Pair, require_trainable
 from flatlens.training.settings import Training
-from flatlens.training.step import Stepper
+from flatlens.training.step import Stepper, global_states, set_global_states
 
 Outcome: TypeAlias = Literal["converged", "finished", "out of steps", "diverged"]
 REACHED: tuple[Outcome, ...] = ("converged", "finished")
 """How training ends as it should: its conditions met, or its steps over where there were none."""
 CURVE_SPACING = 1.05
-CHUNK = 1024
-"""Samples that a look at the loss sends through the network at a time."""
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
-Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Watcher(Protocol):
@@ -68,11 +63,12 @@ class Run:
     def __init__(
         self, model: nn.Module, data: Pair, test: Pair | None, settings: Training, watch: Watcher | None
     ) -> None:
-        require_trainable(model, len(data[0]), settings)
+        require_trainable(model, data, settings)
+        require_followed(watch, model)
         self.model, self.settings, self.watch = model, settings, watch
         self.stepper = Stepper(model, settings)
-        self.data = _Set(model, data, settings, "data")
-        self.test = None if test is None else _Set(model, test, settings, "test")
+        self.data = Held(model, data, settings, "data")
+        self.test = None if test is None else Held(model, test, settings, "test")
         order = torch.Generator().manual_seed(settings.seed)
         self.batches = Batches(self.data.x, self.data.targets, settings.batch_size, order)
         self.total = settings.steps(len(self.data.x))
@@ -88,11 +84,9 @@ class Run:
         """From here to the end; `write` now and then."""
         wrote = time.monotonic()
         if self.step == 0 and self.outcome is None:
-            self._tell_watcher()
+            self._tell_watcher(epoch=0)
             self._look(epoch_over=False)
-        if self.outcome is not None:
-            return
-        for batch in self.batches:
+        for batch in self.batches if self.outcome is None else ():
             self._take(batch)
             if progress is not None and self._is_check_point:
                 progress("training steps", self.step, self.total)
@@ -112,16 +106,18 @@ class Run:
         loss = self.stepper.take(batch.x, batch.targets, self.settings.factor(self.step, batch.epoch))
         self.step += 1
         self.epoch_loss = [self.epoch_loss[0] + loss * len(batch.x), self.epoch_loss[1] + len(batch.x)]
-        self._tell_watcher()
+        self._tell_watcher(batch.epoch + batch.last)
         by_epoch = self.settings.until.loss_over == "epoch" and batch.last
         if self._is_check_point or by_epoch:
             self._look(by_epoch)
         if batch.last:
             self.epoch_loss = [0.0, 0.0]
 
-    def _tell_watcher(self) -> None:
+    def _tell_watcher(self, epoch: int) -> None:
+        """The optimiser as it is for the step to come; none where the step is taken elsewhere than it seems."""
         if self.watch is not None:
-            self.watch.step(self.step, optimiser=self.stepper.optimiser)
+            self.stepper.set_rate(self.settings.factor(self.step, epoch))
+            self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
 
     def _look(self, epoch_over: bool) -> None:
         """At the loss over all data, and whether that is the end; a row of the curves when one is due."""
@@ -160,7 +156,7 @@ class Run:
             "optimiser": self.stepper.optimiser.state_dict(),
             "batches": self.batches.state_dict(),
             "noise": {name: generator.get_state() for name, generator in self.stepper.noise.items()},
-            "dropout": _global_states(self.data.x.device),
+            "dropout": global_states(self.data.x.device),
             "watch": None if self.watch is None else self.watch.state_dict(),
             **{name: getattr(self, name) for name in _PLAIN},
         }
@@ -172,101 +168,23 @@ class Run:
         self.batches.load_state_dict(state["batches"])
         for name, generator in self.stepper.noise.items():
             generator.set_state(state["noise"][name])
-        _set_global_states(state["dropout"], self.data.x.device)
-        if self.watch is not None and state["watch"] is not None:
+        set_global_states(state["dropout"], self.data.x.device)
+        if (self.watch is None) != (state["watch"] is None):
+            had = "was followed by a tracker: give it again" if self.watch is None else "was begun without a tracker"
+            raise BadInput(f"train(watch=...): the run that the checkpoint holds {had}")
+        if self.watch is not None:
             self.watch.load_state_dict(state["watch"])
         for name in _PLAIN:
             setattr(self, name, state[name])
 
 
+def require_followed(watch: Watcher | None, model: nn.Module) -> None:
+    """Refuse a tracker whose problem is of another network."""
+    followed = getattr(getattr(watch, "problem", None), "model", None)
+    if isinstance(followed, nn.Module):
+        own = {id(p) for p in model.parameters()}
+        if not any(id(p) in own for p in followed.parameters()):
+            raise BadInput("train(watch=...): the tracker's problem is of another network than the one that is trained")
+
+
 _PLAIN = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_loss")
-
-
-class _Set:
-    """Data on the network's device, with targets ready for the loss."""
-
-    def __init__(self, model: nn.Module, data: Pair, settings: Training, what: str) -> None:
-        x, y = data
-        if len(x) != len(y) or not len(x):
-            raise BadData(
-                f"train({what}=...): {len(x)} inputs and {len(y)} targets: as many, and at least one, are needed"
-            )
-        for tensor in (x, y):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None])).any(1).sum())
-                raise BadData(f"train({what}=...): {bad} of {len(x)} samples hold NaN or inf: clean or drop them")
-        device = next(model.parameters()).device
-        self.model, self.loss = model, settings.objective
-        self.x, self.y = x.to(device), y.to(device)
-        self.targets = self.loss.targets(self.y, _first_outputs(model, self.x))
-
-    def look(self) -> list[float]:
-        """Loss and accuracy over all of it."""
-        with _evaluating(self.model), torch.no_grad():
-            outputs = torch.cat([self.model(part) for part in torch.split(self.x, CHUNK)])
-        loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
-        return [loss, accuracy(outputs, self.y)]
-
-    def gradient_norm(self, parameters: Sequence[Tensor]) -> float:
-        """||dL/dtheta||, L the mean loss over all of it, in eval mode."""
-        total = [torch.zeros_like(p) for p in parameters]
-        with _evaluating(self.model):
-            for x, targets in zip(torch.split(self.x, CHUNK), torch.split(self.targets, CHUNK), strict=True):
-                share = self.loss.values(self.model(x), targets).sum() / len(self.x)
-                slopes = torch.autograd.grad(share, parameters, allow_unused=True)
-                total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]
-        return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in total))
-
-
-def _first_outputs(model: nn.Module, x: Tensor) -> Tensor:
-    """What the network gives for one sample, (1, N)."""
-    try:
-        with _evaluating(model), torch.no_grad():
-            outputs = model(x[:1])
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise BadModel(
-            f"train(model=...): forward failed on the first sample ({why}): do they fit together?"
-        ) from error
-    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-        raise BadModel(f"train(model=...): outputs of shape (n, N) are needed, got {got}")
-    return outputs
-
-
-def require_trainable(model: nn.Module, n: int, settings: Training) -> None:
-    """Refuse a network with nothing to train, and BatchNorm where some batch would be a single sample."""
-    if not any(p.requires_grad for p in model.parameters()):
-        raise BadModel("train(model=...): no parameter asks for a gradient: there is nothing to train")
-    batch = settings.batch_size or n
-    last = n % batch or batch
-    ghost = settings.ghost_batch or batch
-    parts = {min(ghost, size) for size in (batch, last)} | {size % ghost for size in (batch, last)}
-    if 1 in parts and any(isinstance(module, _BatchNorm) for module in model.modules()):
-        raise BadInput(
-            f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch}): of {n} samples one would "
-            "be normalised alone by BatchNorm: choose a size that leaves no single sample"
-        )
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a look; every module is put back in its own mode after."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-def _global_states(device: torch.device) -> list[Tensor]:
-    """Of the generators that dropout draws from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _set_global_states(states: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)

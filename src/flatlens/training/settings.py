@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flatlens.errors import BadInput
-from flatlens.training.ascent import Ascent
+from flatlens.training.ascent import ASAM, SAM, Ascent
 from flatlens.training.augmentation import Augmentation, Mixup
 from flatlens.training.losses import LossName, TrainingLoss
-from flatlens.training.optimisers import Optimiser
-from flatlens.training.penalties import Penalty
-from flatlens.training.schedules import Constant, Schedule
+from flatlens.training.optimisers import SGD, Adam, Optimiser, RMSProp
+from flatlens.training.penalties import InputJacobian, ParameterJacobian, Penalty, RelativeFlatness
+from flatlens.training.schedules import Constant, Cosine, Schedule, Steps
 from flatlens.training.stopping import Until
+
+LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 1, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
+MAY_BE_NONE = ("batch_size", "ghost_batch", "max_steps", "max_epochs")
 
 
 @dataclass(frozen=True)
@@ -41,16 +44,35 @@ class Training:
     seed: int = 0  #: of the order of the samples, and of all noise
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "penalties", tuple(self.penalties))
+        several = self.penalties if isinstance(self.penalties, tuple | list) else (self.penalties,)
+        object.__setattr__(self, "penalties", tuple(several))
+        self._require_types()
         TrainingLoss(self.loss, self.label_smoothing)
-        for name in ("batch_size", "ghost_batch", "max_steps", "max_epochs", "check_every"):
+        for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadInput(f"Training({name}={value}): at least 1 is needed")
-        if self.warmup < 0:
-            raise BadInput(f"Training(warmup={self.warmup}): it must not be negative")
+            if value is None and name in MAY_BE_NONE:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise BadInput(f"Training({name}={value!r}): a whole number, at least {least} is needed")
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that it ends whatever happens")
+
+    def _require_types(self) -> None:
+        """Refuse what is no settings at all."""
+        wanted: dict[str, tuple[type, ...]] = {
+            "optimiser": (SGD, Adam, RMSProp),
+            "schedule": (Constant, Steps, Cosine),
+            "until": (Until,),
+            "augmentation": (Augmentation, type(None)),
+            "mixup": (Mixup, type(None)),
+            "ascent": (SAM, ASAM, type(None)),
+        }
+        parts = [(name, getattr(self, name), kinds) for name, kinds in wanted.items()]
+        parts += [("penalties", each, (InputJacobian, ParameterJacobian, RelativeFlatness)) for each in self.penalties]
+        for name, value, kinds in parts:
+            if not isinstance(value, kinds):
+                known = ", ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+                raise BadInput(f"Training({name}={value!r}): one of {known} is needed")
 
     @property
     def objective(self) -> TrainingLoss:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from flatlens.grams.record import record
 from flatlens.training.penalties import Pass
@@ -33,14 +33,19 @@ class Stepper:
             x = settings.augmentation.apply(x, self.noise["augmentation"])
         if settings.mixup is not None:
             x, targets = settings.mixup.apply(x, targets, self.noise["mixup"])
-        for group in self.optimiser.param_groups:
-            group["lr"] = factor * settings.optimiser.lr
-        loss = self._at_the_worst_place(x, targets) if self._ascends else self.differentiate(x, targets)
+        self.set_rate(factor)
+        loss = self._at_the_worst_place(x, targets) if self.ascends else self.differentiate(x, targets)
         self.optimiser.step()
         return loss
 
+    def set_rate(self, factor: float) -> None:
+        """The learning rate, as a multiple of the optimiser's own."""
+        for group in self.optimiser.param_groups:
+            group["lr"] = factor * self.settings.optimiser.lr
+
     @property
-    def _ascends(self) -> bool:
+    def ascends(self) -> bool:
+        """Whether the gradient is taken elsewhere than at the weights."""
         return self.settings.ascent is not None and self.settings.ascent.rho > 0
 
     def differentiate(self, x: Tensor, targets: Tensor) -> float:
@@ -60,7 +65,9 @@ class Stepper:
         """A part's share in the mean loss over n samples, and in the penalties."""
         if not self.penalties:
             return self.loss.values(self.model(x), targets).sum() / n, None
-        x = x.detach().clone().requires_grad_()
+        x = x.detach().clone()
+        if x.is_floating_point():
+            x.requires_grad_()
         with record(self.model) as tape:
             outputs = self.model(x)
             seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
@@ -70,7 +77,7 @@ class Stepper:
     def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
         """The gradient at theta + eps, with the same probes and the same dropout as the one that led there."""
         assert self.settings.ascent is not None
-        noise, dropout = self.noise["penalties"].get_state(), torch.get_rng_state()
+        noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
         loss = self.differentiate(x, targets)
         slopes = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         here = [p.detach().clone() for p in self.parameters]
@@ -78,7 +85,7 @@ class Stepper:
             for p, eps in zip(self.parameters, self.settings.ascent.move(here, slopes), strict=True):
                 p.add_(eps)
         self.noise["penalties"].set_state(noise)
-        torch.set_rng_state(dropout)
+        set_global_states(dropout, x.device)
         with _statistics_left_alone(self.model):
             self.differentiate(x, targets)
         with torch.no_grad():
@@ -95,10 +102,23 @@ def stream(seed: int, name: str) -> Generator:
 
 @contextmanager
 def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
-    """BatchNorm normalises by its batch, and its running statistics do not see it."""
+    """Norms normalise by their batch, and their running statistics do not see it."""
     with ExitStack() as undo:
         for module in model.modules():
-            if isinstance(module, _BatchNorm) and module.track_running_stats:
-                undo.callback(setattr, module, "track_running_stats", True)
-                module.track_running_stats = False
+            if isinstance(module, _NormBase) and module.track_running_stats:
+                name, value = ("track_running_stats", False) if isinstance(module, _BatchNorm) else ("momentum", 0.0)
+                undo.callback(setattr, module, name, getattr(module, name))
+                setattr(module, name, value)
         yield
+
+
+def global_states(device: torch.device) -> list[Tensor]:
+    """Of the generators that dropout draws from."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_global_states(states: list[Tensor], device: torch.device) -> None:
+    """Put them back."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)

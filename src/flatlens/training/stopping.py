@@ -32,6 +32,10 @@ class Until:
             raise BadInput(f"Until(loss_window={self.loss_window}): at least 1 is needed")
         if self.loss_over not in ("data", "epoch"):
             raise BadInput(f"Until(loss_over={self.loss_over!r}): 'data' or 'epoch' is needed")
+        for name in ("loss_below", "gradient_norm"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise BadInput(f"Until({name}={value}): a finite number is needed")
         if self.accuracy is not None and not 0 <= self.accuracy <= 1:
             raise BadInput(f"Until(accuracy={self.accuracy}): a share from 0 to 1 is needed")
 

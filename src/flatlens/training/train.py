@@ -10,9 +10,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flatlens.errors import BadModel
 from flatlens.estimate import Progress
 from flatlens.training import checkpoint
-from flatlens.training.run import Pair, Run, TrainingResult, Watcher
+from flatlens.training.held import Pair
+from flatlens.training.run import Run, TrainingResult, Watcher
 from flatlens.training.settings import Training
 from flatlens.training.step import stream
 
@@ -30,28 +32,38 @@ def train(
     """Train `model` in place on (inputs, labels) or (inputs, numbers); its outputs are (n, N).
 
     The curves hold the first and last check point and, between, those at least 5% of the steps apart. Same settings,
-    versions, machine and number of threads: same digits. The model is left in the mode it came in, without gradients.
+    versions, machine and number of threads: same digits. A model that comes in eval mode is trained in train mode; of
+    one in train mode, modules that are in eval mode (a frozen BatchNorm) stay so. It is left in the mode it came in,
+    without gradients.
 
     Args:
         model: any module; on its device.
         data: inputs (n, ...), and labels (n,) or targets (n, N).
         settings: how.
         test: held-out data, for the curves alone.
-        watch: called as `watch.step(step, optimiser=...)` before the first step and after each.
+        watch: called as `watch.step(step, optimiser=...)` before the first step and after each, the learning rate being
+            that of the step to come; without the optimiser where SAM moves its edge of stability.
         save: a file; written every 10 s. Killed and called again in the same way, the run goes on from there and ends
-            in the same digits. It stays when the run is over, and then gives its result at once.
+            in the same digits; the same way is with the network built anew. It stays when the run is over, and then
+            gives its result at once.
         progress: called with ("training steps", done, total).
 
     Raises:
         BadData: labels or targets that do not fit the outputs.
         BadFolder: `save` cannot be written, is damaged, or belongs to another run.
     """
+    if not isinstance(model, nn.Module):
+        raise BadModel(
+            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: is it not built yet?"
+        )
     with _as_found(model, settings.seed):
+        if save is not None:
+            checkpoint.require_place(Path(save))
         run = Run(model, data, test, settings, watch)
         if save is None:
             run.go(None, progress)
             return run.result()
-        where, whose = Path(save), checkpoint.identity(model, data, settings)
+        where, whose = Path(save), checkpoint.identity(model, data, test, settings)
         if (state := checkpoint.load(where, whose)) is not None:
             run.load_state_dict(state)
         run.go(lambda: checkpoint.save(where, whose, run.state_dict()), progress)
@@ -65,7 +77,8 @@ def _as_found(model: nn.Module, seed: int) -> Iterator[None]:
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(stream(seed, "dropout").initial_seed())
-        model.train()
+        if not model.training:
+            model.train()
         try:
             yield
         finally:

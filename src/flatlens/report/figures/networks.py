@@ -78,7 +78,7 @@ def training_curves(result: StudyResult) -> Figure:
     """A panel a batch size: the training loss over steps, on log axes, down to the bound it was trained to."""
     data = frames.curve_frame(result)
     grid = Grid.of(result.networks)
-    bound = result.settings.get("loss_below")
+    bound = result.settings.get("base", {}).get("training", {}).get("until", {}).get("loss_below")
     extent = (float(data["step"].min()), float(data["step"].max())) if len(data) else (1.0, 1.0)
 
     def draw(width: Width) -> list[Drawing]:

@@ -1,0 +1,165 @@
+"""What a sweep costs beside its networks, and what a second worker brings: `python -m benchmarks.sweep [--pairs 5]`.
+
+Each turn runs the same digits networks with one worker and with two, into a new folder each, one thread a worker.
+The clock starts when every worker has finished a first network that is not counted: processes have started, torch is
+imported. Throughput is the counted networks over the seconds from there to the last one. The overhead of a run is the
+one worker's seconds, less those that result.json holds for training and measuring, over its networks: reading the
+data, building the network, writing the folder, handing out. Progress is watched, as from the command line. For how
+busy the machine was, a spin of two bare processes against one is timed beside each pair: what two workers can reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+from flatlens.experiments import Study
+from flatlens.experiments.network import ComputeInto
+from flatlens.experiments.runner import run_all
+from flatlens.experiments.settings import NetworkSettings, Scale
+from flatlens.experiments.store import Store
+
+SPIN = 20_000_000
+STEPS = 1000
+"""Of each training: equal, so that no worker idles at the end because its last network took longer."""
+
+
+@dataclass(frozen=True)
+class Together:
+    """Compute a network; the first one of each worker waits until every worker has started."""
+
+    compute: ComputeInto
+    first: tuple[str, ...]
+
+    def __call__(self, settings: NetworkSettings) -> None:
+        """Do it."""
+        meeting = self.compute.store.out.parent
+        if settings.key in self.first:
+            (meeting / settings.key).touch()
+            while not all((meeting / key).exists() for key in self.first):
+                time.sleep(0.01)
+        self.compute(settings)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--networks", type=int, default=24, help="counted ones, an even number")
+    options = parser.parse_args(arguments)
+    pairs = []
+    for _ in range(options.pairs):
+        pairs.append(pair(options.networks))
+        print(pairs[-1], file=sys.stderr, flush=True)
+    short = [overhead(40) for _ in range(3)]
+    result = {
+        "networks": options.networks,
+        "speed_up": round(statistics.median(p["speed_up"] for p in pairs), 3),
+        "speed_up_of_bare_processes": round(statistics.median(p["speed_up_of_bare_processes"] for p in pairs), 3),
+        "overhead_ms": round(statistics.median(p["overhead_ms"] for p in pairs), 2),
+        "overhead_ms_short_runs": round(statistics.median(p["overhead_ms"] for p in short), 2),
+        "pairs": pairs,
+        "short_runs": short,
+    }
+    print(json.dumps(result, indent=1))
+    print(machine.save("sweep", result), file=sys.stderr)
+
+
+def pair(networks: int) -> dict[str, float]:
+    """One worker, then two, on the same networks."""
+    load = os.getloadavg()[0]
+    study = fixed("laptop", STEPS).over("seed", *range(networks + 2))
+    bare = spinning(1) * 2 / spinning(2)
+    one, two = sweep(study.networks(), study, 1, networks), sweep(study.networks(), study, 2, networks)
+    return {
+        "speed_up": round(one["seconds"] / two["seconds"], 3),
+        "speed_up_of_bare_processes": round(bare, 3),
+        "overhead_ms": one["overhead_ms"],
+        "seconds_one": round(one["seconds"], 2),
+        "seconds_two": round(two["seconds"], 2),
+        "load_average_before": round(load, 2),
+    }
+
+
+def overhead(networks: int) -> dict[str, float]:
+    """Of runs of a fraction of a second: what packing and handing out cost most there."""
+    study = fixed("smoke", 50).over("seed", *range(networks + 2))
+    return sweep(study.networks(), study, 1, networks)
+
+
+def fixed(scale: Scale, steps: int) -> Study:
+    """The digits study in the middle of its grid, every training `steps` long."""
+    study = Study.digits(scale).over("lr", 0.1).over("batch_size", 16)
+    return study.setting("until.loss_below", None).setting("until.accuracy", None).setting("max_steps", steps)
+
+
+def sweep(settings: list[NetworkSettings], study: Study, workers: int, networks: int) -> dict[str, float]:
+    """Seconds for `networks` networks, without the first of each worker."""
+    first, counted = settings[-workers:], settings[:networks]
+    clock: dict[int, float] = {}
+
+    def progress(what: str, done: int, total: int) -> None:
+        if what == "networks":
+            clock.setdefault(done, time.perf_counter())
+
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store.create(Path(folder) / "out", study)
+        keys = {one.key: one for one in settings}
+        function = Together(ComputeInto(store, tell=True), tuple(one.key for one in first))
+        run_all(
+            [*first, *counted],
+            function,
+            _fail,
+            workers=workers,
+            progress=progress,
+            under_way=lambda: store.under_way(keys),
+        )
+        inside = sum(_seconds(store, one.key) for one in counted)
+    seconds = clock[workers + networks] - clock[workers]
+    return {"seconds": seconds, "overhead_ms": round(1000 * (seconds * workers - inside) / networks, 2)}
+
+
+def spinning(processes: int) -> float:
+    """Seconds until so many processes have each counted far, their start left out."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(processes + 1)
+    started = [context.Process(target=_spin, args=(barrier,)) for _ in range(processes)]
+    for process in started:
+        process.start()
+    barrier.wait()
+    start = time.perf_counter()
+    barrier.wait()
+    seconds = time.perf_counter() - start
+    for process in started:
+        process.join()
+    return seconds
+
+
+def _spin(barrier: Any) -> None:
+    barrier.wait()
+    for _ in range(SPIN):
+        pass
+    barrier.wait()
+
+
+def _fail(settings: NetworkSettings, trace: str) -> None:
+    raise RuntimeError(trace)
+
+
+def _seconds(store: Store, key: str) -> float:
+    result: dict[str, Any] = store.read(key).result
+    return float(result["seconds_training"] + result["seconds_measuring"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""`flatlens compare`: several checkpoints, ranked by each measure, and how far the rankings agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from flatlens.cli.bar import Bar
+from flatlens.cli.inputs import Inputs
+from flatlens.cli.names import Names, all_names
+from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
+from flatlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from flatlens.comparing import Comparison
+    from flatlens.problem import Problem
+    from flatlens.statistics import Statistic
+
+Files = Annotated[Sequence[Path], Parameter(negative="", show_default=False)]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Compared:
+    """What is compared, and on which data."""
+
+    data: str | None = None
+    """As of `flatlens measure`; the same for all. Networks of studies have their own, which must agree."""
+
+    test: str | None = None
+    """Held-out data in the same forms: shows the generalisation gap, and each measure's agreement with it."""
+
+    loss: str | None = None
+    """As of `flatlens measure`; the same for all."""
+
+    weights: Files = ()
+    """Weights to load, as of `flatlens measure`: one file for each MODEL in order, or several for one MODEL."""
+
+    name: Names = ()
+    """What to call the networks, in order, with commas between or the option repeated. Without it: what tells their
+    files or folders apart."""
+
+    prefix: str | None = None
+    """What stands before the network's own names in the weights files, such as `net.`"""
+
+    parameters: str = "trainable"
+    """The parameters that count: `trainable`, `all`, or their names, with commas between."""
+
+    dtype: Literal["float32", "float64"] | None = None
+    """Measure in this precision instead of the networks'."""
+
+    memory: str = "1GiB"
+    """About how much memory the pass over the data may take."""
+
+    def problems(self, models: Sequence[str]) -> dict[str, Problem]:
+        """A problem for every checkpoint, by name; the data are read once."""
+        pairs = self._checkpoints(models)
+        names = self._names(pairs)
+        found: dict[str, Problem] = {}
+        for name, (model, weights) in zip(names, pairs, strict=True):
+            inputs = Inputs(self.data, self.test, self.loss, weights, self.prefix, self.parameters, self.dtype,
+                            self.memory)  # fmt: skip
+            try:
+                found[name] = inputs.problem(model, next(iter(found.values()), None))
+            except BadInput as error:
+                raise BadInput(f"{error} [{name}]") from error
+        return found
+
+    def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
+        """Each network's MODEL and weights."""
+        files = list(self.weights)
+        if len(models) == 1 and len(files) >= 2:
+            return [(models[0], file) for file in files]
+        if len(models) < 2:
+            found = f"{len(models)} MODEL{'' if len(models) == 1 else 's'} and {len(files)} --weights"
+            raise BadInput(
+                f"MODEL: at least two networks are needed, got {found}: name two, or one with several --weights"
+            )
+        if files and len(files) != len(models):
+            raise BadInput(f"--weights: {len(files)} for {len(models)} MODELs: give one for each, in order, or none")
+        return [(model, files[at] if files else None) for at, model in enumerate(models)]
+
+    def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:
+        """The given ones, or what tells the checkpoints apart."""
+        given = all_names(self.name)
+        if given:
+            if len(given) != len(pairs) or len(set(given)) != len(given):
+                raise BadInput(
+                    f"--name {','.join(given)}: a name of its own for each of {len(pairs)} networks is needed"
+                )
+            return given
+        labels = [model if file is None else str(file) for model, file in pairs]
+        if len({model for model, _ in pairs}) > 1 and len(set(labels)) < len(pairs):
+            labels = [model if file is None else f"{model} {file}" for model, file in pairs]
+        return unique(labels)
+
+
+def compare(
+    *models: str,
+    compared: Compared = Compared(),
+    measures: Names = (),
+    page: Path | None = None,
+    seed: int = 0,
+    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+) -> None:
+    """Rank several checkpoints by each measure, and say how far the rankings agree.
+
+    For example:
+
+        flatlens compare net.py:build --weights epoch1.pt --weights epoch9.pt --data net.py:samples --loss cross_entropy
+        flatlens compare runs/digits/networks/0123456789ab runs/digits/networks/ba9876543210 --page compared.html
+
+    Args:
+        models: Two or more, as of `flatlens measure`; or one, with several --weights.
+        measures: What to rank by, with commas between or the option repeated; `flatlens list measures` has the names.
+            Without it: all that one pass over the data gives.
+        page: Write an HTML page, with the ranks as a picture.
+        seed: Of the random numbers that estimates are drawn with, the same for every network.
+        as_json: Print JSON.
+    """
+    import torch
+
+    import flatlens as fl
+
+    require_writable(page, "--page")
+    problems = compared.problems(models)
+    with stdout_to_stderr(), Bar() as bar:
+        lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
+        generator = torch.Generator().manual_seed(seed)
+        found = fl.compare(lenses, all_names(measures) or None, generator=generator, progress=bar)
+    if page is not None:
+        from flatlens.report.compare import write_compare_page
+
+        note(f"page written: {write_compare_page(found, page)}")
+    if as_json:
+        show_json(_json(found))
+        return
+    from flatlens.report.compare import compare_screen
+
+    show(compare_screen(found))
+
+
+def unique(labels: Sequence[str]) -> list[str]:
+    """Short names that differ: without the folders they share and an ending they share; numbered where all is equal.
+
+    >>> unique(["runs/a/epoch1.pt", "runs/a/epoch9.pt"]), unique(["net.py:wide", "net.py:deep"])
+    (['epoch1', 'epoch9'], ['wide', 'deep'])
+    >>> unique(["a/last.pt", "b/last.pt"]), unique(["net.py:build", "net.py:build"])
+    (['a/last', 'b/last'], ['build 1', 'build 2'])
+    """
+    parts = [label.replace(".py:", "/").rstrip("/").split("/") for label in labels]
+    endings = {Path(part[-1]).suffix for part in parts}
+    if len(endings) == 1 and "" not in endings and all("." not in ending[1:] for ending in endings):
+        parts = [[*part[:-1], Path(part[-1]).stem] for part in parts]
+    for length in range(1, max(map(len, parts)) + 1):
+        short = ["/".join(part[-length:]) for part in parts]
+        if len(set(short)) == len(labels):
+            return short
+    last = [part[-1] for part in parts]
+    return [f"{name} {number}" for number, name in enumerate(last, 1)]
+
+
+def _json(found: Comparison) -> dict[str, Any]:
+    agreement = found.agreement()
+    return {
+        "about": {name: report.about for name, report in found.reports.items()},
+        "ranks": found.frame().to_dict("records"),
+        "networks": found.networks().to_dict("records"),
+        "agreement": {
+            "all": _statistic(agreement.overall),
+            "survive_rescalings": _statistic(agreement.surviving),
+            "left_out": agreement.left_out,
+            "taus": agreement.taus.to_dict("index"),
+            "with_gap": agreement.gap.to_dict("records"),
+            "remarks": agreement.remarks,
+        },
+        "notes": found.notes,
+    }
+
+
+def _statistic(one: Statistic) -> dict[str, Any]:
+    return {"kendall_w": one.value, "p": one.p, "networks": one.n, "method": one.method, "note": one.note}

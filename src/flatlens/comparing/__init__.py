@@ -1,0 +1,8 @@
+"""Comparing checkpoints: ranked by each measure, and how far the rankings agree."""
+
+from flatlens.comparing.agreement import Agreement
+from flatlens.comparing.compare import compare
+from flatlens.comparing.comparison import Comparison
+from flatlens.comparing.direction import direction
+
+__all__ = ["Agreement", "Comparison", "compare", "direction"]

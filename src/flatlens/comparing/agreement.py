@@ -1,0 +1,160 @@
+"""How far the rankings by several measures agree: Kendall's W, tau of each pair, tau with the generalisation gap."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from math import factorial
+
+import numpy as np
+import pandas as pd
+
+from flatlens.comparing.ranking import larger_of, places
+from flatlens.estimate import Estimate
+from flatlens.statistics import Statistic, kendall_w, permutations
+from flatlens.statistics.coefficients import Array, ratio
+from flatlens.statistics.correlations import p_value
+
+PERMUTED = 9999
+FEW = 5
+"""Fewer networks than this can hardly show agreement that is not chance."""
+Table = Mapping[str, Mapping[str, Estimate]]
+"""Estimates by measure and network."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Agreement:
+    """How far the rankings agree."""
+
+    overall: Statistic  #: Kendall's W of all counted measures
+    surviving: Statistic  #: of those that both rescalings of the weights leave alone
+    counted: list[str]  #: the measures that are counted
+    left_out: Mapping[str, str]  #: the others, and why
+    taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN where one ties them all
+    gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
+    remarks: tuple[str, ...]  #: what to make of it, in words
+
+
+def agreement(
+    estimates: Table,
+    pointing: Collection[str],
+    surviving: Collection[str],
+    gaps: Mapping[str, Estimate],
+    rounding: float,
+) -> Agreement:
+    """Of rankings in which ties and overlapping intervals stay open.
+
+    Args:
+        estimates: by measure and network.
+        pointing: the measures of which a small value is known to mean flat or compressed.
+        surviving: those that speak of the function alone.
+        gaps: the generalisation gap by network; empty without held-out data.
+        rounding: values that are closer than this, relatively, tie.
+    """
+    left_out = _left_out(estimates, pointing, rounding)
+    counted = [name for name in estimates if name not in left_out]
+    models = list(next(iter(estimates.values()), {}))
+    ranks = pd.DataFrame(
+        [[place.rank for place in places(estimates[name], rounding).values()] for name in counted],
+        index=counted, columns=models,
+    )  # fmt: skip
+    kept = [name for name in counted if name in surviving]
+    overall = _w(ranks, "Kendall's W, all measures")
+    of_function = _w(ranks.loc[kept], "Kendall's W, measures that survive rescalings")
+    signs = {
+        name: larger_of(list(row.values()), rounding)
+        for name, row in estimates.items()
+        if all(e.value == e.value for e in row.values())
+    }
+    taus = pd.DataFrame(
+        [[_tau(a, b) for b in signs.values()] for a in signs.values()], index=list(signs), columns=list(signs)
+    )
+    remarks = (*_about_w(overall, ranks), *_about_gaps(gaps, rounding))
+    return Agreement(overall, of_function, counted, left_out, taus, _with_gap(signs, gaps, rounding), remarks)
+
+
+def _left_out(estimates: Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
+    """Measures that do not count as a ranking of their own, and why."""
+    found: dict[str, str] = {}
+    before: dict[str, Array] = {}
+    for name, row in estimates.items():
+        values = np.array([e.value for e in row.values()])
+        missing = [model for model, e in row.items() if e.kind == "undefined" or e.value != e.value]
+        twin = next((other for other, seen in before.items() if _proportional(values, seen, rounding)), None)
+        if name not in pointing:
+            found[name] = "no direction known: a small value means neither flat nor compressed"
+        elif missing:
+            found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
+        elif twin is not None:
+            found[name] = f"on these networks the same as {twin}, but for a factor"
+        else:
+            before[name] = values
+    return found
+
+
+def _proportional(a: Array, b: Array, rounding: float) -> bool:
+    """Whether two measures are one, in other units."""
+    if not (np.isfinite(a).all() and np.isfinite(b).all() and a.any() and b.any()):
+        return False
+    at = int(np.abs(a).argmax())
+    return bool(b[at] * a[at] > 0 and np.allclose(a / a[at], b / b[at], rtol=rounding, atol=0))
+
+
+def _w(ranks: pd.DataFrame, name: str) -> Statistic:
+    return kendall_w(ranks, ranked=True, permuted=PERMUTED, name=name)
+
+
+def _tau(a: Array, b: Array) -> float:
+    """Kendall's tau-b of two orders, given as the signs of all differences."""
+    both, in_a, in_b = (np.array([signs.sum()]) for signs in (a * b, a**2, b**2))
+    return float(ratio(both, in_a, in_b)[0])
+
+
+def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
+    """Each measure's tau with the gap as measured, and its p from the gaps in other orders."""
+    rows = []
+    values = np.array([gap.value for gap in gaps.values()])
+    if len(values) and np.isfinite(values).all():
+        order = larger_of([Estimate(value) for value in values], rounding)
+        drawn = [order[np.ix_(one, one)] for one in permutations(len(values), 0, PERMUTED // 10)]
+        for name, mine in signs.items():
+            tau = _tau(mine, order)
+            under_null = np.array([(mine * other).sum() for other in drawn])
+            rows.append((name, tau, p_value(float((mine * order).sum()), under_null) if tau == tau else np.nan))
+    return pd.DataFrame(rows, columns=["measure", "tau", "p"])
+
+
+def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
+    """How much W may be made of."""
+    if w.value != w.value:
+        return [f"How far the rankings agree cannot be said: {w.note}."]
+    told = [
+        "The p of W is against rankings that have nothing to do with each other. Those by measures of the same weights "
+        "do, and some measures bound each other: agreement is expected, and p flatters it."
+    ]
+    networks = ranks.shape[1]
+    if networks < FEW:
+        told.append(f"W says little of {networks} networks: they have only {factorial(networks)} orders.")
+    if networks == 2:
+        a, b = ranks.columns
+        first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
+        told.append(
+            f"By {first} measures {a} is the smaller, by {second} {b}, by {len(ranks) - first - second} neither."
+        )
+    return told
+
+
+def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
+    """How many pairs of gaps the held-out data can tell apart."""
+    if not gaps:
+        return []
+    known = [gap for gap in gaps.values() if gap.value == gap.value]
+    signs = larger_of(known, rounding)
+    pairs = len(known) * (len(known) - 1) // 2
+    undecided = pairs - int((signs > 0).sum())
+    if not undecided:
+        return []
+    return [
+        f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau with "
+        f"the gap takes their order as measured."
+    ]

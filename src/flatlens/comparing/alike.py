@@ -1,0 +1,97 @@
+"""What lenses must have in common to be compared, and what is only worth telling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from flatlens.errors import BadInput
+from flatlens.measures import Lens
+from flatlens.problem import Problem
+from flatlens.problem.data import Data, checksum
+
+SAME = {
+    "loss": "they must be measured under one loss",
+    "samples": "they must be measured on the same data",
+    "outputs": "they must answer the same task",
+    "held-out data": "give the same test data to all, or to none",
+    "batchnorm": "give all the same batchnorm and ghost_batch",
+}
+"""What must be equal, and what to do where it is not."""
+
+
+def require_alike(lenses: Mapping[str, Lens]) -> None:
+    """Refuse networks that do not answer the same question on the same data, naming the first two that differ."""
+    if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
+        raise BadInput('compare(...): lenses by name are needed: compare({"a": Lens(...), "b": Lens(...)})')
+    if len(lenses) < 2:
+        raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
+    for (a, first), (b, second) in combinations(lenses.items(), 2):
+        if first.problem.model is second.problem.model:
+            raise BadInput(
+                f"compare(...): {a} and {b} look at one model object: give each checkpoint a model of its own "
+                f"(copy.deepcopy, or load the weights into a new one)"
+            )
+    (a, first), *others = lenses.items()
+    for b, lens in others:
+        mine, theirs = _facts(first.problem), _facts(lens.problem)
+        for what, advice in SAME.items():
+            if mine[what] != theirs[what]:
+                raise BadInput(f"compare(...): {what} of {a}: {mine[what]}, of {b}: {theirs[what]}; {advice}")
+    _require_same_data(lenses)
+
+
+def _facts(problem: Problem) -> dict[str, object]:
+    ghost = "eval" if problem.ghost_batch is None else f"train, ghost_batch={problem.ghost_batch}"
+    held_out = "none" if problem.test is None else "given"
+    facts: list[object] = [problem.loss.name, problem.n, problem.outputs, held_out, ghost]
+    return dict(zip(SAME, facts, strict=True))
+
+
+def _require_same_data(lenses: Mapping[str, Lens]) -> None:
+    """The same bytes in the same order; a data object that is shared is not read again."""
+    for which, name in (("data", "data"), ("test", "held-out data")):
+        (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
+        print_of_first: int | None = None
+        for b, data in others:
+            if data is first:
+                continue
+            print_of_first = _print(first) if print_of_first is None else print_of_first
+            if _print(data) != print_of_first:
+                raise BadInput(f"compare(...): the {name} of {a} and {b} differ: give all the same, in the same order")
+
+
+def _print(data: Data) -> int:
+    found = 0
+    for batch in data.chunks(1024):
+        for leaf in tree_leaves(batch):
+            found = checksum(leaf, found) if isinstance(leaf, Tensor) else found
+    return found
+
+
+def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
+    """What differs and may be compared all the same, a sentence each."""
+    told = []
+    sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
+    if len({_shape(lens) for lens in lenses.values()}) > 1:
+        each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
+        told.append(
+            f"The networks differ in architecture (parameters: {each}): what is summed over parameters or layers, or "
+            f"in units of a layer's features, compares them as they are written, too."
+        )
+    for what, values in {
+        "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},
+        "combinations of outputs": {name: str(lens.probes or "all") for name, lens in lenses.items()},
+    }.items():
+        if len(set(values.values())) > 1:
+            told.append(f"They differ in {what}: {', '.join(f'{name} {value}' for name, value in values.items())}.")
+    if len({tuple(sorted(lens.problem.parameters)) for lens in lenses.values()}) > 1 and not told:
+        told.append("They differ in which parameters are measured.")
+    return tuple(told)
+
+
+def _shape(lens: Lens) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    return tuple((name, tuple(p.shape)) for name, p in lens.problem.model.named_parameters())

@@ -1,0 +1,61 @@
+"""fl.compare: several networks, measured alike and ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+
+from flatlens.comparing.alike import remarks, require_alike
+from flatlens.comparing.comparison import Comparison
+from flatlens.comparing.direction import RISK
+from flatlens.errors import BadInput
+from flatlens.estimate import Progress
+from flatlens.measures import MEASURES, Lens, Measure, measure, named
+
+
+def compare(
+    lenses: Mapping[str, Lens],
+    measures: str | Measure | Iterable[str | Measure] | None = None,
+    *,
+    generator: torch.Generator | None = None,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Rank networks by each measure: every exact one-pass measure, or the ones named; 1 is the smallest value.
+
+    All must be measured under the same loss on the same data, and all or none have held-out data. Every network sees
+    the same random draws, so that what they share does not tell them apart.
+
+    Raises:
+        BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
+    """
+    require_alike(lenses)
+    chosen = None if measures is None else _ranking(named(measures))
+    seed = 0 if generator is None else int(torch.randint(2**40, (), generator=generator))
+    reports = {}
+    for done, (name, lens) in enumerate(lenses.items()):
+        if progress:
+            progress("networks", done, len(lenses))
+        asked = None if chosen is None else [*chosen, *_beside(chosen, lens)]
+        reports[name] = measure(lens, asked, generator=torch.Generator().manual_seed(seed), progress=progress)
+    if progress:
+        progress("networks", len(lenses), len(lenses))
+    keys = {key for report in reports.values() for key, layer in report if layer is None}
+    ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK]
+    return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))
+
+
+def _ranking(chosen: list[Measure]) -> list[Measure]:
+    """What was asked for, if there is something to rank by."""
+    if all(one.card.family == RISK for one in chosen):
+        asked = ", ".join(one.key for one in chosen) or "none"
+        raise BadInput(f"compare(measures=...): {asked}: at least one measure to rank by is needed; loss, accuracy and "
+                       f"gap stand beside it anyway")  # fmt: skip
+    return chosen
+
+
+def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
+    """The risk, and with held-out data the gap, which stand beside whatever was asked for."""
+    keys = {one.key for one in chosen}
+    risk = [one for one in MEASURES.values() if one.card.family == RISK]
+    return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

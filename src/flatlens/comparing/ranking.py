@@ -1,0 +1,55 @@
+"""Ranks of estimates: where two 95% intervals overlap, which is smaller is left open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flatlens.estimate import Estimate
+
+Z = 1.96
+ROUNDING = 1.5e-8  # half the digits of float64
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a network stands by one measure."""
+
+    rank: float  #: 1 is the smallest; NaN where undefined
+    open: tuple[str, ...] = ()  #: the networks it cannot be told from: equal, or with overlapping intervals
+
+
+def places(estimates: Mapping[str, Estimate], rounding: float = ROUNDING) -> dict[str, Place]:
+    """Each network's place among those with a value.
+
+    A rank is 1 + how many are surely smaller + half of how many cannot be told from it, so that ties share their mean
+    rank, and so do networks with overlapping intervals. Bounds are ranked by their values.
+
+    >>> found = places({"a": Estimate(1.0, 0.5), "b": Estimate(2.0, 0.5), "c": Estimate(9.0)})
+    >>> [(place.rank, place.open) for place in found.values()]
+    [(1.5, ('b',)), (1.5, ('a',)), (3.0, ())]
+    """
+    known = {name: one for name, one in estimates.items() if one.kind != "undefined" and one.value == one.value}
+    names, larger = list(known), larger_of(list(known.values()), rounding)
+    found = {}
+    for name, row in zip(names, larger, strict=True):
+        equals = tuple(other for other, sign in zip(names, row, strict=True) if sign == 0 and other != name)
+        found[name] = Place(1 + float((row > 0).sum()) + len(equals) / 2, equals)
+    return {name: found.get(name, Place(float("nan"))) for name in estimates}
+
+
+def larger_of(estimates: Sequence[Estimate], rounding: float = ROUNDING) -> NDArray[np.float64]:
+    """Which of two is surely larger, (n, n): 1 in row i, column j where i is, 0 where it cannot be told.
+
+    Values closer than `rounding`, relative to the larger, tie. An error that is not known leaves all open.
+    """
+    values = np.array([one.value for one in estimates], dtype=np.float64)
+    reach = Z * np.array([np.inf if np.isnan(one.stderr) else one.stderr for one in estimates])
+    size = np.where(np.isinf(values), 0.0, np.abs(values))
+    enough = reach[:, None] + reach + rounding * np.maximum(size[:, None], size)
+    with np.errstate(invalid="ignore"):  # inf - inf: neither is larger
+        apart = values[:, None] - values
+        return np.where(np.abs(apart) > enough, np.sign(apart), 0.0)

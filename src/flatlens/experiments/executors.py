@@ -1,0 +1,187 @@
+"""Where a sweep can run beside this machine: on a Dask cluster, or on Slurm through one."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from flatlens.errors import BadInput
+from flatlens.experiments.workers import ONE_THREAD
+
+if TYPE_CHECKING:
+    from dask_jobqueue.slurm import SLURMCluster
+    from distributed import Client
+
+ANSWER_WITHIN = 10.0
+"""Seconds in which a Dask scheduler has to answer."""
+
+WORK_WITHIN = 60.0
+"""Seconds in which it has to have a worker."""
+
+SUBMIT_WITHIN = 60.0
+"""Seconds in which Slurm has to say whether it would take a job."""
+
+
+@dataclass(frozen=True)
+class SlurmSettings:
+    """What to ask Slurm for: `jobs` jobs, each running as many networks at a time as it has cores.
+
+    A job that ends is replaced while there is work. Its walltime should be longer than one run takes.
+    """
+
+    jobs: int = 1
+    cores: int = 1  #: of each job
+    memory: str = "2GiB"  #: of each job
+    walltime: str = "01:00:00"
+    queue: str | None = None  #: the partition
+    account: str | None = None
+    directives: tuple[str, ...] = ()  #: more #SBATCH lines: "--constraint=avx512"
+    before: tuple[str, ...] = ()  #: shell lines before the workers start: "module load python"
+    python: str | None = None  #: the interpreter on the nodes; this one by default
+    interface: str | None = None  #: of the network that the nodes and this machine share: "ib0"
+    host: str | None = None  #: this machine's address in it
+    logs: str | None = None  #: a folder for the jobs' output, which goes nowhere by default
+
+    def __post_init__(self) -> None:
+        for name in ("jobs", "cores"):
+            if getattr(self, name) < 1:
+                raise BadInput(f"SlurmSettings({name}={getattr(self, name)}): at least 1 is needed")
+
+
+@contextmanager
+def dask_executor(address: str, *, mixed: bool = False) -> Iterator[Executor]:
+    """An executor on the Dask cluster whose scheduler is at `address` ("tcp://10.0.0.1:8786").
+
+    Its workers have one thread each (`dask worker ADDRESS --nthreads 1 --nworkers 8`).
+
+    Raises:
+        BadInput: Dask is not installed; nothing answers there, or has no worker; a worker has more threads, or, unless
+            `mixed`, other versions than this process.
+    """
+    _require("distributed")
+    from flatlens.experiments.ondask import OnDask, refuse_unfit_workers
+
+    with _quiet(), _client(address, f"no Dask scheduler answers at {address!r}") as client:
+        try:
+            client.wait_for_workers(1, timeout=WORK_WITHIN)
+        except TimeoutError as error:
+            raise BadInput(
+                f"the Dask scheduler at {address!r} has no worker: start some with `dask worker {address} --nthreads 1`"
+            ) from error
+        refuse_unfit_workers(client, mixed=mixed)
+        yield OnDask(client, address, mixed=mixed)
+
+
+@contextmanager
+def slurm_executor(settings: SlurmSettings, *, mixed: bool = False) -> Iterator[Executor]:
+    """An executor on jobs of Slurm, which end with it. This machine has to be one that may call `sbatch`.
+
+    Raises:
+        BadInput: dask-jobqueue or Slurm is not installed, or Slurm refuses the jobs.
+    """
+    _require("dask_jobqueue")
+    if shutil.which("sbatch") is None:
+        raise BadInput("Slurm's `sbatch` is not found: run this where jobs can be submitted, or use --dask ADDRESS")
+    from flatlens.experiments.ondask import OnDask
+
+    with _quiet(), _slurm_cluster(settings) as cluster, _client(cluster, "the scheduler did not start") as client:
+        yield OnDask(client, cluster.scheduler_address, mixed=mixed)
+
+
+def adapted(executor: Executor) -> Executor:
+    """The executor as a sweep needs it: a Dask client's own one does not tell that its scheduler is gone."""
+    if "distributed" not in sys.modules:
+        return executor
+    from flatlens.experiments import ondask
+
+    return ondask.adapted(executor)
+
+
+@contextmanager
+def _slurm_cluster(settings: SlurmSettings) -> Iterator[SLURMCluster]:
+    from dask_jobqueue.slurm import SLURMCluster
+
+    try:
+        cluster = SLURMCluster(**_options(settings))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise BadInput(f"no scheduler for Slurm's workers could be started here: {_line(error)}") from error
+    with cluster:
+        _try_submitting(cluster.job_script())
+        cluster.adapt(minimum_jobs=settings.jobs, maximum_jobs=settings.jobs)  # replaces the jobs that end
+        yield cluster
+
+
+def _options(settings: SlurmSettings) -> dict[str, Any]:
+    silent = () if settings.logs else ("--output=/dev/null", "--error=/dev/null")  # else into the current folder
+    return {
+        "cores": settings.cores,
+        "processes": settings.cores,  # one thread each
+        "memory": settings.memory,
+        "walltime": settings.walltime,
+        "queue": settings.queue,
+        "account": settings.account,
+        "job_name": "flatlens",
+        "job_extra_directives": [*silent, *settings.directives],
+        "job_script_prologue": [*settings.before, *(f"export {name}={value}" for name, value in ONE_THREAD.items())],
+        "python": settings.python or sys.executable,
+        "interface": settings.interface,
+        "log_directory": settings.logs,
+        "scheduler_options": {"dashboard": False} | ({"host": settings.host} if settings.host else {}),
+    }
+
+
+def _try_submitting(script: str) -> None:
+    """Ask Slurm whether it would take the job: what it refuses later is told nowhere."""
+    command = ["sbatch", "--test-only"]
+    try:
+        answer = subprocess.run(command, input=script, capture_output=True, text=True, timeout=SUBMIT_WITHIN)
+    except subprocess.TimeoutExpired as error:
+        raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
+    if answer.returncode:
+        said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
+        raise BadInput(f"Slurm refuses the jobs: {said}: mend the Slurm settings")
+
+
+@contextmanager
+def _client(where: str | SLURMCluster, trouble: str) -> Iterator[Client]:
+    from distributed import Client
+
+    try:
+        client = Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{trouble} within {ANSWER_WITHIN:g} s: is it running, and reachable from here?") from error
+    try:
+        yield client
+    finally:
+        client.close(timeout=ANSWER_WITHIN)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Dask's log: what matters of it becomes an error of ours, in one line."""
+    log = logging.getLogger("distributed")
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
+def _require(module: str) -> None:
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise BadInput(f"{module} cannot be imported ({error}): `pip install 'flatlens[dask]'`") from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,96 @@
+"""Settings as people write them: `SGD(lr=0.1)`, `lr=0.05,0.1`, `seed=0:5`, and a study as a small YAML file."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatlens.errors import BadInput, UnknownName
+
+
+def expression(text: str, known: Mapping[str, type]) -> Any:
+    """A value: a number, a tuple, True, None, a word as it is, or settings by their type's name.
+
+    >>> expression("(64, 32)", {}), expression("relu", {}), expression("None", {})
+    ((64, 32), 'relu', None)
+
+    Raises:
+        BadInput: neither of these; UnknownName: no settings have that name.
+    """
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body, known, text)
+    except SyntaxError as error:
+        raise BadInput(f"{text!r} is no setting: a number, a word, or settings such as SGD(lr=0.1)") from error
+
+
+def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
+    """Several, with commas between; 0:5 is 0, 1, 2, 3, 4.
+
+    >>> values("0.05,0.1", {}), values("0:3", {}), values("(64,64),(32,)", {})
+    ((0.05, 0.1), (0, 1, 2), ((64, 64), (32,)))
+    """
+    if not text.strip():
+        raise BadInput("a setting needs at least one value, such as lr=0.05,0.1 or seed=0:5")
+    ends = text.split(":")
+    if len(ends) in (2, 3) and all(end.strip().lstrip("-").isdecimal() for end in ends):
+        found = tuple(range(*map(int, ends)))
+        if not found:
+            raise BadInput(f"{text!r} holds no number: 0:5 is 0, 1, 2, 3, 4")
+        return found
+    whole = expression(f"({text},)", known)
+    return tuple(whole)
+
+
+def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ...]]:
+    """`lr=0.05,0.1` as a name and its values."""
+    name, equals, right = text.partition("=")
+    if not equals or not name.strip():
+        raise BadInput(f"--set {text}: write NAME=VALUE, NAME=VALUE,VALUE or NAME=FIRST:END")
+    return name.strip(), values(right, known)
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """What a YAML file says.
+
+    Raises:
+        BadInput: it is missing, no YAML, or no mapping.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise BadInput(f"the study {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise BadInput(
+            f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."
+        )
+    return found
+
+
+def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
+    if isinstance(node, ast.Name):
+        return known[node.id]() if node.id in known else node.id
+    if isinstance(node, ast.Tuple | ast.List):
+        return tuple(_value(each, known, text) for each in node.elts)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return _called(node, node.func.id, known, text)
+    try:
+        return ast.literal_eval(node)
+    except ValueError as error:
+        raise BadInput(f"{text!r} is no setting: {ast.unparse(node)!r} is no number, word or settings") from error
+
+
+def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> Any:
+    if name not in known:
+        raise UnknownName.among("settings", name, known)
+    plain = [_value(each, known, text) for each in node.args]
+    named = {each.arg: _value(each.value, known, text) for each in node.keywords if each.arg is not None}
+    try:
+        return known[name](*plain, **named)
+    except TypeError as error:
+        raise BadInput(f"{text!r}: {error}") from error

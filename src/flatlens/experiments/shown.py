@@ -1,0 +1,62 @@
+"""What is told of a sweep while it runs: the whole, and every run under way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from typing import Generic, TypeAlias, TypeVar
+
+from flatlens.estimate import Progress
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at what is under way."""
+
+T = TypeVar("T", bound=Hashable)
+UnderWay: TypeAlias = Callable[[], Mapping[T, tuple[int, int]]]
+"""Gives (done, total) of each task that runs somewhere."""
+
+
+class Shown(Generic[T]):
+    """What is told to the caller's `progress`."""
+
+    def __init__(
+        self, progress: Progress, label: Callable[[T], str], under_way: UnderWay[T] | None, done: int, total: int
+    ) -> None:
+        self.progress, self.label, self.under_way, self.done, self.total = progress, label, under_way, done, total
+        self.runs: Mapping[T, tuple[int, int]] = {}
+        self.looked = time.monotonic()
+        self._tell()
+
+    def one_more(self) -> None:
+        """A task is finished, well or not."""
+        self.done += 1
+        self._tell()
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds until the next look; None where there is nothing to look at."""
+        return None if self.under_way is None else LOOK_EVERY
+
+    def look(self) -> None:
+        """At what is under way, if a second has passed."""
+        if self.under_way is None or time.monotonic() - self.looked < LOOK_EVERY:
+            return
+        self._tell()  # first, so that where one line is shown now and then it is of the whole
+        self._show(self.under_way())
+        self.looked = time.monotonic()
+
+    def end(self) -> None:
+        """Nothing is under way any more."""
+        self._show({})
+
+    def _show(self, runs: Mapping[T, tuple[int, int]]) -> None:
+        for task, (_, total) in self.runs.items():
+            if task not in runs:
+                self.progress(self.label(task), total, total)
+        for task, (done, total) in runs.items():
+            if self.runs.get(task) != (done, total):
+                self.progress(self.label(task), done, total)
+        self.runs = runs
+
+    def _tell(self) -> None:
+        self.progress("networks", self.done, self.total)

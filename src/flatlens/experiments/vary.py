@@ -1,0 +1,72 @@
+"""One setting of a network changed by its name: what a grid is made of.
+
+A name is a path of fields (`training.optimiser.lr`), or its last part where that is enough (`lr`). `seed` is that of
+the initial weights and that of the batches; the data's own is `data.seed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from flatlens.errors import BadInput, UnknownName
+
+S = TypeVar("S")
+BOTH_SEEDS = ("model.seed", "training.seed")
+
+
+def vary(settings: S, name: str, value: Any) -> S:
+    """The settings with another value of one of them.
+
+    Raises:
+        UnknownName: there is no such setting, or one that has none inside here.
+        BadInput: the name stands for several, or the value is impossible.
+    """
+    for path in paths(settings, name):
+        settings = _replaced(settings, path.split("."), value)
+    return settings
+
+
+def value_of(settings: object, name: str) -> Any:
+    """The value that `vary` would change."""
+    found: Any = settings
+    for part in paths(settings, name)[-1].split("."):
+        found = found[int(part)] if isinstance(found, tuple) else getattr(found, part)
+    return found
+
+
+def paths(settings: object, name: str) -> tuple[str, ...]:
+    """The fields that a name stands for, as whole paths."""
+    known = list(_all(settings, ""))
+    if name in known:
+        return (name,)
+    if name == "seed" and set(BOTH_SEEDS) <= set(known):
+        return BOTH_SEEDS
+    alike = [path for path in known if path.endswith(f".{name}")]
+    if not alike:
+        raise UnknownName.among("setting", name, {*known, *(path.rpartition(".")[2] for path in known)})
+    if len(alike) > 1:
+        raise BadInput(f"the setting {name!r} could be {' or '.join(alike)}: write it whole")
+    return (alike[0],)
+
+
+def _all(settings: object, prefix: str) -> Iterator[str]:
+    """Every path; of a tuple of settings with a number, penalties.0.coefficient."""
+    if is_dataclass(settings):
+        for field in fields(settings):
+            path = f"{prefix}{field.name}"
+            yield path
+            yield from _all(getattr(settings, field.name), f"{path}.")
+    elif isinstance(settings, tuple) and settings and all(map(is_dataclass, settings)):
+        for number, each in enumerate(settings):
+            yield from _all(each, f"{prefix}{number}.")
+
+
+def _replaced(settings: Any, path: list[str], value: Any) -> Any:
+    first, rest = path[0], path[1:]
+    if isinstance(settings, tuple):
+        at = int(first)
+        return (*settings[:at], _replaced(settings[at], rest, value), *settings[at + 1 :])
+    inside = _replaced(getattr(settings, first), rest, value) if rest else value
+    return replace(settings, **{first: inside})

@@ -1,0 +1,90 @@
+"""Worker processes on this machine, of which one can die without the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from typing import Any, ParamSpec, TypeVar
+
+from loky import ProcessPoolExecutor
+
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class WorkerProcesses(Executor):
+    """`count` processes of one thread each, taking `count` calls at a time.
+
+    Each process has an executor of its own: so a death is the end of one call, whose future raises BrokenExecutor, and
+    is known to have happened in that call. The next call there gets a new process.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._places = [_Place() for _ in range(count)]
+
+    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """Call `fn` in a process that has nothing to do; RuntimeError if there is none."""
+        free = next((place for place in self._places if place.free), None)
+        if free is None:
+            raise RuntimeError(f"all {len(self._places)} worker processes are busy")
+        return free.submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes: after what they are at, or at once with `cancel_futures`."""
+        with ThreadPoolExecutor(len(self._places)) as hands:  # one after the other, many would take seconds
+            list(hands.map(lambda place: place.close(kill=cancel_futures), self._places))
+
+
+class _Place:
+    """Where one process works; another after its death."""
+
+    def __init__(self) -> None:
+        self.pool: ProcessPoolExecutor | None = None
+        self.latest: Future[Any] | None = None
+
+    @property
+    def free(self) -> bool:
+        return self.latest is None or self.latest.done()
+
+    def submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        if self._died():
+            self.close(kill=True)
+        try:
+            return self._submit(fn, *args, **kwargs)
+        except BrokenExecutor:  # it died while it had nothing to do
+            self.close(kill=True)
+            return self._submit(fn, *args, **kwargs)
+
+    def _submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+        if self.pool is None:
+            self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD)
+        future: Future[R] = self.pool.submit(fn, *args, **kwargs)
+        self.latest = future
+        return future
+
+    def _died(self) -> bool:
+        done = self.latest is not None and self.latest.done() and not self.latest.cancelled()
+        return done and isinstance(self.latest and self.latest.exception(), BrokenExecutor)
+
+    def close(self, kill: bool) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(wait=True, kill_workers=kill)
+        self.pool = self.latest = None
+
+
+def _begin_worker(parent: int) -> None:
+    """In a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)  # what is half written has a temporary name

@@ -1,0 +1,249 @@
+"""Checkpoints compared: a screen of a terminal, and a page with the ranks as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import vl_convert
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from flatlens.comparing import Agreement, Comparison, direction
+from flatlens.files import write_whole
+from flatlens.report.figures.figure import Figure
+from flatlens.report.figures.ranks import ranks_figure, taus_figure
+from flatlens.report.page import environment
+from flatlens.report.palette import theme
+from flatlens.statistics import Statistic
+
+ACROSS = 6  #: more networks do not fit a screen of 80 columns
+WIDTH = 80
+SIGNS = {"lower bound": "≥", "upper bound": "≤"}
+SURVIVE = "Survive any rescaling of the weights"
+CHANGE = "* Change when the weights are rescaled and the function is not"
+NO_DIRECTION = "No direction known: a small value means neither flat nor compressed"
+
+
+def compare_screen(comparison: Comparison) -> RenderableType:
+    """What `flatlens compare` ends with: the networks, their ranks and values by each measure, how far these agree."""
+    heads = headings(comparison)
+    parts: list[RenderableType] = [_networks(comparison, heads)]
+    if len(heads) <= ACROSS:
+        parts += [*_ranks(comparison, heads), _values(comparison, heads)]
+    else:
+        parts.append(Text(f"\n{len(heads)} networks: their ranks and values by each measure are in --page and --json."))
+    parts.append(_key(comparison))
+    return Group(*parts)
+
+
+def headings(comparison: Comparison) -> list[str]:
+    """The networks' names where these fit above columns, else numbers."""
+    models = comparison.models
+    room = (WIDTH - 31 - 12) // len(models) - 1  # beside the longest measure, tau and p
+    return models if max(map(len, models)) <= room else [str(number) for number in range(1, len(models) + 1)]
+
+
+def _networks(comparison: Comparison, heads: Sequence[str]) -> Table:
+    table = _table("The networks")
+    numbered = list(heads) != comparison.models
+    if numbered:
+        table.add_column("", justify="right")
+    table.add_column("network", overflow="fold")
+    rows = comparison.networks()
+    shown = {"loss": "loss", "accuracy": "accuracy", "test_loss": "test loss", "generalisation_gap": "gap ± 95%"}
+    columns = [name for name in shown if name in rows and rows[name].notna().any()]
+    for name in [*(shown[column] for column in columns), "mean rank", "without *"]:
+        table.add_column(name, justify="right")
+    for head, row in zip(heads, rows.to_dict("records"), strict=True):
+        cells = [_gap(row) if name == "generalisation_gap" else number(row[name]) for name in columns]
+        means = [number(row[name], 2) for name in ("mean_rank", "mean_rank_surviving")]
+        table.add_row(*([head] if numbered else []), str(row["model"]), *cells, *means)
+    return table
+
+
+def _gap(row: dict[Any, Any]) -> str:
+    return f"{number(row['generalisation_gap'], 2)} ± {number(1.96 * row['gap_stderr'], 1)}"
+
+
+def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]:
+    """A table for each group of measures, columns below columns: the first one's headings serve all."""
+    gap = comparison.agreement().gap.set_index("measure")
+    columns = [*heads, *(["τ gap", "p"] if len(gap) else [])]
+    first = max(len(marked(comparison, name)) for name in comparison.measures)
+    parts: list[RenderableType] = [Text("\nRanks: 1 is the smallest value", style="bold")]
+    for heading, names in grouped(comparison).items():
+        table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=len(parts) == 1)
+        table.add_column("measure", no_wrap=True, min_width=first)
+        for column in columns:
+            table.add_column(column, justify="right", no_wrap=True, min_width=max(5, len(column)))
+        for name in names:
+            cells = [rank_text(place.rank, bool(place.open)) for place in comparison.places[name].values()]
+            with_gap = [number(gap[c].get(name, float("nan")), 2) for c in ("tau", "p")] if len(gap) else []
+            table.add_row(marked(comparison, name), *cells, *with_gap)
+        parts += [Text(heading, style="italic dim"), table]
+    return parts
+
+
+def grouped(comparison: Comparison) -> dict[str, list[str]]:
+    """The measures under what may be made of them."""
+    found: dict[str, list[str]] = {SURVIVE: [], CHANGE: [], NO_DIRECTION: []}
+    for name, one in comparison.measures.items():
+        pointing = SURVIVE if comparison.survives(name) else CHANGE
+        found[pointing if direction(one.card) else NO_DIRECTION].append(name)
+    return {heading: names for heading, names in found.items() if names}
+
+
+def marked(comparison: Comparison, name: str) -> str:
+    """The measure, with a star where a rescaling of the weights changes it."""
+    return name if comparison.survives(name) else f"{name} *"
+
+
+def rank_text(rank: float, undecided: bool) -> str:
+    """A rank; ~ where it is shared.
+
+    >>> rank_text(1.0, False), rank_text(2.5, True), rank_text(float("nan"), False)
+    ('1', '2.5~', '-')
+    """
+    return "-" if rank != rank else f"{rank:g}{'~' if undecided else ''}"
+
+
+def _values(comparison: Comparison, heads: Sequence[str]) -> Table:
+    table = _table("Values")
+    table.add_column("measure", no_wrap=True)
+    for head in heads:
+        table.add_column(head, justify="right", no_wrap=True)
+    digits = 3 if len(heads) < 5 else 2
+    for name in (name for names in grouped(comparison).values() for name in names):
+        signs = [SIGNS.get(e.kind, "") for e in comparison.estimates(name).values()]
+        alike = len(set(signs)) == 1  # then once, beside the name: it leaves the columns narrow
+        cells = [number(e.value, digits) for e in comparison.estimates(name).values()]
+        cells = cells if alike else [f"{sign}{cell}" for sign, cell in zip(signs, cells, strict=True)]
+        table.add_row(f"{marked(comparison, name)} {signs[0] if alike else ''}".rstrip(), *cells)
+    return table
+
+
+def number(value: float, digits: int = 3) -> str:
+    """In few letters.
+
+    >>> number(0.0000123456), number(12345.6, 2), number(float("nan")), number(1e10)
+    ('1.23e-5', '1.2e4', '-', '1e10')
+    """
+    if value != value:
+        return "-"
+    digit, e, power = f"{value:.{digits}g}".partition("e")
+    return f"{digit}e{int(power)}" if e else digit
+
+
+def _table(title: str) -> Table:
+    """Narrow enough for 80 columns: no lines, one blank between columns."""
+    return Table(
+        box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 1, 0, 0), header_style="dim"
+    )
+
+
+def _key(comparison: Comparison) -> Text:
+    """What the marks mean, and what was found."""
+    agreement = comparison.agreement()
+    text = Text()
+
+    def say(head: str, body: str) -> None:
+        text.append(f"\n{head}: ", style="bold").append(body, style="not bold")
+
+    say("Agreement", "; ".join(told(w) for w in (agreement.overall, agreement.surviving)) + ".")
+    for remark in (*agreement.remarks, *comparison.notes):
+        text.append(f"\n{remark}", style="not bold")
+    for why, names in left_out(agreement).items():
+        say("Not counted", f"{', '.join(names)}: {why}")
+    for why, names in undefined(comparison).items():
+        say("Undefined", f"{'; '.join(names)}: {why}")
+    say(
+        "rank",
+        "small is flat or compressed, where a direction is known. ~: tied, or its 95% interval overlaps another's, and "
+        "the rank is shared. *: a rescaling of the weights that leaves the function as it is changes the measure: "
+        "between networks it compares how they are written, too. ≥, ≤: a bound, ranked as found.",
+    )
+    if len(agreement.gap):
+        say(
+            "τ gap",
+            "Kendall's tau-b of the measure with the generalisation gap over these networks, and its p: each of its "
+            "own measure, so that one in twenty is below 0.05 by chance.",
+        )
+    return text
+
+
+def told(w: Statistic) -> str:
+    """W in words.
+
+    >>> told(Statistic("Kendall's W", 0.5, 4, p=0.02, note="3 rankings"))
+    "Kendall's W = 0.50 (3 rankings of 4 networks, p = 0.02)"
+    """
+    if w.value != w.value:
+        return f"{w.name} undefined ({w.note})"
+    rankings, _, more = w.note.partition("; ")
+    said = "; ".join(part for part in (f"{rankings} of {w.n} networks, p = {w.p:.2g}", more) if part)
+    return f"{w.name} = {w.value:.2f} ({said})"
+
+
+def left_out(agreement: Agreement) -> dict[str, list[str]]:
+    """The measures that are not counted, by reason."""
+    found: dict[str, list[str]] = {}
+    for name, why in agreement.left_out.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
+def undefined(comparison: Comparison) -> dict[str, list[str]]:
+    """Which measure is undefined on which networks, by reason."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for name in comparison.measures:
+        for model, e in comparison.estimates(name).items():
+            if e.kind == "undefined":
+                found.setdefault(e.note, {}).setdefault(name, []).append(model)
+    everywhere = {
+        why: [name for name, models in at.items() if models == comparison.models] for why, at in found.items()
+    }
+    return {
+        why: [
+            *([f"{', '.join(everywhere[why])} on every network"] if everywhere[why] else []),
+            *(f"{name} on {', '.join(models)}" for name, models in at.items() if name not in everywhere[why]),
+        ]
+        for why, at in found.items()
+    }
+
+
+def write_compare_page(comparison: Comparison, path: Path) -> Path:
+    """One HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
+    agreement = comparison.agreement()
+    figures = [ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])]
+    html = environment().get_template("compare.html.j2").render(
+        about=next(iter(comparison.reports.values())).about,
+        models=comparison.models,
+        figures=[(figure, _svg(figure)) for figure in figures],
+        networks=_records(comparison.networks()),
+        agreement=agreement,
+        told=[told(w) for w in (agreement.overall, agreement.surviving)],
+        method=agreement.overall.method,
+        left_out=left_out(agreement),
+        notes=comparison.notes,
+        gap=_records(agreement.gap),
+        rows=_records(comparison.frame()),
+        measures={name: one.card for name, one in comparison.measures.items()},
+        marked={name: marked(comparison, name) for name in comparison.measures},
+        number=number,
+        rank_text=rank_text,
+    )  # fmt: skip
+    return write_whole(path, html.encode())
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
+
+
+def _svg(figure: Figure) -> str:
+    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec}
+    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", 1), allowed_base_urls=[])
+    return svg

@@ -1,0 +1,32 @@
+"""Statistics over populations of networks: correlations, partial and granulated ones, agreement of rankings."""
+
+from flatlens.statistics.agreement import concordance, kendall_w
+from flatlens.statistics.bootstrap import Correlation, with_interval
+from flatlens.statistics.coefficients import kendall, pearson, spearman
+from flatlens.statistics.correlations import all_pairs, correlate
+from flatlens.statistics.draws import permutations, resamples
+from flatlens.statistics.granulated import granulated_kendall
+from flatlens.statistics.partial import partial_correlation
+from flatlens.statistics.relations import relate_all, relate_within
+from flatlens.statistics.statistic import Statistic
+from flatlens.statistics.within import within_groups
+
+__all__ = [
+    "Correlation",
+    "Statistic",
+    "all_pairs",
+    "concordance",
+    "correlate",
+    "granulated_kendall",
+    "kendall",
+    "kendall_w",
+    "partial_correlation",
+    "pearson",
+    "permutations",
+    "relate_all",
+    "relate_within",
+    "resamples",
+    "spearman",
+    "with_interval",
+    "within_groups",
+]

@@ -1,0 +1,59 @@
+"""Bootstrap intervals: bias-corrected and accelerated, of statistics that are functions of resample counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from flatlens.statistics.coefficients import Array
+
+Coefficient: TypeAlias = Callable[[Array], Array]
+"""counts (B, n) -> (B,): a statistic of fixed data, for each resample."""
+
+FEWEST = 4
+"""Fewer points than this have no correlation worth a number."""
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """A coefficient with its 95% interval; NaN where undefined (a constant column, fewer than 4 points)."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST) -> Correlation:
+    """The coefficient on the data itself, with its bias-corrected and accelerated 95% interval (Efron 1987).
+
+    Where all resamples agree the interval is that one number. `counts` (B, n) are those of `resamples`.
+    """
+    n = counts.shape[1]
+    value = float(coefficient(np.ones((1, n)))[0]) if n >= fewest else NAN
+    draws = coefficient(counts) if np.isfinite(value) else np.array([])
+    draws = draws[np.isfinite(draws)]  # a resample of few points can be constant
+    if len(draws) == 0:
+        return Correlation(value, NAN, NAN, n)
+    low, high = np.quantile(draws, _levels(value, draws, coefficient(np.ones((n, n)) - np.eye(n))))
+    return Correlation(value, float(low), float(high), n)
+
+
+def _levels(value: float, draws: Array, left_out: Array) -> Array:
+    """Which quantiles of the resamples bound the interval; `left_out` has one value per point left out."""
+    below = (draws < value).mean() + 0.5 * (draws == value).mean()
+    plain = ndtri([0.025, 0.975])
+    if not 0 < below < 1:
+        return np.array([0.025, 0.975])
+    bias = ndtri(below)
+    pull = left_out[np.isfinite(left_out)]
+    pull = pull.mean() - pull
+    scale = (pull**2).sum() ** 1.5
+    acceleration = (pull**3).sum() / (6 * scale) if scale > 0 else 0.0
+    shifted = bias + plain
+    return np.asarray(ndtr(bias + shifted / (1 - acceleration * shifted)), dtype=np.float64)

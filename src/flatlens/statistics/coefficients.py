@@ -1,0 +1,92 @@
+"""Coefficients of bootstrap resamples: a resample is a vector of counts, how often each network was drawn.
+
+Each coefficient is a ratio of sums in which those counts are weights, so that all resamples of a pair are a few array
+operations. Ranks and pairs come from the signs of differences: twice a point's rank, less its mean, is the sum of its
+signs against all others, and Kendall's numerator is the sum of the products of two signs.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array: TypeAlias = NDArray[np.float64]
+Labels: TypeAlias = NDArray[np.int64]
+
+CONSTANT = 1e-9
+"""A variance below it, of values scaled to variance 1, is rounding."""
+
+
+def pearson(x: Array, y: Array, counts: Array, groups: Labels | None = None) -> Array:
+    """Pearson's r of each resample, (B,); NaN where x or y is constant in it.
+
+    With `groups` (one number a point) the pooled correlation within groups: of the distances from the group's mean.
+
+    >>> x = np.arange(5.0)
+    >>> pearson(x, 2 * x, np.ones((1, 5)))
+    array([1.])
+    """
+    x, y = standardised(x), standardised(y)  # r does not change, and the sums below stay accurate
+    groups = np.zeros(len(x), dtype=np.int64) if groups is None else groups
+    member = np.eye(1 + int(groups.max()))[groups]
+
+    def spread(a: Array, b: Array) -> Array:  # np.einsum, not BLAS: the same digits whatever the number of threads
+        sizes, in_a, in_b = (np.einsum("bn,ng->bg", counts, member * w[:, None]) for w in (np.ones(len(a)), a, b))
+        products: Array = np.einsum("bn,n->b", counts, a * b)
+        means: Array = (in_a * in_b / np.maximum(sizes, 1)).sum(1)
+        return np.subtract(products, means)
+
+    return ratio(spread(x, y), spread(x, x), spread(y, y), CONSTANT)
+
+
+def spearman(x: Array, y: Array, counts: Array) -> Array:
+    """Spearman's rho of each resample, (B,): Pearson's r of ranks taken within the resample, ties at their mean.
+
+    >>> spearman(np.arange(5.0), np.array([1.0, 0.0, 2.0, 3.0, 9.0]), np.ones((1, 5)))
+    array([0.9])
+    """
+    in_x, in_y = ranks(x, counts), ranks(y, counts)
+    return ratio((counts * in_x * in_y).sum(1), (counts * in_x**2).sum(1), (counts * in_y**2).sum(1))
+
+
+def kendall(x: Array, y: Array, counts: Array) -> Array:
+    """Kendall's tau-b of each resample, (B,); two copies of one point are a tie, as for scipy.
+
+    >>> kendall(np.arange(5.0), np.array([1.0, 0.0, 2.0, 3.0, 4.0]), np.ones((1, 5)))
+    array([0.8])
+    """
+    sign_x, sign_y = signs(x), signs(y)
+    both, in_x, in_y = (((counts @ s) * counts).sum(1) for s in (sign_x * sign_y, sign_x**2, sign_y**2))
+    return ratio(both, in_x, in_y)
+
+
+def signs(values: Array) -> Array:
+    """Which of two points is larger, (n, n): 1 in row i, column j where point i is, 0 where they tie."""
+    return np.sign(values[:, None] - values)
+
+
+def ranks(values: Array, counts: Array) -> Array:
+    """Twice each point's rank in each resample, less the mean rank, (B, n): whole numbers, so exact in any order.
+
+    >>> ranks(np.array([3.0, 1.0, 3.0]), np.ones((1, 3)))
+    array([[ 1., -2.,  1.]])
+    """
+    found: Array = counts @ signs(values).T
+    return found
+
+
+def ratio(both: Array, in_x: Array, in_y: Array, above: float = 0.0) -> Array:
+    """A covariance over two roots of variances, in [-1, 1]; NaN where a variance is no larger than `above`."""
+    defined = (in_x > above) & (in_y > above)
+    found = both / np.sqrt(np.where(defined, in_x * in_y, 1.0))
+    return np.where(defined, np.clip(found, -1.0, 1.0), np.nan)
+
+
+def standardised(values: Array) -> Array:
+    """Mean 0 and variance 1; all zeros where the values are constant up to rounding."""
+    if len(values) == 0 or np.ptp(values) <= 1e-13 * np.abs(values).max():
+        return np.zeros_like(values)
+    centred = values - values.mean()
+    return np.asarray(centred / np.sqrt((centred**2).mean()))

@@ -1,0 +1,67 @@
+"""Who takes part: networks with a finite number in every column, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flatlens.errors import BadInput, UnknownName
+from flatlens.statistics.coefficients import Array
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Kept:
+    """The networks that take part, their columns transformed, and why the others do not."""
+
+    table: pd.DataFrame
+    excluded: tuple[tuple[str, int], ...]
+
+
+def keep(table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()) -> Kept:
+    """Rows where every one of `columns` is finite, those in `log` as logarithms; `present` need only have a value.
+
+    >>> keep(pd.DataFrame({"a": [1.0, 0.0, np.nan], "b": [1.0, 2.0, 3.0]}), ["a", "b"], log=["a"]).excluded
+    (('a is not positive, and has no logarithm', 1), ('a is missing', 1))
+    """
+    for name in log:
+        if name not in columns:
+            raise UnknownName.among("column to take the logarithm of", str(name), map(str, columns))
+    reasons = pd.Series("", index=range(len(table)), dtype=object)
+    numbers = {name: _numbers(table, name) for name in columns}
+    for name, values in numbers.items():
+        _because(reasons, np.isnan(values), f"{name} is missing")
+        _because(reasons, np.isinf(values), f"{name} is infinite")
+        if name in log:
+            _because(reasons, values <= 0, f"{name} is not positive, and has no logarithm")
+    for name in present:
+        _because(reasons, table[name].isna().to_numpy(), f"{name} is missing")
+    kept = (reasons == "").to_numpy()
+    found = {name: np.log(values[kept]) if name in log else values[kept] for name, values in numbers.items()}
+    others = {name: table[name].to_numpy()[kept] for name in present}
+    counts = reasons[~kept].value_counts(sort=False)
+    return Kept(pd.DataFrame({**found, **others}), tuple((str(why), int(number)) for why, number in counts.items()))
+
+
+def _numbers(table: pd.DataFrame, name: Any) -> Array:
+    try:
+        return np.asarray(table[name].to_numpy(dtype=np.float64, na_value=np.nan))
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"column {name!r}: numbers are needed ({error})") from error
+
+
+def _because(reasons: pd.Series, these: Any, why: str) -> None:
+    reasons[these & (reasons == "").to_numpy()] = why
+
+
+def beside(**columns: Any) -> pd.DataFrame:
+    """Columns of one length side by side, whatever their indices."""
+    arrays = {name: np.asarray(values) for name, values in columns.items()}
+    shapes = {name: values.shape for name, values in arrays.items()}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        each = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
+        raise BadInput(f"one number a network is needed in each: {each}")
+    return pd.DataFrame(arrays)

@@ -1,0 +1,137 @@
+"""The granulated Kendall coefficient: does a measure follow the gap when one hyperparameter alone is changed?
+
+Jiang et al., "Fantastic generalization measures and where to find them" (ICLR 2020).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flatlens.errors import BadInput
+from flatlens.statistics.bootstrap import FEWEST, with_interval
+from flatlens.statistics.coefficients import Array, Labels, signs
+from flatlens.statistics.correlations import methods, p_value, require_counts
+from flatlens.statistics.draws import Seed, generator, permutations, resamples
+from flatlens.statistics.exclusions import beside, keep
+from flatlens.statistics.statistic import NAN, Statistic
+
+LARGEST = 10**7
+"""So many numbers are held at once, for pairs of networks in permutations of them."""
+
+
+def granulated_kendall(
+    x: Any,
+    y: Any,
+    axes: pd.DataFrame,
+    *,
+    names: tuple[str, str] = ("x", "y"),
+    resampled: int = 2000,
+    permuted: int = 999,
+    seed: Seed = 0,
+) -> Statistic:
+    r"""Psi = mean over hyperparameters i of psi_i; psi_i = mean over groups of Kendall's tau in the group.
+
+    A group of hyperparameter i holds the networks that differ in it alone. As published tau is the mean of
+    sign(x - x') sign(y - y') over pairs: a tie counts as a pair that says nothing, 0. Compared are networks whose
+    hyperparameter i differs, so that replicates of one setting are not held against each other. A cell missing from
+    the grid makes its groups smaller; a group with no pair left is not counted, and a hyperparameter with no group is
+    left out of Psi; the notes say how many. `parts` has the psi_i, whose p permutes y within their groups; Psi's
+    permutes y over all networks. The intervals draw networks, which empties cells of a grid with one network each:
+    with few networks they are rough.
+
+    Args:
+        x: One number a network, such as a measure's.
+        y: Likewise, such as the generalisation gap.
+        axes: One row a network, one column a hyperparameter; any values.
+
+    >>> grid = pd.DataFrame({"lr": [1, 1, 2, 2], "width": [8, 16, 8, 16]})
+    >>> psi = granulated_kendall([1, 2, 3, 4], [1, 2, 0, 1], grid, resampled=0, permuted=0)
+    >>> psi.parts["lr"].value, psi.parts["width"].value, psi.value
+    (-1.0, 1.0, 0.0)
+    """
+    require_counts(resampled=resampled, permuted=permuted)
+    held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
+    if not held or names[0] == names[1]:
+        raise BadInput("granulated_kendall(...): two names and at least one column of axes are needed")
+    kept = keep(beside(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
+    a, b = (kept.table[name].to_numpy() for name in names)
+    title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)
+    if n < FEWEST:
+        why = f"{n} networks are left, at least {FEWEST} are needed"
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
+    levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
+    groupings = {name: _groups(levels, name) for name in levels}
+    rng = generator(seed)
+    counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
+    parts = {}
+    for name, (groups, apart) in groupings.items():
+        found = with_interval(lambda c, g=groups, d=apart: _psi(a, b, g, d, c), counts)  # type: ignore[misc]
+        within = permutations(n, rng, permuted, groups)
+        p = p_value(found.value, _permuted(a, b, [(groups, apart)], within))
+        method = methods(resampled, permuted, "permutations within groups")
+        told = _told(groups, apart)
+        parts[name] = Statistic(f"{title}, along {name}", found.value, n, found.low, found.high, p,
+                                kept.excluded, method, told)  # fmt: skip
+    counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
+    skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
+    if not counted:
+        return Statistic(title, NAN, n, excluded=kept.excluded, note="; ".join(skipped), parts=parts)
+    found = with_interval(lambda c: _mean([_psi(a, b, g, d, c) for g, d in counted]), counts)
+    p = p_value(found.value, _permuted(a, b, counted, orders))
+    method = methods(resampled, permuted)
+    note = "; ".join([f"the mean over {', '.join(k for k, s in parts.items() if s.value == s.value)}", *skipped])
+    return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
+
+
+def _groups(levels: dict[str, Labels], axis: str) -> tuple[Labels, Array]:
+    """(each network's group, (n,); which pairs are of one group and differ along the axis, (n, n))."""
+    others = [values for name, values in levels.items() if name != axis]
+    n = len(levels[axis])
+    labels = np.unique(np.stack(others, axis=1), axis=0, return_inverse=True)[1].ravel() if others else np.zeros(n)
+    groups = labels.astype(np.int64)
+    return groups, ((groups[:, None] == groups) & (levels[axis][:, None] != levels[axis])).astype(np.float64)
+
+
+def _psi(x: Array, y: Array, groups: Labels, apart: Array, counts: Array) -> Array:
+    """The mean over groups of the mean of sign times sign, in each resample, (B,)."""
+    member = np.eye(1 + int(groups.max()))[groups]
+    both = ((counts @ (signs(x) * signs(y) * apart)) * counts) @ member  # (B, groups)
+    return _mean_of_groups(both, ((counts @ apart) * counts) @ member)
+
+
+def _permuted(x: Array, y: Array, groupings: list[tuple[Labels, Array]], orders: NDArray[np.int64]) -> Array:
+    """Psi of x with y in each of the orders, (B,); along the axes of these groupings."""
+    found = []
+    for groups, apart in groupings:
+        i, j = np.nonzero(np.triu(apart))
+        member = np.eye(1 + int(groups.max()))[groups[i]]  # (pairs, groups)
+        sign_x = np.sign(x[i] - x[j])
+        pieces = np.array_split(orders, 1 + len(orders) * len(i) // LARGEST)
+        both = [(np.sign(y[piece[:, i]] - y[piece[:, j]]) * sign_x) @ member for piece in pieces]
+        found.append(_mean_of_groups(np.concatenate(both), member.sum(0, keepdims=True)))
+    return _mean(found)
+
+
+def _mean_of_groups(both: Array, pairs: Array) -> Array:
+    """Over groups that have a pair; NaN where none has."""
+    taus = np.where(pairs > 0, both / np.where(pairs > 0, pairs, 1.0), 0.0)
+    known = (pairs > 0).sum(1)
+    return np.asarray(np.where(known > 0, taus.sum(1) / np.maximum(known, 1), np.nan))
+
+
+def _mean(psis: list[Array]) -> Array:
+    """Over axes; a resample may leave one without a pair."""
+    stacked = np.stack(psis)
+    known = np.isfinite(stacked).sum(0)
+    return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
+
+
+def _told(groups: Labels, apart: Array) -> str:
+    """How many groups count, and in how many nothing can be compared."""
+    total = len(np.unique(groups))
+    counted = len(np.unique(groups[apart.any(1)]))
+    return f"{counted} of {total} groups have networks to compare"

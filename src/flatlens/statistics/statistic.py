@@ -1,0 +1,45 @@
+"""A statistic with its interval, its p-value, and what was left out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """One number about a population of networks, how sure it is, and on whom it rests.
+
+    >>> Statistic("Kendall tau-b of a and b", 0.5, 20, 0.2, 0.7, 0.01, excluded=(("a is missing", 2),))
+    Kendall tau-b of a and b = 0.5 [0.2, 0.7], p = 0.01 (n = 20; 2 left out: a is missing)
+    """
+
+    name: str
+    value: float  #: NaN where undefined
+    n: int  #: networks it rests on
+    low: float = NAN  #: of the 95% interval; NaN where there is none
+    high: float = NAN
+    p: float = NAN  #: two-sided; NaN where no test was asked for
+    excluded: tuple[tuple[str, int], ...] = ()  #: (why, how many networks), each network under its first reason
+    method: str = ""  #: how the interval and p were made
+    note: str = ""  #: why undefined; what was not counted
+    parts: Mapping[str, Statistic] = field(default_factory=dict)  #: what it is the mean of, by name
+
+    @property
+    def left_out(self) -> int:
+        """How many networks were left out."""
+        return sum(number for _, number in self.excluded)
+
+    @property
+    def why(self) -> str:
+        """Who was left out, in words; empty where nobody was."""
+        return "; ".join(f"{number} left out: {reason}" for reason, number in self.excluded)
+
+    def __repr__(self) -> str:
+        interval = f" [{self.low:.3g}, {self.high:.3g}]" if self.low == self.low else ""
+        p = f", p = {self.p:.2g}" if self.p == self.p else ""
+        value = f"{self.value:.3g}" if self.value == self.value else "undefined"
+        said = "; ".join(part for part in (f"n = {self.n}", self.why, self.note) if part)
+        return f"{self.name} = {value}{interval}{p} ({said})"

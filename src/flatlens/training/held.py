@@ -1,0 +1,122 @@
+"""Data as a training run holds it: on the network's device, with targets ready for the loss, looked at as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.training.losses import accuracy
+from flatlens.training.penalties import InputJacobian
+from flatlens.training.settings import Training
+
+CHUNK = 1024
+"""Samples that a look at the loss sends through the network at a time."""
+Pair: TypeAlias = tuple[Tensor, Tensor]
+
+
+class Held:
+    """Data on the network's device, with targets ready for the loss."""
+
+    def __init__(self, model: nn.Module, data: Pair, settings: Training, what: str) -> None:
+        x, y = _pair(data, what)
+        if len(x) != len(y) or not len(x):
+            raise BadData(
+                f"train({what}=...): {len(x)} inputs and {len(y)} targets: as many, and at least one, are needed"
+            )
+        for tensor in (x, y):
+            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+                bad = int((~torch.isfinite(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None])).any(1).sum())
+                raise BadData(f"train({what}=...): {bad} of {len(x)} samples hold NaN or inf: clean or drop them")
+        device = next(model.parameters()).device
+        self.model, self.loss = model, settings.objective
+        self.x, self.y = x.to(device), y.to(device)
+        self.targets = self.loss.targets(self.y, first_outputs(model, self.x, what), what)
+
+    def look(self) -> list[float]:
+        """Loss and accuracy over all of it."""
+        with evaluating(self.model), torch.no_grad():
+            outputs = torch.cat([self.model(part.clone()) for part in torch.split(self.x, CHUNK)])
+        loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
+        return [loss, accuracy(outputs, self.y)]
+
+    def gradient_norm(self, parameters: Sequence[Tensor]) -> float:
+        """||dL/dtheta||, L the mean loss over all of it, in eval mode."""
+        total = [torch.zeros_like(p) for p in parameters]
+        with evaluating(self.model):
+            for x, targets in zip(torch.split(self.x, CHUNK), torch.split(self.targets, CHUNK), strict=True):
+                share = self.loss.values(self.model(x), targets).sum() / len(self.x)
+                slopes = torch.autograd.grad(share, parameters, allow_unused=True)
+                total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]
+        return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in total))
+
+
+def _pair(data: object, what: str) -> Pair:
+    """Inputs and targets as tensors."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
+        raise BadData(
+            f"train({what}=...): a pair (inputs, targets) is needed, got a {got}; a Split has .train and .test"
+        )
+    try:
+        x, y = (torch.as_tensor(part) for part in data)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadData(f"train({what}=...): tensors or arrays are needed ({' '.join(str(error).split())})") from error
+    return x, y
+
+
+def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
+    """What the network gives for one sample, (1, N)."""
+    try:
+        with evaluating(model), torch.no_grad():
+            outputs = model(x[:1].clone())
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise BadModel(
+            f"train(model=...): forward failed on the first sample of {what}=... ({why}): do its shape and dtype fit?"
+        ) from error
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        raise BadModel(f"train(model=...): outputs of shape (n, N) are needed, got {got}")
+    return outputs
+
+
+def require_trainable(model: nn.Module, data: object, settings: Training) -> None:
+    """Refuse a network with nothing to train, conditions that cannot hold, and BatchNorm of a single sample."""
+    x, y = _pair(data, "data")
+    n = max(len(x), 1)
+    if settings.until.accuracy is not None and y.is_floating_point():
+        raise BadInput("Until(accuracy=...): targets that are no integer labels have no accuracy: leave it out")
+    if any(isinstance(p, InputJacobian) for p in settings.penalties) and not x.is_floating_point():
+        raise BadInput("InputJacobian: the inputs are no floating numbers, and have no derivative")
+    if settings.mixup is not None and not x.is_floating_point():
+        raise BadInput("Mixup: the inputs are no floating numbers, and cannot be mixed")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise BadModel("train(model=...): no parameter asks for a gradient: there is nothing to train")
+    batch = min(settings.batch_size or n, n)
+    last = n % batch or batch
+    ghost = settings.ghost_batch or batch
+    parts = {min(ghost, size - start) for size in (batch, last) for start in range(0, size, ghost)}
+    if 1 in parts and any(isinstance(module, _BatchNorm) for module in model.modules()):
+        raise BadInput(
+            f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch}): of {n} samples one would "
+            "be normalised alone by BatchNorm: choose a size that leaves no single sample"
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode for a look; every module is put back in its own mode after."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode

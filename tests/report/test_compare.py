@@ -1,0 +1,137 @@
+"""The screen fits 80 columns and explains its marks; the page is whole, offline and escapes what it is given."""
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from flatlens.comparing import Comparison
+from flatlens.estimate import Estimate, Report, undefined
+from flatlens.measures import MEASURES
+from flatlens.report.compare import compare_screen, headings, number, write_compare_page
+from flatlens.report.figures.ranks import ranks_figure, ranks_frame, taus_figure
+
+ABOUT = {"n": 20, "outputs": 3, "loss": "cross_entropy", "dtype": "float64", "device": "cpu", "layers": ["fc1"],
+         "versions": {"torch": "2"}}  # fmt: skip
+RANKED = ["mls", "ggn_trace", "relative_flatness", "parameter_jacobian_frobenius", "weight_norm", "log_volume",
+          "sharpness", "matrix_normalized_sharpness"]  # fmt: skip
+
+
+def made_up(names, gap=True, seed=0):
+    rng = np.random.default_rng(seed)
+    reports = {}
+    for i, name in enumerate(names):
+        values = {key: Estimate(float(rng.normal() ** 2 * 10.0 ** rng.integers(-9, 9))) for key in RANKED}
+        values["sharpness"] = Estimate(-1.2e-5 * (i + 1), kind="lower bound")
+        values["log_volume"] = undefined("every sample is rank-deficient") if i == 1 else Estimate(-1.0 * i)
+        values["ggn_trace"] = Estimate(1.0 + 0.1 * i, 0.1, "estimate")
+        values |= {"loss": Estimate(1e-6 * i), "accuracy": Estimate(0.987)}
+        if gap:
+            values |= {"test_loss": Estimate(0.5, 0.1, "estimate"), "test_accuracy": Estimate(0.5, 0.1, "estimate"),
+                       "generalisation_gap": Estimate(-0.5 + 0.1 * i, 0.1, "estimate")}  # fmt: skip
+        reports[name] = Report({(key, None): e for key, e in values.items()}, ABOUT)
+    return Comparison(reports, {key: MEASURES[key] for key in RANKED}, ("They differ in precision.",))
+
+
+def screen(comparison, width=80):
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(compare_screen(comparison), highlight=False, markup=False)
+    return captured.get()
+
+
+@pytest.mark.parametrize("gap", [True, False])
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("name", ["e{}", "checkpoint-{}000"])
+def test_two_to_six_networks_fit_80_columns_with_nothing_cut(count, name, gap):
+    names = [name.format(i) for i in range(count)]
+    text = screen(made_up(names, gap))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    assert all(one in text for one in names)
+    for key in RANKED:
+        assert text.count(f"\n{key} ") >= 2, key  # its rank and its value
+
+
+def test_the_columns_of_the_groups_stand_below_each_other():
+    lines = screen(made_up(["one", "two", "three"])).splitlines()
+    head = next(line for line in lines if line.startswith("measure") and "τ gap" in line)
+    row = next(line for line in lines if line.startswith("weight_norm *"))
+    assert row[head.index("three") + 4] in "123~"
+    assert row[head.index("one") + 2] in "123~"
+
+
+def test_marks_are_explained_and_used():
+    text = screen(made_up(["a", "b", "c"]))
+    flat = " ".join(text.split())
+    assert "mls *" not in text
+    assert "ggn_trace *" in text
+    assert "relative_flatness *" in text  # it survives layer-wise rescaling alone
+    ggn = next(line for line in text.splitlines() if line.startswith("ggn_trace *"))
+    assert ggn.split()[2:5] == ["2~", "2~", "2~"]
+    assert "sharpness * ≥" in text
+    assert "≥, ≤: a bound" in flat
+    assert "Undefined: log_volume on b: every sample is rank-deficient" in flat
+    assert "Not counted: weight_norm: no direction known" in flat
+    assert "~: tied, or its 95% interval overlaps" in flat
+    assert "They differ in precision." in flat
+    assert "W says little of 3 networks" in flat
+    assert text.index("Survive any rescaling") < text.index("* Change when") < text.index("No direction known: a small")
+
+
+def test_many_networks_are_a_line_each():
+    text = screen(made_up([f"net{i}" for i in range(30)]))
+    assert "30 networks: their ranks and values by each measure are in --page and --json." in " ".join(text.split())
+    assert sum(line.strip().startswith(tuple("123456789")) for line in text.splitlines()) >= 30
+    assert len(text.splitlines()) < 65
+
+
+def test_long_names_become_numbers_with_a_legend():
+    assert headings(made_up(["a", "b"])) == ["a", "b"]
+    long = [f"runs/study/networks/{i:012d}" for i in range(6)]
+    assert headings(made_up(long)) == list("123456")
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (0.0, "0"), (-1.23456e-5, "-1.23e-5"), (123456.0, "1.23e5"), (float("inf"), "inf"), (float("nan"), "-"),
+    (99.99, "100"),
+])  # fmt: skip
+def test_numbers_in_few_letters(value, shown):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize("count", [2, 7, 9, 31])
+def test_figures_are_valid_and_hold_the_data(count):
+    comparison = made_up([f"n{i}" for i in range(count)])
+    figure = ranks_figure(comparison)
+    figure.whole.to_dict(validate=True)
+    assert figure.caption
+    data = ranks_frame(comparison)
+    assert len(data) == count * len(RANKED)
+    assert data["place"].dropna().between(0, 1).all()
+    assert set(data.loc[data["measure"] == "mls", "row"]) == {"mls"}
+    assert set(data.loc[data["measure"] == "ggn_trace", "row"]) == {"ggn_trace *"}
+    taus = taus_figure(comparison)
+    taus.whole.to_dict(validate=True)
+    assert len(taus.data) == len(comparison.agreement().taus) ** 2
+
+
+@pytest.mark.parametrize("gap", [True, False])
+def test_the_page_needs_nothing_and_shows_everything(tmp_path, gap):
+    path = write_compare_page(made_up(["a", "<b>&"], gap), tmp_path / "page.html")
+    text = path.read_text()
+    assert "default-src 'none'" in text
+    assert "http://" not in text.replace("http://www.w3.org", "")
+    assert "<script" not in text
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+    assert text.count("<svg") == 2
+    assert ("generalisation gap does" in text) == gap
+    assert "2 networks compared" in text
+    assert "They differ in precision." in text
+    assert all(MEASURES[key].card.meaning.split("<")[0][:20] in text for key in ("mls", "weight_norm"))
+    assert text.count('<tr><th scope="row">') >= 2 * len(RANKED)
+
+
+def test_the_page_is_the_same_byte_for_byte(tmp_path):
+    one, two = (write_compare_page(made_up(["a", "b", "c"]), tmp_path / name).read_bytes() for name in ("1", "2"))
+    assert one == two
