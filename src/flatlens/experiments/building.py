@@ -39,7 +39,8 @@ IMPLIED: Mapping[str, type] = {
 
 PARTS = ("name", "data", "model", "training", "set", "measures")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
-SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}  #: of an MLP, until the data and the user have their say
+SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
+"""Of an MLP, until the data and the user have their say."""
 
 
 def study_of(
@@ -92,9 +93,10 @@ def _base(file: Mapping[str, Any], model: str | None, scale: Scale, measures: tu
     if data.name == "digits" and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
     split = data.load()
-    architecture = expression_of_model(model) if model else _part("model", file.get("model", _model_for(split)))
-    if not isinstance(architecture, ARCHITECTURES):
-        raise BadInput(f"model: {architecture!r} is no architecture: {', '.join(k.__name__ for k in ARCHITECTURES)}")
+    given_model = expression_of_model(model) if model else _part("model", file.get("model", _model_for(split)))
+    if not isinstance(given_model, ARCHITECTURES):
+        raise BadInput(f"model: {given_model!r} is no architecture: {', '.join(k.__name__ for k in ARCHITECTURES)}")
+    architecture: Any = given_model
     given = file.get("training", {})
     defaults = _training_for(split, scale)
     if {"max_steps", "max_epochs"} & set(given):  # an end of its own: no other condition
