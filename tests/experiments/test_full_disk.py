@@ -101,7 +101,8 @@ def disk_free(disk):
     return stat.f_bavail * stat.f_frsize
 
 
-def test_from_the_command_line_it_is_status_2(disk, quiet, monkeypatch, capsys):
+@pytest.mark.parametrize("to_the_end", [False, pytest.param(True, marks=pytest.mark.slow)])  # the page takes a while
+def test_from_the_command_line_it_is_status_2(disk, quiet, monkeypatch, capsys, to_the_end):
     monkeypatch.setattr(settings.Study, "digits", classmethod(lambda cls, scale="laptop": STUDY))
     out = disk / "out"
     command = ["study", "digits", "--out", str(out), "--workers", "1"]
@@ -110,6 +111,8 @@ def test_from_the_command_line_it_is_status_2(disk, quiet, monkeypatch, capsys):
     assert "No space left on device" in errors[-1]
     assert sum(line.startswith("flatlens: ") for line in errors) == len(errors)  # progress, then this one line
     assert sum("No space" in line for line in errors) == 1
+    if not to_the_end:
+        return
     before = finished(out)
     resize(disk, "64m")
     assert cli.run(command) == 0

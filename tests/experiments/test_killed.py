@@ -163,6 +163,7 @@ def test_a_training_under_way_is_taken_up_and_its_checkpoint_goes_when_the_netwo
     assert not list((stores[1].out / "training").iterdir())
 
 
+@pytest.mark.slow
 def test_two_at_once_in_one_folder_do_not_disturb_each_other(tmp_path):
     study = small_study(networks=8, steps=600)
     both = [start(study, tmp_path / "out", "thread") for _ in range(2)]
