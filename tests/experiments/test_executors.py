@@ -1,6 +1,7 @@
 """The sweep on a real Dask scheduler and worker processes on loopback, and what it says when there is none."""
 
 import os
+import signal
 import sys
 import threading
 import time
@@ -209,6 +210,20 @@ def test_slurm_that_is_not_there_is_one_line(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BadInput, match="`sbatch` is not found"), slurm_executor(SlurmSettings()):
         pass
+
+
+def test_slurm_leaves_interrupts_as_they_were(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "dask_jobqueue"]:
+        monkeypatch.delitem(sys.modules, name)  # its import alone sets a handler
+    monkeypatch.setenv("PATH", "/nonexistent")
+    try:
+        with pytest.raises(BadInput), slurm_executor(SlurmSettings()):
+            pass
+        assert "dask_jobqueue.runner" in sys.modules
+        assert signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("name", ["jobs", "cores"])

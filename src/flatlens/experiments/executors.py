@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -177,10 +178,13 @@ def _quiet() -> Iterator[None]:
 
 
 def _require(module: str) -> None:
+    interrupt = signal.getsignal(signal.SIGINT)
     try:
         import_module(module)
     except ImportError as error:
         raise BadInput(f"{module} cannot be imported ({error}): `pip install 'flatlens[dask]'`") from error
+    if signal.getsignal(signal.SIGINT) is not interrupt:  # dask_jobqueue makes Ctrl-C a quiet exit of any process
+        signal.signal(signal.SIGINT, interrupt)
 
 
 def _line(error: Exception) -> str:
