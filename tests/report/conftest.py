@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Quantity, Study, StudyResult
+from flatlens.experiments.against import COLUMNS, against_gap
 from flatlens.report.figures import Figure, study_figures
 
 WHO = ["key", "lr", "batch_size", "seed"]
@@ -93,6 +94,9 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     relations = pd.DataFrame(rows, columns=["x", "y", "n", *COEFFICIENTS])
     gap = relations[relations["x"] == "generalisation gap"]
     within = gap[["x", "y", "n", *COEFFICIENTS[:3]]].assign(group="lr", groups=networks["lr"].nunique())
+    against = pd.DataFrame(columns=COLUMNS)
+    if included.any():
+        against = against_gap(values[included], networks.loc[included, ["lr", "batch_size", "seed"]], quantities)
     facts = {
         "findings": ["Across 47 networks the gap rises with sqrt sharpness: Pearson r = 0.86 [0.78, 0.92]."],
         "settings": Study.digits("laptop").as_json(),
@@ -102,7 +106,7 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
         "unfinished": 0,
     }  # fmt: skip
     return StudyResult(networks=networks, layers=layers, curves=curves, values=values, relations=relations,
-                       within=within, quantities=quantities, **facts)  # fmt: skip
+                       within=within, against=against, quantities=quantities, **facts)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -133,6 +137,7 @@ def strange_results() -> dict[str, StudyResult]:
             quantities=(),
             relations=base.relations[:0],
             within=base.within[:0],
+            against=base.against[:0],
         ),
     }
 

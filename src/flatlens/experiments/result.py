@@ -30,6 +30,9 @@ class StudyResult:
     within: pd.DataFrame
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
     ("lr", "lr, batch_size" or "seed"), groups, n, pearson, pearson_low, pearson_high."""
+    against: pd.DataFrame
+    """Each measure against the gap by every coefficient, as `against_gap` gives it: quantity, coefficient, value, low,
+    high, p, n, given, why, note."""
     findings: list[str]
     """What was found, in words, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]
@@ -38,7 +41,7 @@ class StudyResult:
     versions: dict[str, str]
     """What computed it: flatlens, torch, numpy, python, device, threads; several values joined by " | " when mixed."""
     excluded: list[tuple[str, str]]
-    """(key, why) of the networks left out of `relations`, `within` and the findings."""
+    """(key, why) of the networks left out of `relations`, `within`, `against` and the findings."""
     failed: list[tuple[str, str]]
     """(key, last line of the traceback) of the runs that ended in an error."""
     unfinished: int

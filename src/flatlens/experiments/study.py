@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
+from flatlens.experiments.against import against_gap
 from flatlens.experiments.findings import findings
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
@@ -39,7 +40,7 @@ def run_study(
     """Train and measure every network of the study that `out` does not hold yet, then relate them all.
 
     Killed and called again it carries on, and ends in the same digits.
-    Beside the networks' folders it leaves table.csv and relations.csv in `out`.
+    Beside the networks' folders it leaves table.csv, relations.csv and gap.csv in `out`.
 
     Args:
         study: what to run.
@@ -80,10 +81,11 @@ def run_study(
 
 
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
-    """The networks and their relations as table.csv and relations.csv in the study's folder."""
+    """The networks and their relations as table.csv, relations.csv and gap.csv in the study's folder."""
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
+    store.write_table("gap.csv", result.against)
 
 
 def load_study(out: str | os.PathLike[str]) -> StudyResult:
@@ -108,10 +110,10 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
     networks = networks_table(records, axes)
     values = values_table(networks, study.quantities)
     included = values[values["included"]].reset_index(drop=True)
-    alike = groupings(networks[values["included"]].reset_index(drop=True), axes)
+    settings = networks[values["included"]].reset_index(drop=True)[axes]
     quantities = included[[q.name for q in study.quantities]]
     relations = relate_all(quantities)
-    within = relate_within(quantities, GAP.name, alike)
+    within = relate_within(quantities, GAP.name, groupings(settings, axes))
     unfinished = len(study.networks()) - len(records) - len(failed)
     return StudyResult(
         networks=networks,
@@ -120,6 +122,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         values=values,
         relations=relations,
         within=within,
+        against=against_gap(quantities, settings, study.quantities),
         findings=findings(study, networks, relations, within, unfinished, len(failed)),
         quantities=study.quantities,
         settings=study.as_json(),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
 PAGE = "report.html"
-TABLES = ("table.csv", "relations.csv", "study.json")  # written by the study, linked where they are
+TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by the study, linked where they are
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,8 @@ def study_html(
         grid=grid,
         swatches={mode: ordered_colours(max(len(grid.lrs), 1), mode) for mode in MODES},
         shapes=words.shape_signs(len(grid.batch_sizes)),
+        coefficients=list(dict.fromkeys(result.against["coefficient"])),
+        against=against_rows(result),
         measures=measure_rows(result, cards),
         moves=[in_words for _, _, in_words in MOVES],
         papers=PAPERS,
@@ -111,6 +113,16 @@ def table_columns(result: StudyResult) -> list[Column]:
         Column(name, by_layer="[" in name, numeric=networks[name].dtype.kind in "iuf")
         for name in map(str, networks.columns)
     ]
+
+
+def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
+    """By measure and coefficient, the row of `against`; `clear` where the interval leaves out zero."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    clear = (result.against["low"] > 0) | (result.against["high"] < 0)
+    for record in result.against.assign(clear=clear).to_dict("records"):
+        row = {str(name): value for name, value in record.items()}
+        rows.setdefault(row["quantity"], {})[row["coefficient"]] = row
+    return rows
 
 
 def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
