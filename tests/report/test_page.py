@@ -112,6 +112,17 @@ def test_badges_say_what_survives(html):
     assert badges == {"mls": ["survives"] * 3, "relative_flatness": ["survives", "changes", "survives"]}
 
 
+def test_every_coefficient_is_there_and_bold_where_it_is_sure(html, laptop):
+    section = html[html.index('<section id="coefficients">') :].partition("</section>")[0]
+    cells = re.findall(r"<td title=\"[^\"]*\">(<b>)?(-?[\d.]+)(?:</b>)? <small>\[(-?[\d.]+), (-?[\d.]+)\]", section)
+    against = laptop.against.dropna(subset=["value"])
+    assert len(cells) == len(against)
+    sure = (against["low"] > 0) | (against["high"] < 0)
+    assert 0 < sure.sum() < len(against)
+    assert [bool(bold) for bold, *_ in cells] == sure.tolist()
+    assert [value for _, value, *_ in cells] == [f"{value:.2f}" for value in against["value"]]
+
+
 def test_the_table_holds_every_network_with_all_digits(html, laptop):
     body = html[html.index('id="networks"') :]
     assert body.count("<tr ") == 48

@@ -116,10 +116,10 @@ def table_columns(result: StudyResult) -> list[Column]:
 
 
 def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
-    """By measure and coefficient, the row of `against`; `clear` where the interval leaves out zero."""
+    """By measure and coefficient, the row of `against`; `sure` where the interval leaves out zero."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
-    clear = (result.against["low"] > 0) | (result.against["high"] < 0)
-    for record in result.against.assign(clear=clear).to_dict("records"):
+    sure = (result.against["low"] > 0) | (result.against["high"] < 0)
+    for record in result.against.assign(sure=sure).to_dict("records"):
         row = {str(name): value for name, value in record.items()}
         rows.setdefault(row["quantity"], {})[row["coefficient"]] = row
     return rows
