@@ -97,8 +97,8 @@ def test_the_history_has_the_learning_rate_of_the_step_to_come_and_no_edge_under
 
 def test_the_users_data_is_left_alone_by_layers_that_work_in_place():
     x = X.clone()
-    for batch_size in (16, None):
-        train(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3)), (x, Y), settings(batch_size=batch_size))
+    for how in ({"batch_size": 16}, {"batch_size": None}, {"until": Until(gradient_norm=0.0)}):
+        train(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(8, 3)), (x, Y), settings(**how))
         assert torch.equal(x, X)
 
 

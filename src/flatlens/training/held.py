@@ -42,7 +42,7 @@ class Held:
     def look(self) -> list[float]:
         """Loss and accuracy over all of it."""
         with evaluating(self.model), torch.no_grad():
-            outputs = torch.cat([self.model(part.clone()) for part in torch.split(self.x, CHUNK)])
+            outputs = torch.cat([self.model(x) for x, _ in self._pieces()])
         loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
         return [loss, accuracy(outputs, self.y)]
 
@@ -50,11 +50,16 @@ class Held:
         """||dL/dtheta||, L the mean loss over all of it, in eval mode."""
         total = [torch.zeros_like(p) for p in parameters]
         with evaluating(self.model):
-            for x, targets in zip(torch.split(self.x, CHUNK), torch.split(self.targets, CHUNK), strict=True):
+            for x, targets in self._pieces():
                 share = self.loss.values(self.model(x), targets).sum() / len(self.x)
                 slopes = torch.autograd.grad(share, parameters, allow_unused=True)
                 total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]
         return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in total))
+
+    def _pieces(self) -> Iterator[Pair]:
+        """(inputs, targets) in chunks; the inputs are copies, for a network may write to what it is fed."""
+        for x, targets in zip(torch.split(self.x, CHUNK), torch.split(self.targets, CHUNK), strict=True):
+            yield x.clone(), targets
 
 
 def _pair(data: object, what: str) -> Pair:
