@@ -31,7 +31,7 @@ class SAM:
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
         """eps, one part a parameter."""
-        length = _norm(slopes)
+        length = norm(slopes)
         return [g * (self.rho / length) if length > 0 else torch.zeros_like(g) for g in slopes]
 
 
@@ -51,7 +51,7 @@ class ASAM:
         """eps, one part a parameter."""
         units = [p.detach().abs() + self.eta for p in parameters]
         scaled = [T * g for T, g in zip(units, slopes, strict=True)]
-        length = _norm(scaled)
+        length = norm(scaled)
         return [
             T * s * (self.rho / length) if length > 0 else torch.zeros_like(s)
             for T, s in zip(units, scaled, strict=True)
@@ -61,7 +61,8 @@ class ASAM:
 Ascent: TypeAlias = SAM | ASAM
 
 
-def _norm(parts: Sequence[Tensor]) -> float:
+def norm(parts: Sequence[Tensor]) -> float:
+    """Of tensors side by side, summed up in float64."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.training.ascent import norm
 from flatlens.training.losses import accuracy
 from flatlens.training.penalties import InputJacobian
 from flatlens.training.settings import Training
@@ -54,7 +54,7 @@ class Held:
                 share = self.loss.values(self.model(x), targets).sum() / len(self.x)
                 slopes = torch.autograd.grad(share, parameters, allow_unused=True)
                 total = [t if g is None else t + g for t, g in zip(total, slopes, strict=True)]
-        return math.sqrt(sum(float(torch.linalg.vector_norm(t, dtype=torch.float64)) ** 2 for t in total))
+        return norm(total)
 
     def _pieces(self) -> Iterator[Pair]:
         """(inputs, targets) in chunks; the inputs are copies, for a network may write to what it is fed."""
