@@ -77,14 +77,14 @@ def checksum(tensor: Tensor, start: int = 0) -> int:
     return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
 
 
-def require_finite(batch: Batch, where: str) -> None:
-    """Refuse NaN and inf, naming the first sample that holds one."""
+def require_finite(batch: Batch, given: str) -> None:
+    """Refuse NaN and inf, naming the first sample that holds one; `given`: as what the batch came, for the error."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1) if leaf.ndim else torch.tensor([True])
             raise BadData(
-                f"Problem({where}): {int(bad.sum())} of {len(bad)} samples hold NaN or inf, the first at index "
-                f"{int(bad.nonzero()[0])} of its batch: clean or drop them before measuring"
+                f"{given}: {int(bad.sum())} of {len(bad)} samples hold NaN or inf, the first at index "
+                f"{int(bad.nonzero()[0])} of these: clean or drop them"
             )
 
 

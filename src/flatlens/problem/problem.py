@@ -141,7 +141,7 @@ class Problem:
             raise BadData("Problem(data=...): the data is empty: at least one sample is needed")
         for _ in self.batches(256):  # read again from the start: the first batch must come back the same
             break
-        require_finite(first, self.data.where)
+        require_finite(first, f"Problem({self.data.where})")
         once, _ = self._first_run(model, self.place(first))
         again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
         if not bool(torch.isfinite(once).all()):
@@ -194,7 +194,7 @@ class Problem:
         """(n, N, sum of masses); refuses what is not finite."""
         n, outputs, mass = 0, 0, 0.0
         for number, raw in enumerate(self.batches(1024) if data is self.data else data.chunks(1024)):
-            require_finite(raw, data.where)
+            require_finite(raw, f"Problem({data.where})")
             if data is self.data and number & (number - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
                 self.probes.append(spaced(raw, PROBE))
             if data is self.data and self.coupled and size(raw) < 2:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.problem.data import require_finite
 from flatlens.training.ascent import norm
 from flatlens.training.losses import accuracy
 from flatlens.training.penalties import InputJacobian
@@ -30,10 +31,7 @@ class Held:
             raise BadData(
                 f"train({what}=...): {len(x)} inputs and {len(y)} targets: as many, and at least one, are needed"
             )
-        for tensor in (x, y):
-            if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-                bad = int((~torch.isfinite(tensor.flatten(1) if tensor.ndim > 1 else tensor[:, None])).any(1).sum())
-                raise BadData(f"train({what}=...): {bad} of {len(x)} samples hold NaN or inf: clean or drop them")
+        require_finite((x, y), f"train({what}=...)")
         device = next(model.parameters()).device
         self.model, self.loss = model, settings.objective
         self.x, self.y = x.to(device), y.to(device)
