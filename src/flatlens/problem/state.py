@@ -14,6 +14,17 @@ from flatlens.problem.data import checksum
 
 
 @contextmanager
+def modes_kept(model: nn.Module) -> Iterator[None]:
+    """Every module is put back in its own mode, train or eval, after."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
 def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
     """Eval mode, gradients on, attention differentiable twice; mode, buffers and RNG are restored, also after an error.
 
@@ -28,35 +39,32 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
     >>> net.training
     True
     """
-    modes = [(module, module.training, dict(module._buffers)) for module in model.modules()]
+    held = [(module, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone(), buffer._version) for buffer in model.buffers()]
     norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
     sparse = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
         for embedding in sparse:
             embedding.sparse = False  # a sparse gradient cannot be differentiated again
-        for norm, _ in norms if batch_statistics else []:
-            norm.training, norm.track_running_stats = (
-                True,
-                False,
-            )  # so that running statistics are neither used nor moved
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
         with (
+            modes_kept(model),
             torch.random.fork_rng(devices),
             torch.inference_mode(False),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
         ):
+            model.eval()
+            for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
+                norm.training, norm.track_running_stats = True, False
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
-        for module, mode, held in modes:
-            module.training = mode
+        for module, own in held:
             module._buffers.clear()
-            module._buffers.update(held)  # forward() may put another tensor in a buffer's place
+            module._buffers.update(own)  # forward() may put another tensor in a buffer's place
         for embedding in sparse:
             embedding.sparse = True
         for norm, tracked in norms:

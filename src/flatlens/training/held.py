@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.problem.data import require_finite
+from flatlens.problem.state import modes_kept
 from flatlens.training.ascent import norm
 from flatlens.training.losses import accuracy
 from flatlens.training.penalties import InputJacobian
@@ -116,10 +117,6 @@ def require_trainable(model: nn.Module, data: object, settings: Training) -> Non
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode for a look; every module is put back in its own mode after."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with modes_kept(model):
+        model.eval()
         yield
-    finally:
-        for module, mode in modes:
-            module.training = mode

@@ -12,6 +12,7 @@ from torch import nn
 
 from flatlens.errors import BadModel
 from flatlens.estimate import Progress
+from flatlens.problem.state import modes_kept
 from flatlens.training import checkpoint
 from flatlens.training.held import Pair
 from flatlens.training.run import Run, TrainingResult, Watcher
@@ -73,9 +74,8 @@ def train(
 @contextmanager
 def _as_found(model: nn.Module, seed: int) -> Iterator[None]:
     """In here the network trains, and the global generator is its dropout's; after, both are as they were."""
-    modes = [(module, module.training) for module in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+    with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(stream(seed, "dropout").initial_seed())
         if not model.training:
             model.train()
@@ -83,5 +83,3 @@ def _as_found(model: nn.Module, seed: int) -> Iterator[None]:
             yield
         finally:
             model.zero_grad()
-            for module, mode in modes:
-                module.training = mode
