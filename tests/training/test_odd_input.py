@@ -154,6 +154,13 @@ def test_labels_of_any_integer_type_and_arrays_are_read():
         assert torch.equal(a.fc1.weight, b.fc1.weight)
 
 
+def test_a_run_on_arrays_is_saved_and_taken_up_like_one_on_tensors(tmp_path):
+    save, arrays = tmp_path / "run.pt", (X.numpy(), Y.numpy())
+    first = train(net(), arrays, settings(), test=arrays, save=save)
+    second = train(net(), (X, Y), settings(), test=(X, Y), save=save)
+    assert (second.outcome, second.steps, second.loss) == (first.outcome, first.steps, first.loss)
+
+
 def test_embedded_inputs_can_be_regularised_but_for_their_derivative():
     model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3))
     tokens = torch.randint(0, 10, (60, 2), generator=torch.Generator().manual_seed(0))

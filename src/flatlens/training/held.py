@@ -27,7 +27,7 @@ class Held:
     """Data on the network's device, with targets ready for the loss."""
 
     def __init__(self, model: nn.Module, data: Pair, settings: Training, what: str) -> None:
-        x, y = _pair(data, what)
+        x, y = data
         if len(x) != len(y) or not len(x):
             raise BadData(
                 f"train({what}=...): {len(x)} inputs and {len(y)} targets: as many, and at least one, are needed"
@@ -61,8 +61,8 @@ class Held:
             yield x.clone(), targets
 
 
-def _pair(data: object, what: str) -> Pair:
-    """Inputs and targets as tensors."""
+def pair(data: object, what: str) -> Pair:
+    """Inputs and targets, tensors or arrays, as tensors."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
         raise BadData(
@@ -91,9 +91,9 @@ def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
     return outputs
 
 
-def require_trainable(model: nn.Module, data: object, settings: Training) -> None:
+def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
     """Refuse a network with nothing to train, conditions that cannot hold, and BatchNorm of a single sample."""
-    x, y = _pair(data, "data")
+    x, y = data
     n = max(len(x), 1)
     if settings.until.accuracy is not None and y.is_floating_point():
         raise BadInput("Until(accuracy=...): targets that are no integer labels have no accuracy: leave it out")

@@ -14,7 +14,7 @@ from flatlens.errors import BadModel
 from flatlens.estimate import Progress
 from flatlens.problem.state import modes_kept
 from flatlens.training import checkpoint
-from flatlens.training.held import Pair
+from flatlens.training.held import Pair, pair
 from flatlens.training.run import Run, TrainingResult, Watcher
 from flatlens.training.settings import Training
 from flatlens.training.step import stream
@@ -39,7 +39,7 @@ def train(
 
     Args:
         model: any module; on its device.
-        data: inputs (n, ...), and labels (n,) or targets (n, N).
+        data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
         settings: how.
         test: held-out data, for the curves alone.
         watch: called as `watch.step(step, optimiser=...)` before the first step and after each, the learning rate being
@@ -60,6 +60,7 @@ def train(
     with _as_found(model, settings.seed):
         if save is not None:
             checkpoint.require_place(Path(save))
+        data, test = pair(data, "data"), None if test is None else pair(test, "test")
         run = Run(model, data, test, settings, watch)
         if save is None:
             run.go(None, progress)
