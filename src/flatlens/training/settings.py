@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from flatlens.errors import BadInput
-from flatlens.training.ascent import ASAM, SAM, Ascent
+from flatlens.training.ascent import Ascent
 from flatlens.training.augmentation import Augmentation, Mixup
 from flatlens.training.losses import LossName, TrainingLoss
-from flatlens.training.optimisers import SGD, Adam, Optimiser, RMSProp
-from flatlens.training.penalties import InputJacobian, ParameterJacobian, Penalty, RelativeFlatness
-from flatlens.training.schedules import Constant, Cosine, Schedule, Steps
+from flatlens.training.optimisers import Optimiser
+from flatlens.training.penalties import Penalty
+from flatlens.training.schedules import Constant, Schedule
 from flatlens.training.stopping import Until
 
 LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 1, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
@@ -60,15 +61,15 @@ class Training:
     def _require_types(self) -> None:
         """Refuse what is no settings at all."""
         wanted: dict[str, tuple[type, ...]] = {
-            "optimiser": (SGD, Adam, RMSProp),
-            "schedule": (Constant, Steps, Cosine),
+            "optimiser": get_args(Optimiser),
+            "schedule": get_args(Schedule),
             "until": (Until,),
-            "augmentation": (Augmentation, type(None)),
-            "mixup": (Mixup, type(None)),
-            "ascent": (SAM, ASAM, type(None)),
+            "augmentation": get_args(Augmentation | None),
+            "mixup": get_args(Mixup | None),
+            "ascent": get_args(Ascent | None),
         }
         parts = [(name, getattr(self, name), kinds) for name, kinds in wanted.items()]
-        parts += [("penalties", each, (InputJacobian, ParameterJacobian, RelativeFlatness)) for each in self.penalties]
+        parts += [("penalties", each, get_args(Penalty)) for each in self.penalties]
         for name, value, kinds in parts:
             if not isinstance(value, kinds):
                 known = ", ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
