@@ -105,14 +105,18 @@ def _as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     """Regression targets of f's shape; integer class labels become one-hot, smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
     if not target.is_floating_point() and target.ndim == 1 and f.shape[1] > 1:
-        hot = F.one_hot(_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype)
-        return hot if smoothing == 0 else (1 - smoothing) * hot + smoothing / f.shape[1]
+        return smoothed(F.one_hot(_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype), smoothing)
     if target.numel() != f.numel():
         raise BadData(
             f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
             f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
         )
     return target.reshape(f.shape).to(f.dtype)
+
+
+def smoothed(y: Tensor, a: float) -> Tensor:
+    """(1 - a) y + a / N of class probabilities y, (n, N)."""
+    return y if a == 0 else (1 - a) * y + a / y.shape[1]
 
 
 def _labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
@@ -251,7 +255,7 @@ class CrossEntropy(Loss):
         """sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
         w, eps = self._weight(p), self.label_smoothing
         if target.is_floating_point():
-            return ((1 - eps) * target.to(w) + eps / p.shape[1]) @ w
+            return smoothed(target.to(w), eps) @ w
         seen = target != self.ignore_index
         return torch.where(seen, (1 - eps) * w[target.where(seen, 0)] + eps * w.mean(), 0.0)
 

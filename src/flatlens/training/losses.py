@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadInput, UnknownName
-from flatlens.problem.losses import CrossEntropy, Loss, SquaredError
+from flatlens.problem.losses import CrossEntropy, Loss, SquaredError, smoothed
 
 LossName: TypeAlias = Literal["cross_entropy", "half_squared_error", "mse"]
 LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")
@@ -59,8 +59,7 @@ class TrainingLoss:
             raise BadData(
                 f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; met {met}"
             )
-        hot = F.one_hot(y.long(), N).to(outputs.dtype)
-        return hot if self.label_smoothing == 0 else (1 - self.label_smoothing) * hot + self.label_smoothing / N
+        return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """A loss per sample, (n,), on targets as `targets` makes them."""
