@@ -151,6 +151,20 @@ def test_a_killed_run_ends_in_the_same_history() -> None:
     assert again.history.attrs == {"reproducible": True, "note": ""}
 
 
+def test_a_step_that_a_resumed_run_takes_again_is_measured_once() -> None:
+    run = Run()
+    options = {"measures": "loss", "every": 2, "live": False}
+    tracker = fl.Tracker(run.problem, **options)
+    run.train(4, tracker)
+    again = fl.Tracker(run.problem, **options)
+    again.load_state_dict(tracker.state_dict())
+    assert again.step(4) is None
+    assert values(again).equals(values(tracker))
+    with pytest.raises(BadInput, match="after 4: a tracker follows one run"):
+        again.step(2)
+    assert again.step(6) is not None
+
+
 def test_a_state_is_not_changed_by_going_on() -> None:
     run = Run()
     tracker = fl.Tracker(run.problem, "sharpness", every=2, live=False)

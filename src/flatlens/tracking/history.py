@@ -49,15 +49,11 @@ class History:
             row: Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
             self._rows.append([*row, why])
 
-    def steps(self) -> set[int]:
-        """At which something was due."""
-        return {int(row[0]) for row in self._rows}
-
     def frame(self) -> pd.DataFrame:
         """Tidy; `attrs` says whether the same run would give it again."""
         table = pd.DataFrame(self._rows, columns=list(TYPES)).astype(TYPES)
-        taken = len(self.steps())
-        note = f"{self._skipped} of {taken} due measurements were skipped to keep within the budget of wall time"
+        due = len({row[0] for row in self._rows})
+        note = f"{self._skipped} of {due} due measurements were skipped to keep within the budget of wall time"
         table.attrs = {"reproducible": not self._skipped, "note": note if self._skipped else ""}
         return table
 

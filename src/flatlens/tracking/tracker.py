@@ -106,7 +106,7 @@ class Tracker:
             raise BadInput(f"Tracker.step({step}): after {self._latest}: a tracker follows one run, make a new one")
         repeated = step == self._latest
         self._next, self._latest = step + 1, step
-        if repeated or not self._schedule.due(step) or step in self._history.steps():
+        if repeated or not self._schedule.due(step):
             return None
         edge = edge_of(optimiser)
         if why := self._over_budget():
