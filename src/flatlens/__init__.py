@@ -50,8 +50,7 @@ _HOME = {
     "compare": "flatlens.comparing",
     "measure": "flatlens.measures",
 }
-__all__ = [
-    *_HOME,
+_MODULES = (
     "bounds",
     "curvature",
     "distributions",
@@ -60,20 +59,12 @@ __all__ = [
     "statistics",
     "tracking",
     "transforms",
-]
+)
+__all__ = [*_HOME, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in (
-        "bounds",
-        "curvature",
-        "distributions",
-        "measures",
-        "perturbation",
-        "statistics",
-        "tracking",
-        "transforms",
-    ):
+    if name in _MODULES:
         return import_module(f"flatlens.{name}")
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
