@@ -79,7 +79,7 @@ def _goal(study: Study) -> str:
 
 def _held_fixed(study: Study) -> dict[str, str]:
     """Each way of holding settings fixed, in words."""
-    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
+    axes = study.varied
     told = {}
     for names in held_fixed(axes):
         words = " and ".join(SPOKEN.get(name, name.replace("_", " ")) for name in names)

@@ -96,6 +96,11 @@ class Study:
         axes = tuple(Axis(name, values) for name, values in zip(("lr", "batch_size", "seed"), grid, strict=True))
         return cls("digits", base, axes, scale=scale)
 
+    @property
+    def varied(self) -> list[str]:
+        """The names of the axes that take more than one value."""
+        return [axis.name for axis in self.axes if len(axis.values) > 1]
+
     def setting(self, name: str, value: Any) -> Study:
         """The study with another value of a setting that all its networks share."""
         return replace(self, base=vary(self.base, name, value), axes=tuple(a for a in self.axes if a.name != name))

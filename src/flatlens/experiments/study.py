@@ -62,7 +62,6 @@ def run_study(
     if len(finished) < len(todo) and not mixed:
         store.refuse_other_versions(finished, versions())
     over = {*finished, *([] if retry_failed else store.failed(todo))}
-    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
     run_all(
         [settings for key, settings in todo.items() if key not in over],
         ComputeInto(store, tell=progress is not None),
@@ -72,7 +71,7 @@ def run_study(
         pack=pack,
         progress=progress,
         done=len(over),
-        label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in axes) or settings.key,
+        label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in study.varied) or settings.key,
         under_way=lambda: store.under_way(todo),
     )
     result = load_study(out)
@@ -106,14 +105,13 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
 
 
 def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str]]) -> StudyResult:
-    axes = [axis.name for axis in study.axes if len(axis.values) > 1]
-    networks = networks_table(records, axes)
+    networks = networks_table(records, study.varied)
     values = values_table(networks, study.quantities)
     included = values[values["included"]].reset_index(drop=True)
-    settings = networks[values["included"]].reset_index(drop=True)[axes]
+    settings = networks[values["included"]].reset_index(drop=True)[study.varied]
     quantities = included[[q.name for q in study.quantities]]
     relations = relate_all(quantities)
-    within = relate_within(quantities, GAP.name, groupings(settings, axes))
+    within = relate_within(quantities, GAP.name, groupings(settings, study.varied))
     unfinished = len(study.networks()) - len(records) - len(failed)
     return StudyResult(
         networks=networks,
