@@ -31,6 +31,7 @@ IMAGES: Mapping[str, Callable[..., Split]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
 }
+"""Data sets that are read from a folder: each takes its root, and a `Preparation`."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,30 +12,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flatlens import userfile
-from flatlens.data.clusters import clusters
-from flatlens.data.digits import digits
 from flatlens.data.imagesets import IMAGE_SETS
-from flatlens.data.local import cifar10, cifar100, fashion_mnist, mnist
-from flatlens.data.patches import patches
-from flatlens.data.points import eight_points
+from flatlens.data.named import IMAGES, SYNTHETIC
 from flatlens.data.split import Split
 from flatlens.errors import BadData, BadInput, UnknownName
-
-BUNDLED: dict[str, Callable[[], Split]] = {
-    "digits": digits,
-    "patches": patches,
-    "clusters": clusters,
-    "eight_points": eight_points,
-}
-"""The data sets that need no files of their own, with their default settings."""
-
-FROM_FILES: dict[str, Callable[[str | None], Split]] = {
-    "mnist": mnist,
-    "fashion_mnist": fashion_mnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-}
-"""The data sets that are read from a folder; each takes its root."""
 
 MEANINGS = {
     "digits": "handwritten digits of 8 x 8 pixels, 10 classes",
@@ -85,13 +64,13 @@ def load_data(spec: str, argument: str = "--data") -> Source:
 
 
 def _named(name: str, root: str | None, argument: str) -> Split:
-    if root == "" or (root is not None and name in BUNDLED):
-        needed = "it has no files of its own: write the name alone" if name in BUNDLED else "write name:FOLDER"
+    if root == "" or (root is not None and name in SYNTHETIC):
+        needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
         raise BadData(f"{argument}: {name}:{root} names no folder that {name} could be read from; {needed}")
-    if name in BUNDLED:
-        return BUNDLED[name]()
+    if name in SYNTHETIC:
+        return SYNTHETIC[name][0]()
     try:
-        return FROM_FILES[name](root)
+        return IMAGES[name](root)
     except BadInput as error:
         raise type(error)(f"{argument}: {error}") from error
 
