@@ -71,7 +71,8 @@ def study_of(
     if data == "digits" and not (model or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(file.get("measures", ())) or STUDIED
-    base = _base(file, model, scale, tuple(one.key for one in named(named_measures)))
+    base, split = _base(file, model, scale, tuple(one.key for one in named(named_measures)))
+    loaded = base.data
     axes: list[Axis] = []
     given = [*_pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
     for name, several in given:
@@ -80,7 +81,8 @@ def study_of(
             axes = [axis for axis in axes if axis.name != name]
         else:
             axes = [*(axis for axis in axes if axis.name != name), Axis(name, several)]
-    split = base.data.load()
+    if base.data != loaded:
+        split = base.data.load()
     base = vary(base, "model", fitted(base.model, split))
     axes = axes or list(DEFAULT_AXES)
     settings_shown = [shown for axis in axes if (shown := setting(axis.name, axis.values)) is not None]
@@ -88,7 +90,10 @@ def study_of(
     return Study(str(file.get("name", Path(data).stem)), base, tuple(axes), compared, scale=scale)
 
 
-def _base(file: Mapping[str, Any], model: str | None, scale: Scale, measures: tuple[str, ...]) -> NetworkSettings:
+def _base(
+    file: Mapping[str, Any], model: str | None, scale: Scale, measures: tuple[str, ...]
+) -> tuple[NetworkSettings, Split]:
+    """What all networks share unless `set` or the command line says otherwise, and the data itself."""
     data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
     if data.name == "digits" and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
@@ -102,7 +107,7 @@ def _base(file: Mapping[str, Any], model: str | None, scale: Scale, measures: tu
     if {"max_steps", "max_epochs"} & set(given):  # an end of its own: no other condition
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = _part("training", {**defaults, **given})
-    return NetworkSettings(data, architecture, training, measures)
+    return NetworkSettings(data, architecture, training, measures), split
 
 
 def expression_of_model(text: str) -> Any:
