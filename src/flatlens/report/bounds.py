@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import vl_convert
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -14,9 +13,8 @@ from rich.text import Text
 from flatlens.bounds import BOUNDS, Verdict
 from flatlens.files import write_whole
 from flatlens.report.figures.chain import chain_figure, tightness_figure
-from flatlens.report.figures.figure import Figure
 from flatlens.report.page import environment
-from flatlens.report.palette import theme
+from flatlens.report.render import svg_of
 
 STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not applicable": "dim"}
 
@@ -81,7 +79,7 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
     names = dict.fromkeys(verdict.bound.partition(".")[0] for verdict in verdicts)
     html = environment().get_template("bounds.html.j2").render(
         about=about,
-        figures=[(figure, _svg(figure)) for figure in figures],
+        figures=[(figure, svg_of(figure)) for figure in figures],
         verdicts=verdicts,
         why=_why,
         shown=shown,
@@ -90,9 +88,3 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},
     )  # fmt: skip
     return write_whole(path, html.encode())
-
-
-def _svg(figure: Figure) -> str:
-    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec}
-    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", 1), allowed_base_urls=[])
-    return svg

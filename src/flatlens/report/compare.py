@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import vl_convert
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
-from flatlens.report.figures.figure import Figure
 from flatlens.report.figures.ranks import ranks_figure, taus_figure
 from flatlens.report.page import environment
-from flatlens.report.palette import theme
+from flatlens.report.render import svg_of
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: more networks do not fit a screen of 80 columns
@@ -222,7 +220,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
     html = environment().get_template("compare.html.j2").render(
         about=next(iter(comparison.reports.values())).about,
         models=comparison.models,
-        figures=[(figure, _svg(figure)) for figure in figures],
+        figures=[(figure, svg_of(figure)) for figure in figures],
         networks=_records(comparison.networks()),
         agreement=agreement,
         told=[told(w) for w in (agreement.overall, agreement.surviving)],
@@ -241,9 +239,3 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
 
 def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
-
-
-def _svg(figure: Figure) -> str:
-    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec}
-    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", 1), allowed_base_urls=[])
-    return svg

@@ -18,10 +18,16 @@ PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
 
 
-def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
-    """`folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
+def svg_of(figure: Figure, colours: int = 1) -> str:
+    """The picture as the text of an SVG file, in light colours; `colours` as for `palette.theme`."""
     spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
     svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
+    return svg
+
+
+def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
+    """`folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
+    svg = svg_of(figure, colours)
     png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
     return [
         write_whole(folder / f"{figure.name}.svg", svg.encode()),
