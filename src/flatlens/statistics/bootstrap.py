@@ -10,13 +10,13 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 
 from flatlens.statistics.coefficients import Array
+from flatlens.statistics.statistic import NAN
 
 Coefficient: TypeAlias = Callable[[Array], Array]
 """counts (B, n) -> (B,): a statistic of fixed data, for each resample."""
 
 FEWEST = 4
 """Fewer points than this have no correlation worth a number."""
-NAN = float("nan")
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flatlens.statistics.bootstrap import NAN, Correlation, with_interval
+from flatlens.statistics.bootstrap import Correlation, with_interval
 from flatlens.statistics.coefficients import kendall, pearson
 from flatlens.statistics.draws import resamples
+from flatlens.statistics.statistic import NAN
 
 FEWEST_WITHIN = 10
 """So many points, less one a group, must be left for a pooled correlation within groups."""
