@@ -1,6 +1,8 @@
 """Studies of networks so small that each takes a fraction of a second."""
 
-from flatlens.experiments import Study
+from concurrent.futures import ThreadPoolExecutor
+
+from flatlens.experiments import Study, run_study
 
 
 def small_study(networks=6, steps=300):
@@ -16,3 +18,15 @@ def small_study(networks=6, steps=300):
         .over("batch_size", 4)
         .over("seed", *range(networks))
     )
+
+
+def quietly(study, out):
+    """The tables of the study, run undisturbed in this process."""
+    with ThreadPoolExecutor(1) as executor:
+        run_study(study, out, executor=executor)
+    return tables(out)
+
+
+def tables(out):
+    """The bytes of what a study ends in."""
+    return {name: (out / name).read_bytes() for name in ("table.csv", "relations.csv")}

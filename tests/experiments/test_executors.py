@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import psutil
 import pytest
 from dask_cluster import dask_cluster
-from small_study import small_study
+from small_study import small_study, tables
 
 from flatlens.errors import BadInput
 from flatlens.experiments import executors, run_study
@@ -25,7 +25,6 @@ from distributed import Client
 from flatlens.experiments import ondask
 
 STUDY = small_study(networks=6, steps=500)
-TABLES = ("table.csv", "relations.csv")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +37,7 @@ def cluster():
 def quiet(tmp_path_factory):
     out = tmp_path_factory.mktemp("quiet") / "out"
     run_study(STUDY, out, workers=1)
-    return {name: (out / name).read_bytes() for name in TABLES}
+    return tables(out)
 
 
 @contextmanager
@@ -46,10 +45,6 @@ def get_executor(address):
     """As a user of Dask would."""
     with Client(address, set_as_default=False) as client:
         yield client.get_executor()
-
-
-def tables(out):
-    return {name: (out / name).read_bytes() for name in TABLES}
 
 
 def writer(folder, deaths=(), raises=()):

@@ -6,7 +6,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from small_study import small_study
+from small_study import quietly, small_study, tables
 
 from flatlens import cli
 from flatlens.errors import BadFolder
@@ -15,7 +15,6 @@ from flatlens.experiments.store import Store
 from flatlens.training import run as run_module
 
 STUDY = small_study(networks=6, steps=200)
-TABLES = ("table.csv", "relations.csv")
 
 
 def mount(folder, size):
@@ -44,14 +43,7 @@ def disk(tmp_path):
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    out = tmp_path_factory.mktemp("quiet") / "out"
-    with ThreadPoolExecutor(1) as executor:
-        run_study(STUDY, out, executor=executor)
-    return tables(out)
-
-
-def tables(out):
-    return {name: (out / name).read_bytes() for name in TABLES}
+    return quietly(STUDY, tmp_path_factory.mktemp("quiet") / "out")
 
 
 def finished(out):

@@ -6,14 +6,12 @@ import random
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
 import torch
-from small_study import small_study
+from small_study import quietly, small_study, tables
 
-from flatlens.experiments import run_study
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.store import Store
 from flatlens.files import write_whole
@@ -22,7 +20,6 @@ from flatlens.training import run as run_module
 from flatlens.training.step import Stepper
 
 LONG = small_study(networks=6, steps=3000)
-TABLES = ("table.csv", "relations.csv")
 CODE = """
 import json, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -34,16 +31,6 @@ run_study(Study.from_json(json.loads(sys.argv[1])), sys.argv[2], workers=2, exec
 
 def start(study, out, where="processes"):
     return subprocess.Popen([sys.executable, "-c", CODE, json.dumps(study.as_json()), str(out), where])
-
-
-def quietly(study, out):
-    with ThreadPoolExecutor(1) as executor:
-        run_study(study, out, executor=executor)
-    return tables(out)
-
-
-def tables(out):
-    return {name: (out / name).read_bytes() for name in TABLES}
 
 
 def finished(out):

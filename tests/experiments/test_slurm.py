@@ -6,11 +6,10 @@ import subprocess
 import tempfile
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from small_study import small_study
+from small_study import quietly, small_study, tables
 
 from flatlens.errors import BadInput
 from flatlens.experiments import run_study
@@ -20,7 +19,6 @@ SCRIPTS = Path(__file__).parent / "slurm"
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch")
 STUDY = small_study(networks=8, steps=3000)
 SETTINGS = SlurmSettings(jobs=2, memory="1GiB", walltime="00:10:00", interface="lo", queue="main")
-TABLES = ("table.csv", "relations.csv")
 
 pytestmark = pytest.mark.slow
 
@@ -44,14 +42,7 @@ def slurm():
 
 @pytest.fixture(scope="module")
 def quiet(tmp_path_factory):
-    out = tmp_path_factory.mktemp("quiet") / "out"
-    with ThreadPoolExecutor(1) as executor:
-        run_study(STUDY, out, executor=executor)
-    return tables(out)
-
-
-def tables(out):
-    return {name: (out / name).read_bytes() for name in TABLES}
+    return quietly(STUDY, tmp_path_factory.mktemp("quiet") / "out")
 
 
 def jobs():
