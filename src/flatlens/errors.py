@@ -74,3 +74,21 @@ class StaleLens(FlatlensError, RuntimeError):
 
 class FunctionChanged(FlatlensError, RuntimeError):
     """A transform that must leave the network's outputs alone moved them: an error in flatlens."""
+
+
+def one_line(error: BaseException, longest: int | None = None) -> str:
+    """The first `longest` letters of an exception's message, without line breaks; its type where it has none.
+
+    >>> one_line(ValueError("shapes do\\n  not fit"), 9), one_line(MemoryError())
+    ('shapes do', 'MemoryError')
+    """
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
+def typed_line(error: BaseException, longest: int | None = None) -> str:
+    """The type and the first `longest` letters of the message, without line breaks.
+
+    >>> typed_line(ValueError("shapes do\\n  not fit")), typed_line(MemoryError())
+    ('ValueError: shapes do not fit', 'MemoryError: no message')
+    """
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:longest] or 'no message'}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadInput, UnknownName, typed_line
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def guarded(call: Callable[[], T], what: str) -> T:
     try:
         return call()
     except (Exception, SystemExit) as error:  # a script may well call sys.exit() when it is imported
-        raise BadInput(f"{what} raised {type(error).__name__}: {_one_line(error)}{_place(error)}") from error
+        raise BadInput(f"{what} raised {typed_line(error)}{_place(error)}") from error
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
@@ -103,7 +103,3 @@ def _place(error: BaseException) -> str:
     foreign = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
     own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
     return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or "no message"

@@ -14,6 +14,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
 from flatlens.bounds.skips import Block, Watched, Wiring, wiring
+from flatlens.errors import typed_line
 from flatlens.grams.one_pass import CHUNK
 from flatlens.measures import interpolation_sharpness
 
@@ -68,7 +69,7 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
         try:
             f, _ = problem.run(watched, problem.place(raw))
         except Exception as error:  # a forward= that asks the model for more than its outputs
-            return f"its trace does not run ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+            return f"its trace does not run ({typed_line(error, 100)})"
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
             return "its trace computes something else: forward() depends on the data or its arguments"

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from flatlens.errors import typed_line
+
 SUMS = (operator.add, operator.iadd, torch.add, "add", "add_")
 PASSING = (nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)  #: change no norm, in eval
 FLATTENED = (torch.flatten, "flatten")
@@ -123,7 +125,7 @@ def wiring(model: nn.Module) -> Wiring | str:
     try:
         return Wiring(fx.symbolic_trace(model))
     except Exception as error:  # whatever a forward() does with a proxy
-        return f"torch.fx cannot trace it ({type(error).__name__}: {' '.join(str(error).split())[:100]})"
+        return f"torch.fx cannot trace it ({typed_line(error, 100)})"
 
 
 class _Keeping(fx.Interpreter):

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
 from flatlens.data.local import default_root
 from flatlens.data.parquet import EXTRA, RECORD, Record, RecordedFile, damage, read_record
-from flatlens.errors import BadData, BadFolder, BadInput, UnknownName
+from flatlens.errors import BadData, BadFolder, BadInput, UnknownName, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 
@@ -145,7 +145,7 @@ class _Hub:
         except Exception as error:  # the hub's client passes on what its HTTP library raises, and has changed it twice
             raise BadData(
                 f"{self._known.name}: the hub ({self._endpoint}) gave no answer that can be used "
-                f"({type(error).__name__}: {_one_line(error)}); {self._by_hand()}"
+                f"({typed_line(error, 200)}); {self._by_hand()}"
             ) from error
 
     def _by_hand(self) -> str:
@@ -186,7 +186,3 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadFolder(f"--root: the folder {folder} cannot be made ({error.strerror})") from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200] or "no message"

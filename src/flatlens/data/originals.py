@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatlens.data.imagesets import ImageSet
-from flatlens.errors import BadData
+from flatlens.errors import BadData, one_line
 
 UNSIGNED_BYTES = 0x08
 """IDX's code for the type of its numbers; the only one these files use."""
@@ -69,7 +69,7 @@ def _content(known: ImageSet, path: Path, expected: int) -> bytes:
     except FileNotFoundError as error:
         raise BadData(f"{path}: there is no such file, and {known.title} needs it; {mending(known)}") from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{path}: a damaged or truncated gzip file ({_one_line(error)}); {mending(known)}") from error
+        raise BadData(f"{path}: a damaged or truncated gzip file ({one_line(error)}); {mending(known)}") from error
 
 
 def read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
@@ -96,7 +96,7 @@ def read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
                 if stream is not None:
                     parts[name] = _records(known, archive / member.name, name, stream.read(size + 1), size)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise BadData(f"{archive}: a damaged or truncated archive ({_one_line(error)}); {mending(known)}") from error
+        raise BadData(f"{archive}: a damaged or truncated archive ({one_line(error)}); {mending(known)}") from error
     for name in files:
         if name not in parts:
             raise BadData(f"{archive}: no {known.folder}/{name} in it; {mending(known)}")
@@ -172,7 +172,3 @@ def mending(known: ImageSet) -> str:
 
 def _times(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "nothing"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -15,7 +15,7 @@ from flatlens import userfile
 from flatlens.data.imagesets import IMAGE_SETS
 from flatlens.data.named import IMAGES, SYNTHETIC
 from flatlens.data.split import Split
-from flatlens.errors import BadData, BadInput, UnknownName
+from flatlens.errors import BadData, BadInput, UnknownName, one_line
 
 MEANINGS = {
     "digits": "handwritten digits of 8 x 8 pixels, 10 classes",
@@ -115,4 +115,4 @@ def _tensors(values: object, what: str) -> object:
     try:
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"{what} are no array of numbers ({' '.join(str(error).split())})") from error
+        raise BadData(f"{what} are no array of numbers ({one_line(error)})") from error

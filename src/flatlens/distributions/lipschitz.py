@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, one_line
 from flatlens.problem import is_linear, measuring
 from flatlens.problem.operator_norm import operator_norm
 
@@ -93,8 +93,7 @@ def _shown(module: nn.Module, x: Tensor, name: str) -> Tensor:
     try:
         y: Tensor = module(x)
     except RuntimeError as error:
-        reason = " ".join(str(error).split())
         raise BadInput(
-            f"lipschitz_product(size=...): {name} takes no input of shape {(*x.shape,)} ({reason})"
+            f"lipschitz_product(size=...): {name} takes no input of shape {(*x.shape,)} ({one_line(error)})"
         ) from error
     return y

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatlens.distributions.covering import THEOREM, Rule
 from flatlens.distributions.distribution import Distribution, drawable
 from flatlens.distributions.lipschitz import lipschitz_product
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, one_line
 from flatlens.estimate import Estimate
 from flatlens.problem import measuring
 
@@ -107,9 +107,8 @@ class PushForward(Distribution):
             try:
                 parts = [self.network(part.to(like)) for part in torch.split(z, BATCH)]
             except RuntimeError as error:
-                reason = " ".join(str(error).split())
                 raise BadInput(
-                    f"PushForward(network=...): it takes no input of shape {(*z.shape,)} ({reason})"
+                    f"PushForward(network=...): it takes no input of shape {(*z.shape,)} ({one_line(error)})"
                 ) from error
         if any(not isinstance(y, Tensor) for y in parts) or sum(len(y) for y in parts) != len(z):
             raise BadInput(f"PushForward(network=...): from {len(z)} samples it must make a tensor of as many rows")

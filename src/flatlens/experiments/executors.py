@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, one_line
 from flatlens.experiments.workers import ONE_THREAD
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def _slurm_cluster(settings: SlurmSettings) -> Iterator[SLURMCluster]:
     try:
         cluster = SLURMCluster(**_options(settings))
     except (OSError, RuntimeError, ValueError) as error:
-        raise BadInput(f"no scheduler for Slurm's workers could be started here: {_line(error)}") from error
+        raise BadInput(f"no scheduler for Slurm's workers could be started here: {one_line(error)}") from error
     with cluster:
         _try_submitting(cluster.job_script())
         cluster.adapt(minimum_jobs=settings.jobs, maximum_jobs=settings.jobs)  # replaces the jobs that end
@@ -185,7 +185,3 @@ def _require(module: str) -> None:
         raise BadInput(f"{module} cannot be imported ({error}): `pip install 'flatlens[dask]'`") from error
     if signal.getsignal(signal.SIGINT) is not interrupt:  # dask_jobqueue makes Ctrl-C a quiet exit of any process
         signal.signal(signal.SIGINT, interrupt)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

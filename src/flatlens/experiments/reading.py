@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadInput, UnknownName, one_line
 
 
 def expression(text: str, known: Mapping[str, type]) -> Any:
@@ -64,7 +64,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise BadInput(f"the study {str(path)!r} is no YAML: {' '.join(str(error).split())}") from error
+        raise BadInput(f"the study {str(path)!r} is no YAML: {one_line(error)}") from error
     if not isinstance(found, dict):
         raise BadInput(
             f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
-from flatlens.errors import BadFolder, BadInput
+from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress
 from flatlens.experiments.executors import adapted
 from flatlens.experiments.shown import Shown, UnderWay
@@ -194,11 +194,12 @@ def _trace_of(function: Callable[[T], object], task: T) -> str:
 
 def _trace_of_loss(error: Exception, times: int) -> str:
     if isinstance(error, BrokenExecutor):
-        said = " ".join(str(error).split())  # the exit codes
+        said = one_line(error)  # the exit codes
         return f"{said}\nthe worker was killed {times} times while it ran this: is there enough memory?\n"
     return "".join(traceback.format_exception(error))
 
 
 def _broken(error: Exception) -> BadInput:
-    why = " ".join(str(error).split()) or type(error).__name__
-    return BadInput(f"the executor broke: {why} (what was finished is kept, and the same run carries on from there)")
+    return BadInput(
+        f"the executor broke: {one_line(error)} (what was finished is kept, and the same run carries on from there)"
+    )

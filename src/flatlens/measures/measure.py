@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import student
-from flatlens.errors import BadInput, FlatlensError
+from flatlens.errors import BadInput, FlatlensError, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, Parts, Run
 from flatlens.measures.lens import Lens
@@ -81,7 +81,7 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
 
 
 def _refused(error: Exception) -> str:
-    return f"the network cannot be differentiated as this asks ({' '.join(str(error).split())[:120]})"
+    return f"the network cannot be differentiated as this asks ({one_line(error, 120)})"
 
 
 COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"

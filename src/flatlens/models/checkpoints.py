@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadWeights
+from flatlens.errors import BadWeights, one_line
 from flatlens.models.weightfiles import read_weights
 
 WRAPPERS = ("module.", "model.")
@@ -53,7 +53,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     try:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
-        raise BadWeights(f"weights: {path} cannot be put into the network: {' '.join(str(error).split())}") from error
+        raise BadWeights(f"weights: {path} cannot be put into the network: {one_line(error)}") from error
     return _remarks(state, used, tensors, own)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from flatlens.errors import one_line
 from flatlens.perturbation.activations import Activation, activation
 from flatlens.perturbation.inputs import Refused
 from flatlens.problem import Problem
@@ -98,7 +99,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     except Refused:
         raise
     except Exception as error:  # whatever the network's own forward() makes of symbols
-        raise Refused(f"torch.fx cannot read the network ({' '.join(str(error).split())[:120]})") from error
+        raise Refused(f"torch.fx cannot read the network ({one_line(error, 120)})") from error
     if apart > AGREEMENT * (1 + float(f.abs().max())):
         raise Refused(f"the chain read from the network gives other outputs (by {apart:.1g})")
     return chain

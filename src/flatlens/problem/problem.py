@@ -11,7 +11,7 @@ from typing import Any, Literal, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
 from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
 from flatlens.problem.losses import Loss, LossFunction, as_loss
 from flatlens.problem.state import measuring
@@ -176,8 +176,8 @@ class Problem:
             raise
         except Exception as error:
             raise BadModel(
-                f"Problem(model=...): forward failed on the first batch ({_one_line(error)}): do the data's shapes and "
-                f"types fit the model?"
+                f"Problem(model=...): forward failed on the first batch ({typed_line(error, 200)}): do the data's "
+                f"shapes and types fit the model?"
             ) from error
         try:
             self.loss.check(f, y)
@@ -185,8 +185,8 @@ class Problem:
             raise
         except Exception as error:
             raise BadLoss(
-                f"Problem(loss={self.loss}): the loss failed on the first batch ({_one_line(error)}): do the targets, "
-                f"of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
+                f"Problem(loss={self.loss}): the loss failed on the first batch ({typed_line(error, 200)}): do the "
+                f"targets, of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
             ) from error
         return f, y
 
@@ -227,10 +227,6 @@ class Problem:
         if mass <= 0:
             raise BadData(f"Problem({data.where}): no sample counts: every target is ignored or has weight 0")
         return n, outputs, mass
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _require_ghosts(batchnorm: object, ghost_batch: object) -> None:

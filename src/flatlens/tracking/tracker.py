@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from flatlens.curvature.krylov import Remembered
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
@@ -128,7 +128,7 @@ class Tracker:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm)
             report = measure(lens, self._measures, generator=self._generator(step))
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:
-            why = f"training diverged? {' '.join(str(error).split())}"
+            why = f"training diverged? {one_line(error)}"
             return Report({(m.key, None): undefined(why) for m in self._measures}, {})
         self._warm = lens.remembered
         return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)

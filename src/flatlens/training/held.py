@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.errors import BadData, BadInput, BadModel, one_line, typed_line
 from flatlens.problem.data import require_finite
 from flatlens.problem.state import modes_kept
 from flatlens.training.ascent import norm
@@ -71,7 +71,7 @@ def pair(data: object, what: str) -> Pair:
     try:
         x, y = (torch.as_tensor(part) for part in data)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"train({what}=...): tensors or arrays are needed ({' '.join(str(error).split())})") from error
+        raise BadData(f"train({what}=...): tensors or arrays are needed ({one_line(error)})") from error
     return x, y
 
 
@@ -81,7 +81,7 @@ def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
         with evaluating(model), torch.no_grad():
             outputs = model(x[:1].clone())
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = typed_line(error, 200)
         raise BadModel(
             f"train(model=...): forward failed on the first sample of {what}=... ({why}): do its shape and dtype fit?"
         ) from error

@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 import torch
 from torch import nn
 
-from flatlens.errors import BadInput, BadModel, FunctionChanged
+from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
 from flatlens.problem import Problem
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
@@ -139,10 +139,9 @@ def copied(problem: Problem) -> nn.Module:
     try:
         return copy.deepcopy(problem.measured())
     except Exception as error:  # of old-style weight_norm, and of whatever the user's modules hold
-        why = " ".join(str(error).split())[:120]
         raise BadModel(
-            f"Problem(model=...): the network cannot be copied ({why}), and transforms move the weights of a copy; "
-            f"torch.nn.utils.parametrizations.weight_norm can be, the older weight_norm not"
+            f"Problem(model=...): the network cannot be copied ({one_line(error, 120)}), and transforms move the "
+            f"weights of a copy; torch.nn.utils.parametrizations.weight_norm can be, the older weight_norm not"
         ) from error
 
 

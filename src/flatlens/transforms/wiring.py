@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from flatlens.errors import typed_line
 from flatlens.problem import Problem
 from flatlens.problem.layers import groups
 from flatlens.transforms import rules
@@ -91,8 +92,7 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
             found, _ = problem.run(trial, batch)
             expected, _ = problem.run(model, batch)
     except Exception as error:  # whatever the network's own forward() makes of symbols
-        why = " ".join(str(error).split())[:120]
-        return Wiring(unreadable=f"torch.fx cannot trace the network ({type(error).__name__}: {why})")
+        return Wiring(unreadable=f"torch.fx cannot trace the network ({typed_line(error, 120)})")
     if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
         return Wiring(unreadable="what torch.fx traced gives other outputs than the network")
     return trial.reader.wiring
