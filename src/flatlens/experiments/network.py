@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from flatlens.data import Split
+from flatlens.data import DataSettings, Split, default_root
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
@@ -21,6 +21,8 @@ from flatlens.experiments.versions import versions
 from flatlens.measures import Lens, measure
 from flatlens.problem import Problem, is_linear
 from flatlens.training import train
+
+_kept: dict[tuple[DataSettings, Path], Split] = {}
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         progress: called with ("training steps", done, total).
     """
     with _one_thread():
-        split = settings.data.load()
+        split = _data(settings.data)
         model = settings.model.build()
         start = time.perf_counter()
         trained = train(model, split.train, settings.training, test=split.test, save=save, progress=progress)
@@ -81,6 +83,15 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
         test=(split.test_x.to(torch.float64), split.test_y),
     )
     return measure(Lens(problem), list(settings.measures))
+
+
+def _data(settings: DataSettings) -> Split:
+    """The data, kept for this process's next network, which mostly has the same. Nothing may write to it."""
+    key = settings, default_root()
+    if (split := _kept.get(key)) is None:
+        _kept.clear()  # first: large data would not fit twice
+        split = _kept[key] = settings.load()
+    return split
 
 
 @contextmanager
