@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PARTIAL = ".partial"
@@ -33,6 +35,12 @@ def partial_name(target: Path) -> Path:
 def host() -> str:
     """This machine's name, as one word."""
     return socket.gethostname().replace(".", "-") or "localhost"
+
+
+def flush_all(paths: Iterable[Path]) -> None:
+    """As `flush`, all at once: a disk takes hardly longer for many than for one."""
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(flush, paths))
 
 
 def flush(path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flatlens.errors import BadFolder
-from flatlens.files import PARTIAL, flush, host, partial_name
+from flatlens.files import PARTIAL, flush, flush_all, host, partial_name
 
 OLD = 24 * 3600.0
 """Seconds after which a leftover is swept whoever made it: a process number may have been given to another process."""
@@ -27,9 +27,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        for file in partial.iterdir():
-            flush(file)
-        flush(partial)
+        flush_all([*partial.iterdir(), partial])
         with contextlib.suppress(FileExistsError):
             _rename_folder(partial, target)
         flush(target.parent)
