@@ -105,8 +105,8 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
         "failed": [],
         "unfinished": 0,
     }  # fmt: skip
-    return StudyResult(networks=networks, layers=layers, curves=curves, values=values, relations=relations,
-                       within=within, against=against, quantities=quantities, **facts)  # fmt: skip
+    return StudyResult(networks=networks, layers=layers, curves=curves, histories=pd.DataFrame(), values=values,
+                       relations=relations, within=within, against=against, quantities=quantities, **facts)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

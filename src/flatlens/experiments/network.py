@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Iterator
@@ -11,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from flatlens.data import DataSettings, Split, default_root
 from flatlens.estimate import Progress, Report
+from flatlens.experiments.measuring import measure_network, tracker_of
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
-from flatlens.measures import Lens, measure
-from flatlens.problem import Problem, is_linear
+from flatlens.problem import is_linear
 from flatlens.training import train
 
 _kept: dict[tuple[DataSettings, Path], Split] = {}
@@ -55,7 +53,10 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         split = _data(settings.data)
         model = settings.model.build()
         start = time.perf_counter()
-        trained = train(model, split.train, settings.training, test=split.test, save=save, progress=progress)
+        watch = tracker_of(model, split, settings)
+        trained = train(
+            model, split.train, settings.training, test=split.test, watch=watch, save=save, progress=progress
+        )
         between = time.perf_counter()
         report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
         result = {
@@ -70,19 +71,7 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
             "seconds_measuring": time.perf_counter() - between,
         }
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Record(settings, result, trained.curves, weights, report)
-
-
-def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
-    """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part."""
-    model = copy.deepcopy(model).to(torch.float64)
-    problem = Problem(
-        model,
-        loss=settings.training.objective.measured(),
-        data=(split.x.to(torch.float64), split.y),
-        test=(split.test_x.to(torch.float64), split.test_y),
-    )
-    return measure(Lens(problem), list(settings.measures))
+    return Record(settings, result, trained.curves, weights, report, None if watch is None else watch.history)
 
 
 def _data(settings: DataSettings) -> Split:

@@ -22,6 +22,9 @@ class StudyResult:
     """Tidy: key, lr, batch_size, seed, measure, layer, position (execution order, from 0), value, kind."""
     curves: pd.DataFrame
     """Tidy: key, lr, batch_size, seed, step, loss, accuracy, test_loss."""
+    histories: pd.DataFrame
+    """Tidy, what was followed in training: key, lr, batch_size, seed, step, rate (the learning rate of that step), edge
+    (2 / rate), measure, layer, value, stderr, kind, products, note."""
     values: pd.DataFrame
     """One row a network in the order of `networks`: key, lr, batch_size, seed, included, then the studied quantities,
     transformed, one column each under the name shown. Rows that are not included stand outside every relation."""

@@ -7,16 +7,34 @@ from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from flatlens.bounds.registry import BOUNDS
 from flatlens.data import Split
 from flatlens.data.named import DataSettings
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.experiments.vary import paths, vary
+from flatlens.measures.registry import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture
 from flatlens.plain import as_plain, digest, from_plain
+from flatlens.tracking.schedule import Schedule
 from flatlens.training import SETTINGS, SGD, Training, Until
+from flatlens.transforms.registry import chosen
 
 Scale: TypeAlias = Literal["smoke", "laptop"]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Measures taken in the course of training: every so many steps, or at those listed."""
+
+    measures: tuple[str, ...]
+    every: int | tuple[int, ...] = 100
+    samples: int | None = None  #: on so many of the training samples, drawn once; all by default
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "measures", tuple(self.measures))
+        named(self.measures)  # refuses an unknown one now rather than in a worker
+        Schedule(self.every)
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,16 @@ class NetworkSettings:
     model: Architecture
     training: Training
     measures: tuple[str, ...]
+    bounds: tuple[str, ...] = ()  #: inequalities whose sides are kept as well: "mls_chain.lhs", "mls_chain.rhs"
+    moved: tuple[str, ...] = ()  #: transforms after which all is measured once more: "relative_flatness@layerwise"
+    samples: int | None = None  #: measured on so many of the training samples, drawn by the data's seed; all by default
+    followed: Followed | None = None  #: what is measured in the course of training
+
+    def __post_init__(self) -> None:
+        for name in self.bounds:
+            if name not in BOUNDS:
+                raise UnknownName.among("bound", name, BOUNDS)
+        chosen(self.moved or None)  # refuses an unknown one now rather than in a worker
 
     @property
     def key(self) -> str:
@@ -180,7 +208,8 @@ def _in_order(values: tuple[Any, ...]) -> list[Any]:
 
 
 KNOWN: dict[str, type] = {
-    one.__name__: one for one in (DataSettings, NetworkSettings, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
+    one.__name__: one
+    for one in (DataSettings, NetworkSettings, Followed, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
 }
 """The types that settings are made of, by name."""
 

@@ -4,6 +4,7 @@
     OUT/networks/<key>/config.json       the network's settings; key is their hash
                        result.json       how training ended, versions, device, threads, seconds
                        curves.safetensors, weights.safetensors, report.safetensors
+                       history.csv, where measures were followed in training
     OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
                  <key>.progress          how far it is
     OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; gone when the network is there
@@ -39,6 +40,7 @@ from flatlens.experiments.under_way import SUFFIX, forget, noted, under_way
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, write_whole
 from flatlens.plain import digest
+from flatlens.tracking.history import load_history, save_history
 
 T = TypeVar("T")
 
@@ -58,6 +60,7 @@ class Record:
     curves: dict[str, Tensor]
     weights: dict[str, Tensor]
     report: Report
+    history: pd.DataFrame | None = None  #: as a Tracker's
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,8 @@ class Store:
                     save_file(record.curves, folder / "curves.safetensors")
                     save_file(record.weights, folder / "weights.safetensors")
                     record.report.save(folder / "report.safetensors")
+                    if record.history is not None:
+                        save_history(record.history, folder / "history.csv")
                 except (SafetensorError, BadFolder) as error:  # the full disk's other names
                     raise OSError(None, str(error)) from error
                 for file in folder.iterdir():  # safetensors lets nobody else read them
@@ -190,6 +195,7 @@ class Store:
                 curves=load_file(folder / "curves.safetensors"),
                 weights=load_file(folder / "weights.safetensors"),
                 report=Report.load(folder / "report.safetensors"),
+                history=load_history(history) if (history := folder / "history.csv").exists() else None,
             )
         except (OSError, SafetensorError, BadInput, KeyError, TypeError) as error:
             raise BadFolder(

@@ -17,7 +17,14 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import Study
 from flatlens.experiments.store import Record, Store
-from flatlens.experiments.tables import curves_table, groupings, layers_table, networks_table, values_table
+from flatlens.experiments.tables import (
+    curves_table,
+    groupings,
+    histories_table,
+    layers_table,
+    networks_table,
+    values_table,
+)
 from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
@@ -117,6 +124,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         networks=networks,
         layers=layers_table(records),
         curves=curves_table(records),
+        histories=histories_table(records),
         values=values,
         relations=relations,
         within=within,

@@ -10,6 +10,7 @@ import pandas as pd
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.store import Record
 from flatlens.experiments.vary import value_of
+from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED
 
 IDENTITY = ["key", "lr", "batch_size", "seed"]
@@ -39,6 +40,17 @@ def layers_table(records: Sequence[Record]) -> pd.DataFrame:
             if layer is not None
         ]
     return pd.DataFrame(rows, columns=[*IDENTITY, "measure", "layer", "position", "value", "kind"])
+
+
+def histories_table(records: Sequence[Record]) -> pd.DataFrame:
+    """Tidy: what was followed in training, as a Tracker's history: `rate` is the learning rate of the step."""
+    columns = ["rate" if name == "lr" else name for name in TYPES if name != "seconds"]
+    followed = [
+        (record, record.history.rename(columns={"lr": "rate"})) for record in records if record.history is not None
+    ]
+    tables = [history[columns].assign(**_identity(record)) for record, history in followed]
+    tables = [table[[*IDENTITY, *columns]] for table in tables]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, *columns])
 
 
 def curves_table(records: Sequence[Record]) -> pd.DataFrame:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from flatlens.errors import BadFolder, BadInput
+from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report
 from flatlens.files import write_whole
 from flatlens.tracking.stability import Edge
@@ -57,18 +57,6 @@ class History:
         table.attrs = {"reproducible": not self._skipped, "note": note if self._skipped else ""}
         return table
 
-    def save(self, path: Path) -> Path:
-        """A CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
-
-        Raises:
-            BadFolder: it cannot be written.
-        """
-        text = self.frame().drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
-        try:
-            return write_whole(path, text)
-        except OSError as error:
-            raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
-
     def state(self) -> dict[str, Any]:
         """Lists, strings and numbers."""
         return {"rows": [list(row) for row in self._rows], "columns": list(TYPES), "skipped": self._skipped}
@@ -80,3 +68,35 @@ class History:
                 f"Tracker.load_state_dict(...): its history has other columns: {', '.join(state['columns'])}"
             )
         self._rows, self._skipped = [list(row) for row in state["rows"]], int(state["skipped"])
+
+
+def save_history(table: pd.DataFrame, path: Path) -> Path:
+    """A CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
+
+    Raises:
+        BadFolder: it cannot be written.
+    """
+    text = table.drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
+    try:
+        return write_whole(path, text)
+    except OSError as error:
+        raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
+
+
+def load_history(path: Path) -> pd.DataFrame:
+    """What `save_history` wrote; its seconds are NaN.
+
+    Raises:
+        BadFolder: the file is damaged.
+    """
+    types = {name: kind for name, kind in TYPES.items() if name != "seconds"}
+    try:
+        table = pd.read_csv(path, dtype=str, keep_default_na=False)
+        if list(table.columns) != list(types):
+            raise ValueError(f"its columns are {', '.join(map(str, table.columns))}")
+        numbers = [name for name, kind in types.items() if kind != "str"]
+        table[numbers] = table[numbers].replace("", "nan")
+        table = table.astype(types)
+    except (OSError, ValueError) as error:
+        raise BadFolder(f"the history {str(path)!r} is damaged: {one_line(error)}") from error
+    return table.assign(seconds=math.nan)[list(TYPES)]

@@ -21,7 +21,7 @@ from flatlens.measures.registry import named
 from flatlens.problem import Problem
 from flatlens.problem.problem import require_finite_weights
 from flatlens.tracking.aside import aside
-from flatlens.tracking.history import History
+from flatlens.tracking.history import History, save_history
 from flatlens.tracking.live import Live, Moment
 from flatlens.tracking.schedule import Every, Schedule, whole
 from flatlens.tracking.stability import edge_of
@@ -161,7 +161,7 @@ class Tracker:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""
-        self._history.save(Path(path))
+        save_history(self._history.frame(), Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs to give the same history: numbers, strings, lists and tensors.

@@ -1,0 +1,67 @@
+"""What is measured on one network of a study: in training, at the end, and on the moved network."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from flatlens.bounds import check_bounds
+from flatlens.data import Split
+from flatlens.estimate import Estimate, Key, Report
+from flatlens.experiments.settings import NetworkSettings
+from flatlens.measures import Lens, measure
+from flatlens.problem import Problem
+from flatlens.tracking import Tracker
+from flatlens.transforms.registry import TRANSFORMS
+
+
+def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
+    """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part.
+
+    A side of a bound is a row "mls_chain.lhs"; a measure of the network after a move is "relative_flatness@layerwise".
+    """
+    problem = _problem(copy.deepcopy(model).to(torch.float64), split, settings)
+    if settings.samples is not None:
+        problem = problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed))
+    lens = Lens(problem)
+    report = measure(lens, list(settings.measures))
+    found = dict(report.items())
+    if settings.bounds:
+        found |= dict(_sides(lens, settings.bounds))
+    for name in settings.moved:
+        generator = torch.Generator().manual_seed(settings.training.seed)
+        moved = TRANSFORMS[name].apply(problem, generator).problem
+        after = measure(Lens(moved), list(settings.measures))
+        found |= {(f"{measured}@{name}", layer): e for (measured, layer), e in after.items()}
+    return Report(found, report.about)
+
+
+def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
+    """What follows the training, in its own dtype; None where nothing is to be followed."""
+    if (followed := settings.followed) is None:
+        return None
+    problem = _problem(model, split, settings)
+    every = followed.every if isinstance(followed.every, int) else list(followed.every)
+    return Tracker(problem, followed.measures, every, subset=followed.samples, seed=settings.training.seed, live=False)
+
+
+def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Problem:
+    dtype = next(model.parameters()).dtype
+    return Problem(
+        model,
+        loss=settings.training.objective.measured(),
+        data=(split.x.to(dtype), split.y),
+        test=(split.test_x.to(dtype), split.test_y),
+    )
+
+
+def _sides(lens: Lens, bounds: tuple[str, ...]) -> Iterator[tuple[Key, Estimate]]:
+    for verdict in check_bounds(lens, bounds):
+        note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
+        about = Estimate(verdict.lhs, source=verdict.source, note=note)
+        yield (f"{verdict.bound}.lhs", verdict.layer), about
+        yield (f"{verdict.bound}.rhs", verdict.layer), replace(about, value=verdict.rhs)
