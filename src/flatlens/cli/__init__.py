@@ -25,6 +25,7 @@ from flatlens.cli.data import data
 from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
+from flatlens.cli.reproduce import reproduce
 from flatlens.cli.study import report, study
 from flatlens.errors import FlatlensError
 
@@ -40,6 +41,7 @@ app.command(measure)
 app.command(bounds)
 app.command(invariance)
 app.command(compare)
+app.command(reproduce)
 app.command(list_names, name="list")
 app.command(report)
 app.command(data)

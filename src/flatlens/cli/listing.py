@@ -77,7 +77,12 @@ def _rows(kind: str) -> list[dict[str, Any]]:
         keys = ("name", "id", "meaning", "source", "declared_as")
         return [{k: getattr(one, k) for k in keys} | {"on_request": not one.default} for one in TRANSFORMS.values()]
     if kind == "experiments":
-        return [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
+        from flatlens.experiments.papers import EXPERIMENTS
+
+        studies = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
+        return studies + [
+            {"name": one.id, "meaning": one.title, "source": one.reproduces} for one in EXPERIMENTS.values()
+        ]
     return []
 
 

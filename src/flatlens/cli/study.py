@@ -84,7 +84,7 @@ def study(
 
     chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
     try:
-        with stdout_to_stderr(), _elsewhere(dask, slurm, mixed) as executor, Bar(_expected(chosen)) as bar:
+        with stdout_to_stderr(), elsewhere(dask, slurm, mixed) as executor, Bar(_expected(chosen)) as bar:
             result = run_study(
                 chosen,
                 out,
@@ -128,7 +128,7 @@ def report(
     _conclude(result, files, as_json)
 
 
-def _elsewhere(dask: str | None, slurm: str | None, mixed: bool) -> AbstractContextManager[Executor | None]:
+def elsewhere(dask: str | None, slurm: str | None, mixed: bool) -> AbstractContextManager[Executor | None]:
     """Where to run, if not in processes of our own."""
     if dask is None and slurm is None:
         return nullcontext()

@@ -102,7 +102,7 @@ def study_html(
         tables=tables,
         specs=script_json({f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}),
         themes=script_json({mode: theme(mode, len(grid.lrs)) for mode in MODES}),
-        bundle=_bundle(),
+        bundle=bundle(),
     )  # fmt: skip
 
 
@@ -136,9 +136,10 @@ def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, A
 
 
 @lru_cache(maxsize=1)  # a constant of the installed version that takes a second to make
-def _bundle() -> str:
-    bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return bundle.replace("</script", "<\\/script")
+def bundle() -> str:
+    """The script that draws."""
+    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return script.replace("</script", "<\\/script")
 
 
 @lru_cache(maxsize=1)  # compiles the templates once

@@ -1,6 +1,7 @@
 """Statistics over populations of networks: correlations, partial and granulated ones, agreement of rankings."""
 
 from flatlens.statistics.agreement import concordance, kendall_w
+from flatlens.statistics.average import average
 from flatlens.statistics.bootstrap import Correlation, with_interval
 from flatlens.statistics.coefficients import kendall, pearson, spearman
 from flatlens.statistics.correlations import all_pairs, correlate
@@ -15,6 +16,7 @@ __all__ = [
     "Correlation",
     "Statistic",
     "all_pairs",
+    "average",
     "concordance",
     "correlate",
     "granulated_kendall",

@@ -47,8 +47,9 @@
   }
 
   const table = document.getElementById("networks");
-  sortable(table);
-  document.getElementById("search").addEventListener("input", (event) => {
+  if (table) sortable(table);
+  const search = document.getElementById("search");
+  if (search) search.addEventListener("input", (event) => {
     const wanted = event.target.value.toLowerCase().split(/\s+/).filter(Boolean);
     for (const row of table.tBodies[0].rows) {
       row.hidden = !wanted.every((word) => row.dataset.search.includes(word));

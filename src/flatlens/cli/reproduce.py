@@ -1,0 +1,115 @@
+"""`flatlens reproduce`: the papers' figures and tables, with a verdict for each claim."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from flatlens.cli.bar import Bar
+from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
+from flatlens.cli.study import elsewhere
+from flatlens.errors import BadInput
+
+if TYPE_CHECKING:
+    from flatlens.experiments.reproduce import Reproduction
+
+
+def reproduce(
+    *experiments: str,
+    out: Path,
+    scale: Literal["smoke", "laptop", "paper"] = "laptop",
+    workers: int = 2,
+    dask: str | None = None,
+    slurm: str | None = None,
+    retry_failed: Annotated[bool, Flag] = False,
+    mixed: Annotated[bool, Flag] = False,
+    strict: Annotated[bool, Flag] = False,
+    as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
+) -> int:
+    """Reproduce figures and tables of the papers: train, measure, draw, and weigh each claim.
+
+    Stopped at any moment, the same command carries on where it was. For example:
+
+        flatlens reproduce X4 --out runs/x4
+        flatlens reproduce all --scale smoke --out runs/atlas
+
+    Args:
+        experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
+        out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
+        scale: `smoke` is for seconds, `laptop` for minutes, `paper` is the published setting on the published data.
+        workers: Processes that train and measure, one thread each.
+        dask: The address of a Dask scheduler whose workers see the same folder.
+        slurm: Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`.
+        retry_failed: Run the networks again that ended in an error.
+        mixed: Carry on what was begun with other versions of the software.
+        strict: Exit with 1 if a claim is not reproduced.
+        as_json: Print JSON.
+    """
+    if not experiments:
+        raise BadInput("name an experiment, such as X4 (`flatlens list experiments` has them), or all")
+    if workers < 1:
+        raise BadInput(f"--workers {workers}: at least 1 is needed")
+    if dask is not None and slurm is not None:
+        raise BadInput("--dask and --slurm: give one of them")
+    from flatlens.experiments import reproduce as module
+    from flatlens.report.reproduction import write_atlas
+
+    chosen = module.selected(experiments)
+    folders = [out] if len(chosen) == 1 else [out / one.id for one in chosen]
+    found = []
+    try:
+        with stdout_to_stderr(), elsewhere(dask, slurm, mixed) as executor:
+            for one, folder in zip(chosen, folders, strict=True):
+                networks = sum(len(study.networks()) for study in one.studies(scale).values())
+                with Bar(f"{one.id} at {scale} scale: {networks} networks") as bar:
+                    found.append(
+                        module.reproduce(
+                            one.id,
+                            folder,
+                            scale=scale,
+                            workers=workers,
+                            executor=executor,
+                            progress=bar,
+                            retry_failed=retry_failed,
+                            mixed=mixed,
+                        )
+                    )
+            with Bar() as bar:
+                files = write_atlas(found, out, folders, progress=bar)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
+    _conclude(found, files, as_json)
+    return int(strict and any(v.outcome == "not reproduced" for one in found for v in one.verdicts))
+
+
+def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> None:
+    if as_json:
+        show_json({"page": files[0], "files": files, "experiments": [_facts(one) for one in found]})
+        return
+    from rich.table import Table
+
+    for one in found:
+        table = Table("claim", "verdict", "statistic", "n", box=None, pad_edge=False, header_style="bold")
+        table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
+        for v in one.verdicts:
+            s = v.statistic
+            value = f"{s.value:.2f} [{s.low:.2f}, {s.high:.2f}]" if s.value == s.value else "undefined"
+            table.add_row(v.claim.says, v.outcome, value, str(s.n))
+        show(table)
+        for difference in one.experiment.differs.get(one.scale, ()):
+            note(f"{one.experiment.id} differs from the paper: {difference}")
+        if one.unfinished:
+            note(f"{one.experiment.id}: {one.unfinished} networks are not finished")
+    show(f"\n{files[0]}")
+
+
+def _facts(one: Reproduction) -> dict[str, Any]:
+    return {
+        "id": one.experiment.id,
+        "scale": one.scale,
+        "differs": list(one.experiment.differs.get(one.scale, ())),
+        "claims": [verdict.as_json() for verdict in one.verdicts],
+        "unfinished": one.unfinished,
+    }

@@ -1,0 +1,62 @@
+"""What a paper claims, as a statistic that can be computed, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from flatlens.experiments.result import StudyResult
+from flatlens.statistics import Statistic
+
+Results: TypeAlias = Mapping[str, StudyResult]
+"""An experiment's studies by name."""
+
+Outcome: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, and the statistic that is above or below a number if it is true."""
+
+    name: str  #: within its experiment
+    says: str  #: in our words
+    source: str  #: where the paper says it
+    statistic: Callable[[Results], Statistic]
+    side: Literal["above", "below"] = "above"
+    than: float = 0.0
+
+    def weigh(self, results: Results) -> Verdict:
+        """Reproduced where the whole 95% interval is on the claimed side, not reproduced where it is on the other."""
+        found = self.statistic(results)
+        return Verdict(self, found, outcome_of(found, self.side, self.than))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a claim."""
+
+    claim: Claim
+    statistic: Statistic
+    outcome: Outcome
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain: the claim, the statistic with its interval, n and who was left out, the outcome."""
+        s = self.statistic
+        return {
+            "claim": self.claim.name, "says": self.claim.says, "source": self.claim.source, "outcome": self.outcome,
+            "statistic": s.name, "value": s.value, "low": s.low, "high": s.high, "n": s.n,
+            "predicted": f"{self.claim.side} {self.claim.than:g}", "why": s.why, "method": s.method, "note": s.note,
+        }  # fmt: skip
+
+
+def outcome_of(found: Statistic, side: Literal["above", "below"], than: float) -> Outcome:
+    """Where the interval lies.
+
+    >>> outcome_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0), outcome_of(Statistic("r", 0.5, 9), "above", 0.0)
+    ('reproduced', 'inconclusive')
+    """
+    above, below = found.low > than, found.high < than  # both False where there is no interval
+    if above == below:
+        return "inconclusive"
+    return "reproduced" if above == (side == "above") else "not reproduced"

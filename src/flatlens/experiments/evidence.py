@@ -1,0 +1,86 @@
+"""Statistics that claims rest on: relations over networks, trends along settings, what happens in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.claims import Results
+from flatlens.experiments.result import StudyResult
+from flatlens.statistics import Statistic, average, correlate
+from flatlens.statistics.correlations import Name
+from flatlens.training import REACHED
+
+Evidence: TypeAlias = Callable[[Results], Statistic]
+
+
+def related(study: str, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
+    """The correlation of two quantities of a study, over the networks whose training reached its end."""
+
+    def found(results: Results) -> Statistic:
+        values = results[study].values
+        kept = values[values["included"]]
+        return correlate(kept[x], kept[y], coefficient, names=(x, y))
+
+    return found
+
+
+def trend(study: str, setting: str, column: str) -> Evidence:
+    """Kendall's tau-b of a setting and a column of the table of networks, over the networks that reached the end."""
+
+    def found(results: Results) -> Statistic:
+        networks = results[study].networks
+        kept = networks[networks["outcome"].isin(REACHED)]
+        return correlate(kept[setting].astype(float), kept[column], "kendall", names=(setting, column))
+
+    return found
+
+
+def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
+    """The mean over networks of Kendall's tau of two measures in the course of training, once the loss is below."""
+
+    def found(results: Results) -> Statistic:
+        taus = [
+            _kendall(history[x], history[y])
+            for history in each_history(results[study], below)
+            if {x, y} <= set(history.columns)
+        ]
+        return average(taus, name=f"Kendall tau-b of {x} and {y} over the steps of a network")
+
+    return found
+
+
+def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
+    """The mean over networks of log(last / first) of a measure in the course of training, once the loss is below."""
+
+    def found(results: Results) -> Statistic:
+        ratios = []
+        for history in each_history(results[study], below):
+            values = history[column].dropna() if column in history else pd.Series(dtype=float)
+            ends = values.iloc[[0, -1]].to_numpy() if len(values) > 1 else np.array([np.nan, np.nan])
+            ratios.append(float(np.log(ends[1] / ends[0])) if (ends > 0).all() else np.nan)
+        return average(ratios, name=f"log(last / first) of {column}")
+
+    return found
+
+
+def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFrame]:
+    """A table a network that reached the end: one row a step, one column a measure of the network ("mls") or of a layer
+    ("mls[fc1]"), from the step on where the loss first was below."""
+    reached = set(result.networks.loc[result.networks["outcome"].isin(REACHED), "key"])
+    tables = []
+    for key, history in result.histories.groupby("key", sort=False):
+        if key not in reached:
+            continue
+        names = history["measure"] + history["layer"].map(lambda layer: f"[{layer}]" if layer else "")
+        table = history.assign(name=names).pivot(index="step", columns="name", values="value")
+        low = table["loss"] < below
+        tables.append(table[low.cummax()] if "loss" in table else table)
+    return tables
+
+
+def _kendall(x: pd.Series, y: pd.Series) -> float:
+    return correlate(x, y, "kendall", resampled=0, permuted=0).value

@@ -1,0 +1,271 @@
+"""Chen et al., "A Simple Connection from Loss Flatness to Compressed Representations in Neural Networks": X1 to X4.
+
+All networks are trained by SGD on the half squared error. As in the paper's figures sharpness is sqrt(S), volume is
+its logarithm, relative flatness is the last layer's, D (Eq. 48) and MLS are of the first layer and of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.evidence import changes, related, together, trend
+from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.plots import followed_curves, pairwise
+from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
+from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
+from flatlens.training import SGD, Training, Until
+
+LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
+FIXED_LR, FIXED_BATCH = 0.1, 20
+INTERPOLATES = 0.01
+"""The loss below which a network is taken to interpolate, where the paper says "after the loss is minimized"."""
+SAMPLES = 100
+IN_TRAINING = ("loss", "nmls", "interpolation_sharpness", "log_volume", "mls", "local_dimension")
+TITLES = {
+    "loss": "training loss",
+    "nmls": "NMLS",
+    "interpolation_sharpness": "S",
+    "log_volume": "log volume",
+    "mls": "MLS",
+    "local_dimension": "local dimension",
+}
+
+
+# X1 and X2: through training, at three learning rates and three batch sizes
+
+
+def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
+    trial = Axis("seed", tuple(range(seeds)))
+    both = Study("", base, ()).setting("lr", FIXED_LR).setting("batch_size", FIXED_BATCH).base
+    return {
+        "learning_rates": Study("learning rates", both, (Axis("lr", LRS), trial)),
+        "batch_sizes": Study("batch sizes", both, (Axis("batch_size", BATCHES), trial)),
+    }
+
+
+def _vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
+    if scale == "paper":
+        return DataSettings("cifar10", classes=(0, 1)), SmallVGG(classes=2)
+    return DataSettings("patches", train=600 if scale == "laptop" else 60), SmallVGG(classes=2)
+
+
+def _mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
+    if scale == "paper":
+        return DataSettings("fashion_mnist", flat=True), MLP(784, (784, 784, 784), 10)
+    train, width = (600, 64) if scale == "laptop" else (100, 16)
+    return DataSettings("digits", train=train), MLP(64, (width, width, width), 10)
+
+
+def _lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
+    if scale == "paper":
+        return DataSettings("cifar10"), LeNet5()
+    return DataSettings("patches", train=600 if scale == "laptop" else 60), LeNet5(classes=2)
+
+
+def _x1(scale: Scale) -> Mapping[str, Study]:
+    steps, every, seeds = {"smoke": (40, 20, 1), "laptop": (3000, 150, 3), "paper": (100_000, 1000, 5)}[scale]
+    return _through_training(_followed(*_vgg(scale), steps, every), seeds)
+
+
+def _x2(scale: Scale) -> Mapping[str, Study]:
+    steps, every, seeds = {"smoke": (40, 20, 1), "laptop": (10_000, 400, 5), "paper": (100_000, 1000, 5)}[scale]
+    return _through_training(_followed(*_mlp(scale), steps, every), seeds)
+
+
+def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
+    training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=steps)
+    measures = (*IN_TRAINING, "generalisation_gap", "test_accuracy", "accuracy")
+    samples = min(SAMPLES, data.train or SAMPLES)
+    return NetworkSettings(
+        data, model, training, measures, samples=samples, followed=Followed(IN_TRAINING, every, samples)
+    )
+
+
+def _in_training_claims(figures: str) -> tuple[Claim, ...]:
+    sharp, late = "interpolation_sharpness", INTERPOLATES
+    claims = []
+    for study, setting, side in (("learning_rates", "lr", "below"), ("batch_sizes", "batch_size", "above")):
+        larger = {"lr": "Higher learning rates", "batch_size": "Larger batches"}[setting]
+        less = "lower" if side == "below" else "higher"
+        claims += [
+            Claim(
+                f"{study}.volume_follows_sharpness",
+                "Once the loss is minimised, sharpness and volume decrease together.",
+                f"compression {figures}",
+                together(study, sharp, "log_volume", below=late),
+            ),
+            Claim(
+                f"{study}.mls_follows_sharpness",
+                "MLS follows sharpness.",
+                f"compression {figures}, section 4.1",
+                together(study, sharp, "mls", below=late),
+            ),
+            Claim(
+                f"{study}.sharpness",
+                f"{larger} lead to {less} sharpness.",
+                f"compression {figures}",
+                trend(study, setting, sharp),
+                side,  # type: ignore[arg-type]
+            ),
+            Claim(
+                f"{study}.volume",
+                f"{larger} lead to {'stronger' if side == 'below' else 'weaker'} compression of volume.",
+                f"compression {figures}",
+                trend(study, setting, "log_volume"),
+                side,  # type: ignore[arg-type]
+            ),
+            Claim(
+                f"{study}.dimension",
+                "Local dimension decreases as the loss decreases to near 0.",
+                "compression section 4.2",
+                changes(study, "local_dimension"),
+                "below",
+            ),
+        ]
+    return tuple(claims)
+
+
+def _in_training_plots(results: Results) -> list[Plot]:
+    return [
+        followed_curves(results["learning_rates"], "lr", TITLES, f"batch size {FIXED_BATCH}"),
+        followed_curves(results["batch_sizes"], "batch_size", TITLES, f"learning rate {FIXED_LR:g}"),
+    ]
+
+
+# X4: a hundred networks each, everything against everything
+
+SHOWN = (
+    GAP,
+    SHARPNESS,
+    Quantity("log volume", "log_volume"),
+    Quantity("local dimension", "local_dimension"),
+    Quantity("MLS", "mls"),
+    Quantity("NMLS", "nmls"),
+    Quantity("D", "mls_chain.rhs[fc1]"),
+    Quantity("bound of NMLS", "nmls_bound.rhs"),
+    Quantity("relative flatness, last layer", "relative_flatness"),
+)
+"""The nine quantities of Fig. G.5 to G.7."""
+
+KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
+
+GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
+    "smoke": ((0.05, 0.1), (8,), 2),
+    "laptop": ((0.02, 0.05, 0.1, 0.2), (8, 16, 32), 3),
+    "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
+}
+
+
+def _x4(scale: Scale) -> Mapping[str, Study]:
+    lrs, batches, seeds = GRIDS[scale]
+    axes = (Axis("lr", lrs), Axis("batch_size", batches), Axis("seed", tuple(range(seeds))))
+    steps = {"smoke": 400, "laptop": 20_000, "paper": 200_000}[scale]
+    loss = {"smoke": 0.2, "laptop": INTERPOLATES, "paper": INTERPOLATES}[scale]
+    studies = {}
+    for name, (data, model), first in (
+        ("vgg", _vgg(scale), "conv1"),
+        ("mlp", _mlp(scale), "fc1"),
+        ("lenet", _lenet(scale), "conv1"),
+    ):
+        training = Training(
+            SGD(FIXED_LR),
+            batch_size=FIXED_BATCH,
+            loss="half_squared_error",
+            until=Until(loss_below=loss),
+            max_steps=steps,
+        )
+        columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in SHOWN}
+        base = NetworkSettings(
+            data, model, training,
+            measures=tuple(c for c in sorted(columns) if not c.endswith(("_chain", "_bound"))),
+            bounds=("mls_chain", "nmls_bound"),
+            samples=min(SAMPLES, data.train or SAMPLES),
+        )  # fmt: skip
+        shown = tuple(Quantity(q.name, q.column.replace("fc1", first), q.transform, q.role) for q in SHOWN)
+        studies[name] = Study(name, base, axes, shown, scale=scale)
+    return studies
+
+
+def _x4_claims() -> tuple[Claim, ...]:
+    claims = []
+    for study in ("vgg", "mlp", "lenet"):
+        for x, y, number in (
+            ("bound of NMLS", GAP.name, 1),
+            ("MLS", GAP.name, 1),
+            ("NMLS", GAP.name, 1),
+            ("log volume", SHARPNESS.name, 2),
+            ("log volume", "MLS", 2),
+            (SHARPNESS.name, GAP.name, 3),
+            ("bound of NMLS", "NMLS", 4),
+        ):
+            says = f"{KINDS[study]}: {x} correlates positively with {y}."
+            claims.append(Claim(_slug(study, x, y), says, f"compression G.2 ({number})", related(study, x, y)))
+        weak = related(study, "relative flatness, last layer", GAP.name)
+        claims.append(
+            Claim(
+                f"{study}.relative_flatness",
+                f"{KINDS[study]}: relative flatness of the last layer correlates weakly with the gap, r below 1/2.",
+                "compression G.2 (6)",
+                weak,
+                "below",
+                0.5,
+            )
+        )
+    claims.append(
+        Claim(
+            "mlp.D_against_mls",
+            "MLPs: D, the bound of MLS by the sharpness of all layers, correlates negatively with MLS.",
+            "compression Fig. G.4, G.2 (5)",
+            related("mlp", "D", "MLS"),
+            "below",
+        )
+    )
+    return tuple(claims)
+
+
+def _slug(*words: str) -> str:
+    return ".".join(word.replace(" ", "_").replace(",", "") for word in words)
+
+
+PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
+DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
+GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
+SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
+QUICK = "Far too short and small for the effects: only to see that it runs."
+
+EXPERIMENTS = (
+    Experiment(
+        "X1",
+        "Sharpness, volume and sensitivity through the training of a VGG",
+        "compression Fig. 1, 2",
+        _x1,
+        _in_training_claims("Fig. 1, 2"),
+        _in_training_plots,
+        {"smoke": (QUICK, PATCHES), "laptop": (PATCHES, SMALL, "3 seeds."), "paper": (SMALL,)},
+    ),
+    Experiment(
+        "X2",
+        "The same through the training of a 4-layer MLP",
+        "compression Fig. H.8, H.9",
+        _x2,
+        _in_training_claims("Fig. H.8, H.9"),
+        _in_training_plots,
+        {"smoke": (QUICK, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
+    ),
+    Experiment(
+        "X4",
+        "A hundred networks each: how sharpness, compression, bounds and the gap go together",
+        "compression Fig. G.5, G.6, G.7",
+        _x4,
+        _x4_claims(),
+        lambda results: [pairwise(name, result) for name, result in results.items()],
+        {
+            "smoke": (QUICK, PATCHES, DIGITS),
+            "laptop": (PATCHES, DIGITS, "36 networks of each kind, not 100.", GRID),
+            "paper": (SMALL, GRID, "Measured on 100 training samples."),
+        },
+    ),
+)

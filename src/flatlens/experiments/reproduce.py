@@ -1,0 +1,143 @@
+"""Run an experiment into a folder, weigh its claims, and read it back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.estimate import Progress
+from flatlens.experiments.claims import Results, Verdict
+from flatlens.experiments.experiment import SCALES, Experiment, Plot, Scale
+from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.study import load_study, run_study
+from flatlens.files import write_whole
+
+MARK = "experiment.json"
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Reproduction:
+    """What came of an experiment."""
+
+    experiment: Experiment
+    scale: Scale
+    results: Results
+    verdicts: tuple[Verdict, ...]
+    plots: tuple[Plot, ...]
+
+    @property
+    def unfinished(self) -> int:
+        """Networks that have neither finished nor failed."""
+        return sum(result.unfinished for result in self.results.values())
+
+
+def experiment_of(name: str) -> Experiment:
+    """The experiment of that row of the catalogue.
+
+    Raises:
+        UnknownName: there is none.
+    """
+    if name.upper() not in EXPERIMENTS:
+        raise UnknownName.among("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name.upper()]
+
+
+def reproduce(
+    name: str,
+    out: str | os.PathLike[str],
+    *,
+    scale: Scale = "laptop",
+    workers: int = 2,
+    executor: Executor | None = None,
+    pack: int = 1,
+    progress: Progress | None = None,
+    retry_failed: bool = False,
+    mixed: bool = False,
+) -> Reproduction:
+    """Run every study of an experiment into `out/<study>`, then weigh its claims; killed, it carries on.
+
+    It leaves claims.json and claims.csv in `out`. The other arguments are those of `run_study`.
+
+    Raises:
+        BadInput: an unknown scale; UnknownName: an unknown experiment.
+        BadFolder: as `run_study`, or `out` holds another experiment.
+    """
+    experiment, out = experiment_of(name), Path(out)
+    if scale not in SCALES:
+        raise UnknownName.among("scale", scale, SCALES)
+    studies = experiment.studies(scale)
+    _claim(out, experiment, scale)
+    for study, settings in studies.items():
+        run_study(
+            settings,
+            out / study,
+            workers=workers,
+            executor=executor,
+            pack=pack,
+            progress=progress,
+            retry_failed=retry_failed,
+            mixed=mixed,
+        )
+    return load_reproduction(out)
+
+
+def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
+    """An experiment from its folders alone, complete or not; writes claims.json anew.
+
+    Raises:
+        BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
+    """
+    out = Path(out)
+    experiment, scale = _claimed(out)
+    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    verdicts = tuple(claim.weigh(results) for claim in experiment.claims)
+    rows = [verdict.as_json() for verdict in verdicts]
+    write_whole(out / "claims.json", json.dumps(rows, indent=1) + "\n")
+    return Reproduction(experiment, scale, results, verdicts, tuple(experiment.plots(results)))
+
+
+def is_reproduction(out: Path) -> bool:
+    """Whether the folder holds an experiment."""
+    return (out / MARK).is_file()
+
+
+def _claim(out: Path, experiment: Experiment, scale: Scale) -> None:
+    """Note what the folder holds; two processes may do so at once."""
+    if out.exists() and not out.is_dir():
+        raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
+    if not is_reproduction(out):
+        if out.exists() and (foreign := sorted(p.name for p in out.iterdir() if not p.name.startswith("."))):
+            raise BadFolder(
+                f"the output folder {str(out)!r} holds other files ({', '.join(foreign[:3])}) and no experiment: name "
+                "an empty or new folder with --out"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
+    there, at = _claimed(out)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadFolder(f"the output folder {str(out)!r} holds {there.id} at {at} scale: name another --out")
+
+
+def _claimed(out: Path) -> tuple[Experiment, Scale]:
+    if not is_reproduction(out):
+        raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
+    try:
+        plain = json.loads((out / MARK).read_text(encoding="utf-8"))
+        experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
+        raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
+    if scale not in SCALES:
+        raise BadFolder(f"{str(out / MARK)!r} names no scale: name another --out")
+    return experiment, scale
+
+
+def selected(names: Sequence[str]) -> list[Experiment]:
+    """The experiments of those names; all of them for "all"."""
+    if [name.lower() for name in names] == ["all"]:
+        return list(EXPERIMENTS.values())
+    return [experiment_of(name) for name in names]

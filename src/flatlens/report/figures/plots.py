@@ -1,0 +1,98 @@
+"""The figures of experiments: the data that an experiment names, drawn by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import altair as alt
+import pandas as pd
+
+from flatlens.report.figures.figure import SHAPES, Drawing, Figure, Width, empty, log_axis
+from flatlens.report.figures.matrix import scatter_matrix
+
+if TYPE_CHECKING:
+    from flatlens.experiments import StudyResult
+    from flatlens.experiments.experiment import Plot
+
+PANELS_A_ROW = 3
+
+
+def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
+    """The figure of a plot; a matrix is that of its study."""
+    if plot.kind == "matrix":
+        drawn = scatter_matrix(results[plot.study])
+        return replace(drawn, name=plot.name, title=plot.title)
+    names = list(dict.fromkeys(plot.data["panel"]))
+
+    def draw(width: Width) -> list[Drawing]:
+        return [_PANELS[plot.kind](plot.data[plot.data["panel"] == name], plot, name, width) for name in names]
+
+    panels = draw("container") or [empty("no network has reached the end of its training")]
+    whole = alt.concat(*draw(300), columns=PANELS_A_ROW) if names else panels[0]
+    return Figure(plot.name, plot.title, plot.caption, plot.data, whole, tuple(panels), layout="grid", colours=False)
+
+
+def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
+    lines = sorted(set(plot.data["line"]))
+    colour = alt.Color("line:O", title=plot.y, scale=alt.Scale(domain=lines), legend=alt.Legend(orient="top"))
+    x = alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
+    y = _vertical(data, plot, "y:Q")
+    band = (
+        alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)
+    )
+    line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
+    return alt.layer(band, line).properties(width=width, height=210, title=title)
+
+
+def _scatter(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
+    groups = list(dict.fromkeys(plot.data["group"]))
+    shapes = [SHAPES[i % len(SHAPES)] for i in range(len(groups))]
+    legend = alt.Legend(orient="top", title=None) if len(groups) > 1 else None
+    marks = alt.Chart(data).mark_point(filled=True, size=45, opacity=0.8)
+    drawn = marks.encode(
+        x=alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+        y=_vertical(data, plot, "y:Q"),
+        color=alt.Color("group:N", scale=alt.Scale(domain=groups), legend=legend),
+        shape=alt.Shape("group:N", scale=alt.Scale(domain=groups, range=shapes), legend=legend),
+        tooltip=_tooltip(data),
+    )
+    sized: alt.Chart = drawn.properties(width=width, height=210, title=title)
+    return sized
+
+
+def _bars(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
+    groups = list(dict.fromkeys(plot.data["group"]))
+    base = alt.Chart(data).encode(
+        x=alt.X("x:N", title=plot.x, sort=list(dict.fromkeys(data["x"])), axis=alt.Axis(labelAngle=0)),
+        xOffset=alt.XOffset("group:N", sort=groups),
+        tooltip=_tooltip(data),
+    )
+    colour = alt.Color("group:N", scale=alt.Scale(domain=groups), legend=alt.Legend(orient="top", title=None))
+    bar = base.mark_bar().encode(y=_vertical(data, plot, "y:Q"), color=colour)
+    reach = base.mark_rule(strokeWidth=1.4).encode(y=_vertical(data, plot, "low:Q"), y2="high:Q")
+    return alt.layer(bar, reach).properties(width=width, height=210, title=title)
+
+
+def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
+    title = None if plot.kind == "curves" else plot.y
+    if plot.log_y and bool((data["y"] > 0).all()):
+        return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))
+    zero = plot.kind == "bars"
+    return alt.Y(field, title=title, scale=alt.Scale(zero=zero), axis=alt.Axis(tickCount=5))
+
+
+def _tooltip(data: pd.DataFrame) -> list[alt.Tooltip]:
+    shown = [name for name in data.columns if name != "panel"]
+    return [
+        alt.Tooltip(f"{name}:Q", format=".4g") if data[name].dtype.kind == "f" else alt.Tooltip(f"{name}:N")
+        for name in shown
+    ]
+
+
+_PANELS: Mapping[str, Callable[[pd.DataFrame, Plot, str, Width], Drawing]] = {
+    "curves": _curves,
+    "scatter": _scatter,
+    "bars": _bars,
+}

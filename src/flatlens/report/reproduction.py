@@ -1,0 +1,110 @@
+"""The page of an experiment, and the atlas of many: figures, claims with their verdicts, settings, differences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatlens.estimate import Progress
+from flatlens.files import write_whole
+from flatlens.measures.papers import PAPERS
+from flatlens.report import words
+from flatlens.report.figures.figure import Figure
+from flatlens.report.figures.plots import plot_figure
+from flatlens.report.page import PAGE, bundle, environment
+from flatlens.report.palette import MODES, ordered_colours, theme
+from flatlens.report.render import script_json, write_figure
+
+if TYPE_CHECKING:
+    from flatlens.experiments.reproduce import Reproduction
+
+COLOURS = 4
+"""Of lines and marks that have no order."""
+
+
+def write_atlas(
+    found: Sequence[Reproduction], out: Path, folders: Sequence[Path], *, progress: Progress | None = None
+) -> list[Path]:
+    """Write `out/report.html`, and the figures of each experiment into its folder's `figures/`.
+
+    Args:
+        found: the experiments, one for its own page.
+        out: where the page goes.
+        folders: where each experiment's runs are, below `out`.
+        progress: called once a figure.
+
+    Returns:
+        The files written, the page first.
+    """
+    drawn = [[plot_figure(plot, one.results) for plot in one.plots] for one in found]
+    total, done, written = sum(map(len, drawn)), 0, []
+    for figures, folder in zip(drawn, folders, strict=True):
+        (folder / "figures").mkdir(parents=True, exist_ok=True)
+        for figure in figures:
+            if progress:
+                progress("drawing figures", done, total)
+            written += write_figure(figure, folder / "figures", COLOURS)
+            done += 1
+    places = [folder.relative_to(out).as_posix() for folder in folders]
+    page = write_whole(Path(out) / PAGE, atlas_html(found, drawn, places).encode())
+    if progress:
+        progress("drawing figures", total, total)
+    return [page, *written]
+
+
+def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]], places: Sequence[str]) -> str:
+    """The page's text; `places` are the experiments' folders as the page links them."""
+    rows = [
+        _row(one, figures, "" if place == "." else f"{place}/")
+        for one, figures, place in zip(found, drawn, places, strict=True)
+    ]
+    specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
+    return environment().get_template("atlas.html.j2").render(
+        title=_title(found),
+        counts=_counts(found),
+        rows=rows,
+        papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
+        swatches={mode: ordered_colours(COLOURS, mode) for mode in MODES},
+        specs=script_json(specs),
+        themes=script_json({mode: theme(mode, COLOURS) for mode in MODES}),
+        bundle=bundle(),
+    )  # fmt: skip
+
+
+def _title(found: Sequence[Reproduction]) -> str:
+    if len(found) == 1:
+        return f"{found[0].experiment.id}: {found[0].experiment.title}"
+    return "Atlas: the papers' figures and claims, reproduced"
+
+
+def _counts(found: Sequence[Reproduction]) -> dict[str, int]:
+    outcomes = [verdict.outcome for one in found for verdict in one.verdicts]
+    return {name: outcomes.count(name) for name in ("reproduced", "not reproduced", "inconclusive")}
+
+
+def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, Any]:
+    slots = {f"{one.experiment.id}-{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}
+    return {
+        "experiment": one.experiment,
+        "scale": one.scale,
+        "differs": one.experiment.differs.get(one.scale, ()),
+        "verdicts": [verdict.as_json() for verdict in one.verdicts],
+        "studies": [_study(name, one, place) for name in one.results],
+        "unfinished": one.unfinished,
+        "figures": figures,
+        "place": place,
+        "specs": slots,
+    }
+
+
+def _study(name: str, one: Reproduction, place: str) -> dict[str, Any]:
+    result = one.results[name]
+    return {
+        "name": name,
+        "place": f"{place}{name}/",
+        "run": words.what_was_run(result),
+        "excluded": len(result.excluded),
+        "failed": len(result.failed),
+        "versions": result.versions,
+    }
