@@ -13,6 +13,7 @@ from flatlens.cli.study import elsewhere
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
+    from flatlens.experiments.experiment import Experiment, Scale
     from flatlens.experiments.reproduce import Reproduction
 
 
@@ -57,13 +58,13 @@ def reproduce(
     from flatlens.report.reproduction import write_atlas
 
     chosen = module.selected(experiments)
-    folders = [out] if len(chosen) == 1 else [out / one.id for one in chosen]
+    alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
+    folders = [out] if alone else [out / one.id for one in chosen]
     found = []
     try:
         with stdout_to_stderr(), elsewhere(dask, slurm, mixed) as executor:
             for one, folder in zip(chosen, folders, strict=True):
-                networks = sum(len(study.networks()) for study in one.studies(scale).values())
-                with Bar(f"{one.id} at {scale} scale: {networks} networks") as bar:
+                with Bar(f"{one.id} at {scale} scale: {_expected(one, scale, workers)}") as bar:
                     found.append(
                         module.reproduce(
                             one.id,
@@ -82,6 +83,16 @@ def reproduce(
         raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
     _conclude(found, files, as_json)
     return int(strict and any(v.outcome == "not reproduced" for one in found for v in one.verdicts))
+
+
+def _expected(one: Experiment, scale: Scale, workers: int) -> str:
+    """What is to come; a trial of each study before what may take days."""
+    studies = one.studies(scale).values()
+    if scale != "paper":
+        return f"{sum(len(study.networks()) for study in studies)} networks"
+    from flatlens.experiments.cost import cost_of, in_words
+
+    return in_words(cost_of(studies), workers)
 
 
 def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> None:

@@ -31,22 +31,22 @@ def followed_curves(result: StudyResult, setting: str, measures: Mapping[str, st
     table = result.histories
     table = table[(table["layer"] == "") & table["measure"].isin(measures)]
     panels = table["measure"].map(measures)
-    grouped = table.assign(panel=panels).groupby(["panel", "step", setting], sort=True)["value"]
-    data = grouped.agg(y="mean", low="min", high="max").reset_index()
-    data = data.rename(columns={"step": "x", setting: "line"})
+    table = table.assign(panel=panels).rename(columns={"step": "x", setting: "line", "value": "y"})
     order = list(dict.fromkeys(measures.values()))
-    data = data.sort_values("panel", key=lambda p: p.map(order.index), kind="stable").reset_index(drop=True)
+    table = table.sort_values("panel", key=lambda p: p.map(order.index), kind="stable")
     words = {"lr": "learning rate", "batch_size": "batch size"}.get(setting, setting.replace("_", " "))
     seeds = result.networks["seed"].nunique()
-    return Plot(
-        name=f"through_training_{setting}",
-        title=f"Through training, by {words}",
-        caption=f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}.",
-        kind="curves",
-        data=data[["panel", "x", "line", "y", "low", "high"]],
-        x="step",
-        y=words,
-    )
+    caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
+    return banded(table, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
+
+
+def banded(rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "") -> Plot:
+    """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest."""
+    grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
+    data = grouped.agg(y="mean", low="min", high="max").reset_index()
+    positive = bool((data["low"] > 0).all())
+    columns = ["panel", "x", "line", "y", "low", "high"]
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=positive)
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.evidence import changes, related, together, trend
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.plots import followed_curves, pairwise
+from flatlens.experiments.plots import banded, followed_curves, pairwise
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
+from flatlens.statistics import Statistic, average
 from flatlens.training import SGD, Training, Until
 
 LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
@@ -78,10 +81,12 @@ def _x2(scale: Scale) -> Mapping[str, Study]:
 def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
     training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=steps)
     measures = (*IN_TRAINING, "generalisation_gap", "test_accuracy", "accuracy")
-    samples = min(SAMPLES, data.train or SAMPLES)
-    return NetworkSettings(
-        data, model, training, measures, samples=samples, followed=Followed(IN_TRAINING, every, samples)
-    )
+    followed = Followed(IN_TRAINING, every, _samples(data))
+    return NetworkSettings(data, model, training, measures, samples=_samples(data), followed=followed)
+
+
+def _samples(data: DataSettings) -> int:
+    return min(SAMPLES, data.train or SAMPLES)
 
 
 def _in_training_claims(figures: str) -> tuple[Claim, ...]:
@@ -135,6 +140,44 @@ def _in_training_plots(results: Results) -> list[Plot]:
     ]
 
 
+# X3: the steps of the bound, network by network trained longer
+
+CHAIN = {
+    "A": "mls_chain.A_B.lhs[fc1]",
+    "B": "mls_chain.B_C.lhs[fc1]",
+    "C": "mls_chain.C_D.lhs[fc1]",
+    "D": "mls_chain.C_D.rhs[fc1]",
+}
+
+
+def _x3(scale: Scale) -> Mapping[str, Study]:
+    steps = {
+        "smoke": (1, 40),
+        "laptop": (1, 30, 100, 300, 1000, 3000, 10_000),
+        "paper": (1, 100, 1000, 10_000, 100_000),
+    }
+    data, model = _mlp(scale)
+    training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1)
+    base = NetworkSettings(data, model, training, ("mls", "loss"), ("mls_chain",), samples=_samples(data))
+    seeds = {"smoke": 2, "laptop": 5, "paper": 5}[scale]
+    trained = Study("tightness", base, (Axis("max_steps", steps[scale]), Axis("seed", tuple(range(seeds)))))
+    return {"tightness": trained}
+
+
+def _looseness(results: Results) -> Statistic:
+    """How much looser the last step of the chain is than the looser of the other two, in logarithms."""
+    a, b, c, d = (np.log(results["tightness"].networks[column]) for column in CHAIN.values())
+    return average((d - c) - np.maximum(b - a, c - b), name="log(D/C) - max(log(B/A), log(C/B))")
+
+
+def _x3_plots(results: Results) -> list[Plot]:
+    networks = results["tightness"].networks.assign(panel="mean over the samples")
+    long = networks.melt(["panel", "max_steps", "seed"], list(CHAIN.values()), "line", "y")
+    long["line"] = long["line"].map({column: name for name, column in CHAIN.items()})
+    caption = "A <= B <= C <= D of Eq. 48 at the first layer. Lines are means over seeds, bands from least to largest."
+    return [banded(long.rename(columns={"max_steps": "x"}), "tightness", "The steps of the bound", caption, "step")]
+
+
 # X4: a hundred networks each, everything against everything
 
 SHOWN = (
@@ -182,7 +225,7 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             data, model, training,
             measures=tuple(c for c in sorted(columns) if not c.endswith(("_chain", "_bound"))),
             bounds=("mls_chain", "nmls_bound"),
-            samples=min(SAMPLES, data.train or SAMPLES),
+            samples=_samples(data),
         )  # fmt: skip
         shown = tuple(Quantity(q.name, q.column.replace("fc1", first), q.transform, q.role) for q in SHOWN)
         studies[name] = Study(name, base, axes, shown, scale=scale)
@@ -254,6 +297,29 @@ EXPERIMENTS = (
         _in_training_claims("Fig. H.8, H.9"),
         _in_training_plots,
         {"smoke": (QUICK, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
+    ),
+    Experiment(
+        "X3",
+        "How tight each step is from the sensitivity of an MLP to its sharpness",
+        "compression Fig. G.4",
+        _x3,
+        (
+            Claim(
+                "C_D_is_the_loose_step",
+                "The gap between C and D is large compared to those between A and B, and B and C.",
+                "compression Fig. G.4",
+                _looseness,
+            ),
+        ),
+        _x3_plots,
+        {
+            "smoke": (QUICK, DIGITS),
+            "laptop": (
+                DIGITS,
+                "A network of its own for each number of steps, from the same start: the same training.",
+            ),
+            "paper": ("Widths are not given: 784 in every layer.",),
+        },
     ),
     Experiment(
         "X4",

@@ -1,0 +1,107 @@
+"""How long an experiment will take, from a short trial of one network of each study."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import ceil
+
+from flatlens.experiments.measuring import tracker_of
+from flatlens.experiments.network import compute
+from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.training import Until
+
+WARM, TRIED = 3, 13
+"""Steps of two trials, after one that is not counted: what is done once falls out of their difference."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds on one thread; training is counted to its last step, though it may end before."""
+
+    networks: int
+    training: float
+    measuring: float
+
+    @property
+    def seconds(self) -> float:
+        """All of it, in one process."""
+        return self.training + self.measuring
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.networks + other.networks, self.training + other.training, self.measuring + other.measuring)
+
+
+def cost_of(studies: Iterable[Study]) -> Cost:
+    """Of all networks of the studies, each like its study's first; off by a factor of two or so.
+
+    Raises:
+        BadInput: the data of one cannot be read.
+    """
+    return sum((_study(study) for study in studies), Cost(0, 0.0, 0.0))
+
+
+def _study(study: Study) -> Cost:
+    networks = study.networks()
+    first = networks[0]
+    _, (short, _, samples), (long, measuring, _) = [_trial(first, steps) for steps in (WARM, WARM, TRIED)]
+    step = (
+        (long - short) / (TRIED - WARM) if long > short else long / TRIED
+    )  # noise, where a step takes next to nothing
+    steps = sum(one.training.steps(samples) for one in networks)
+    moments = sum(_moments(one, samples) for one in networks)
+    measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
+    return Cost(len(networks), step * steps, measured)
+
+
+def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
+    """Seconds of training so many steps, seconds of measuring, training samples."""
+    training = replace(settings.training, max_steps=steps, max_epochs=None, until=Until())
+    result = compute(replace(settings, training=training, followed=None)).result
+    return result["seconds_training"], result["seconds_measuring"], result["samples"]
+
+
+def _moments(settings: NetworkSettings, samples: int) -> int:
+    if (followed := settings.followed) is None:
+        return 0
+    steps = settings.training.steps(samples)
+    return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
+
+
+def _moment(settings: NetworkSettings) -> float:
+    """Seconds of following the training once, the second time."""
+    assert settings.followed is not None
+    followed = replace(settings.followed, every=1)
+    tracker = tracker_of(settings.model.build(), settings.data.load(), replace(settings, followed=followed))
+    assert tracker is not None
+    tracker.step(0)
+    start = time.perf_counter()
+    tracker.step(1)
+    return time.perf_counter() - start
+
+
+def in_words(cost: Cost, workers: int) -> str:
+    """For people, before it starts.
+
+    >>> in_words(Cost(100, 7200.0, 720.0), workers=2)
+    '100 networks, at most about 66 minutes with 2 workers, 91% of it training'
+    """
+    seconds = cost.seconds / min(workers, max(cost.networks, 1))
+    share = cost.training / cost.seconds if cost.seconds else 0.0
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds > 1.5 * length:
+            told = f"{_rounded(seconds / length)} {unit}"
+            break
+    else:
+        told = f"{ceil(seconds)} s"
+    return f"{cost.networks} networks, at most about {told} with {workers} workers, {share:.0%} of it training"
+
+
+def _rounded(value: float) -> str:
+    """Two digits.
+
+    >>> _rounded(66.0), _rounded(3.14), _rounded(456.0)
+    ('66', '3.1', '460')
+    """
+    return f"{float(f'{value:.2g}'):g}"

@@ -1,0 +1,67 @@
+"""`flatlens reproduce` on the smallest experiment."""
+
+import json
+
+import pytest
+
+from flatlens.cli import run
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("reproduce") / "x3"
+    assert run(["reproduce", "X3", "--scale", "smoke", "--out", str(folder), "--workers", "1"]) == 0
+    return folder
+
+
+def test_it_leaves_a_page_with_verdicts_figures_and_what_differs(out):
+    page = (out / "report.html").read_text()
+    assert "What differs from the paper" in page
+    assert page.count('class="badge') == 1
+    assert 'data-spec="X3-tightness-0"' in page
+    for name in ("tightness.png", "tightness.svg", "tightness.csv"):
+        assert (out / "figures" / name).stat().st_size > 0
+    for link in ("claims.json", "tightness/table.csv", "tightness/study.json"):
+        assert f'href="{link}"' in page
+        assert (out / link).is_file()
+    assert "http://" not in page.partition("<script>")[0]
+
+
+def test_json_has_the_claims(out, capsys):
+    assert run(["reproduce", "X3", "--scale", "smoke", "--out", str(out), "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["experiments"]
+    assert one["id"] == "X3"
+    assert one["claims"][0]["outcome"] in {"reproduced", "not reproduced", "inconclusive"}
+
+
+def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypatch):
+    from flatlens.experiments import reproduce as module
+
+    (tmp_path / "atlas").mkdir()
+    (tmp_path / "atlas" / "X3").symlink_to(out)
+    monkeypatch.setattr(module, "EXPERIMENTS", {"X3": module.EXPERIMENTS["X3"]})
+    assert run(["reproduce", "all", "--scale", "smoke", "--out", str(tmp_path / "atlas"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["experiments"][0]["id"] == "X3"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name an experiment"),
+        (["X99"], "no experiment is called 'X99'"),
+        (["X3", "--workers", "0"], "--workers 0"),
+        (["X3", "--dask", "a", "--slurm", "b"], "give one of them"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, said, tmp_path, capsys):
+    assert run(["reproduce", *arguments, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_experiments_are_listed(capsys):
+    assert run(["list", "experiments"]) == 0
+    listed = capsys.readouterr().out
+    assert "X4" in listed
+    assert "Fig. G.5" in listed

@@ -1,0 +1,39 @@
+from dataclasses import replace
+
+import pytest
+
+from flatlens.experiments import Study
+from flatlens.experiments import cost as module
+from flatlens.experiments.cost import Cost, cost_of
+from flatlens.experiments.settings import Axis, Followed
+from flatlens.training import Until
+
+STUDY = Study.digits("smoke").setting("data.train", 40).setting("widths", (8,)).over("lr", 0.1).over("batch_size", 8)
+
+
+def test_it_grows_with_networks_steps_and_moments(monkeypatch):
+    """A machine whose every step takes 0.5 s after 2 s at the start, every measurement 3 s, every moment 1 s."""
+    monkeypatch.setattr(module, "_trial", lambda settings, steps: (2.0 + 0.5 * steps, 3.0, 40))
+    monkeypatch.setattr(module, "_moment", lambda settings: 1.0)
+    study = STUDY.setting("max_steps", 100).over("seed", 0, 1, 2)
+    assert cost_of([study]) == Cost(3, 3 * 100 * 0.5, 3 * 3.0)
+    followed = replace(study, base=replace(study.base, followed=Followed(("loss",), every=10)))
+    assert cost_of([followed]).measuring == 3 * (3.0 + 11)
+    listed = replace(study, base=replace(study.base, followed=Followed(("loss",), every=(0, 5))))
+    assert cost_of([study, listed]) == Cost(6, 300.0, 18.0 + 3 * 2)
+
+
+def test_epochs_are_counted_in_steps(monkeypatch):
+    monkeypatch.setattr(module, "_trial", lambda settings, steps: (1.0 * steps, 0.0, 40))
+    training = replace(STUDY.base.training, max_steps=None, max_epochs=7, until=Until())
+    study = Study("epochs", replace(STUDY.base, training=training), (Axis("batch_size", (8, 20)),))
+    assert cost_of([study]).training == pytest.approx(7 * 5 + 7 * 2)
+
+
+def test_a_real_trial_tells_the_order_of_magnitude():
+    followed = Followed(("loss", "mls"), every=50, samples=20)
+    study = replace(STUDY.setting("max_steps", 400).over("seed", 0), base=replace(STUDY.base, followed=followed))
+    found = cost_of([study.setting("until", Until()).setting("max_steps", 400)])
+    assert found.networks == 1
+    assert 0.001 < found.training < 60
+    assert 0.001 < found.measuring < 60
