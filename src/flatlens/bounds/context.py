@@ -21,7 +21,6 @@ from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
 from flatlens.measures import Lens, Measure, measure, named
 from flatlens.perturbation import Elsewhere
-from flatlens.problem.losses import SquaredError
 
 T = TypeVar("T")
 
@@ -152,7 +151,7 @@ class Context:
     def half_squared_error(self) -> Assumption:
         """C = I."""
         loss = self.lens.problem.loss
-        holds = isinstance(loss, SquaredError) and loss.name == "half_squared_error"
+        holds = loss.half_square
         return Assumption("half_squared_error", holds, "" if holds else f"the loss is {loss.name}")
 
     def declare(self, name: str) -> Assumption:

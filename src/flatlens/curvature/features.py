@@ -21,11 +21,10 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
 
     The features are kept while they fit in half the problem's memory, else made anew for each product.
     """
-    kept, complete = _features(problem, model, layout)
+    kept, complete, widths = _features(problem, model, layout)
     norms = {}
     for key in layout.batch_axis:
-        sizes = [part[key].shape[1] for part in kept if key in part]
-        if not sizes:
+        if not any(key in part for part in kept):
             continue
 
         def apply(v: Tensor, key: str = key) -> Tensor:
@@ -33,24 +32,29 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             total = torch.zeros_like(v)
             for part in parts:
                 X = part[key].to(torch.float64)
-                total += X.T @ (X @ v)
+                total[: X.shape[1]] += X.T @ (X @ v[: X.shape[1]])  # of shorter sentences, the first tokens' features
             return total
 
-        start = torch.randn(sizes[0], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), tolerance=TOLERANCE).largest) ** 0.5
     return norms
 
 
-def _features(problem: Problem, model: nn.Module, layout: Layout) -> tuple[list[dict[str, Tensor]], bool]:
-    """(features of each chunk, whether they are all there)."""
+def _features(
+    problem: Problem, model: nn.Module, layout: Layout
+) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
+    """(features of each chunk, whether they are all there, the most features of each call)."""
     kept: list[dict[str, Tensor]] = []
-    held = 0
+    widths: dict[str, int] = {}
+    held, complete = 0, True
     for part in _walk(problem, model, layout):
+        widths |= {key: max(X.shape[1], widths.get(key, 0)) for key, X in part.items()}
         held += sum(X.numel() * X.element_size() for X in part.values())
         if kept and held > problem.memory // 2:
-            return kept[:1], False
-        kept.append(part)
-    return kept, True
+            kept, complete = kept[:1], False
+        elif complete:
+            kept.append(part)
+    return kept, complete, widths
 
 
 def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:

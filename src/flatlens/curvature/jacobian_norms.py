@@ -21,6 +21,7 @@ from flatlens.grams.record import Tape, run_recorded
 from flatlens.problem import Problem, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_sample
+from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 
 STEPS = 40  #: at most
 CHUNK = 256  #: samples at most
@@ -57,13 +58,14 @@ def jacobian_norms(
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         most = max(1, min(CHUNK, problem.memory // (3 * each)))  # the slopes' own graph is about as large again
         for raw in problem.data.chunks(most):
-            tape, inputs, f, _ = run_recorded(problem, model, problem.place(raw))
+            tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
+            tokens = y if isinstance(y, Tokens) else None
             layout.require_same(tape, len(f))
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
             for place in places:
                 at, x = _at(tape, inputs, layout, place, len(f))
-                apply = _squared(f, at, softmax)
+                apply = _squared(f, at, softmax, tokens)
                 values, residual, steps = top_of_each(apply, f.shape, tolerance, generator)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
@@ -82,16 +84,13 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) 
     return [x], by_sample(x.detach(), layout.batch_axis[place]).reshape(n, -1)
 
 
-def _squared(f: Tensor, at: list[Tensor], softmax: bool) -> Callable[[Tensor], Tensor]:
+def _squared(f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None) -> Callable[[Tensor], Tensor]:
     """u (n, N) -> J J^T u, or P J J^T P u, P the softmax's own Jacobian."""
     times, transposed = derivative_of(f, at)
-    p = f.detach().to(torch.float64).softmax(1) if softmax else None
+    p = softmax_of(f.detach(), tokens) if softmax else None
 
     def onto(u: Tensor) -> Tensor:
-        if p is None:
-            return u
-        u = u.to(p)
-        return p * (u - (p * u).sum(1, keepdim=True))
+        return u if p is None else onto_softmax(p, u.to(p), tokens)
 
     def apply(u: Tensor) -> Tensor:
         back = transposed(onto(u).to(f))

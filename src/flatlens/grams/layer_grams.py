@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
+from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 
 
 @dataclass(eq=False)
@@ -34,6 +35,7 @@ class LayerGrams:
     counts_bias: bool = False
     explained: bool = True  #: whether the weight acts through this layer's calls alone, so that R is about it
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), where asked for
+    tokens: Tokens | None = None  #: where the outputs are rows of tokens: which of them count
 
     @cached_property
     def G(self) -> Tensor:
@@ -50,10 +52,19 @@ class LayerGrams:
     @cached_property
     def softmax_eigenvalues(self) -> Tensor:
         """Of P G P, the Gram of softmax(f), P = diag(p) - p p^T: ascending, not negative, (n, N)."""
-        p = self.f.softmax(1)
-        P = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-        values: Tensor = torch.linalg.eigvalsh(P @ self.G @ P)
+        p = softmax_of(self.f, self.tokens)
+        half = onto_softmax(p, self.G.transpose(0, 1), self.tokens)  # rows of G, (N, n, N)
+        values: Tensor = torch.linalg.eigvalsh(onto_softmax(p, half.permute(2, 1, 0), self.tokens).transpose(0, 1))
         return values.clamp(min=0)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """How many outputs each sample has, (n,): N, less where tokens are masked."""
+        n, N = self.f.shape
+        if self.tokens is None:
+            return torch.full((n,), N, device=self.f.device)
+        counted = self.tokens.counted
+        return counted.sum(1) * (N // counted.shape[1])
 
     @cached_property
     def K_weight(self) -> Tensor:

@@ -23,7 +23,7 @@ from flatlens.grams.sketch import Sketch
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
-from flatlens.problem.losses import correct
+from flatlens.problem.sequences import Tokens
 
 ALL = ("G", "K", "R")
 CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
@@ -106,15 +106,18 @@ class _Walk:
         per_mass = problem.n / problem.mass
         outputs = f.detach().to(torch.float64)
         losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-        hits = correct(outputs, y, problem.loss.ignore_index)
+        hits = problem.loss.correct(outputs, y)
         if sketch is None:
-            grams = self._grams(tape, inputs, f, problem.loss.output_hessian(f, y) * per_mass, batch, None, False)
+            tokens = y if isinstance(y, Tokens) else None
+            C = problem.loss.output_hessian(f, y) * per_mass
+            grams = self._grams(tape, inputs, f, C, batch, tokens=tokens)
             yield ChunkGrams(losses, hits, *grams)
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             seen = (rows.to(f) @ f[..., None])[..., 0]
             C = C * per_mass if sketch.weighted else C
-            grams = self._grams(tape, inputs, seen, C, batch, rows, probe + 1 < sketch.probes)
+            more = probe + 1 < sketch.probes
+            grams = self._grams(tape, inputs, seen, C, batch, rows=rows, keep_graph=more)
             yield ChunkGrams(losses, hits, *grams)
 
     def _grams(
@@ -124,18 +127,20 @@ class _Walk:
         f: Tensor,
         C: Tensor,
         batch: Batch,
-        rows: Tensor | None,
-        keep_graph: bool,
+        *,
+        tokens: Tokens | None = None,
+        rows: Tensor | None = None,
+        keep_graph: bool = False,
     ) -> tuple[LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
         """(network's input, layers, parameters outside them) for outputs f, `rows` of the network's where given."""
         problem, model, layout, needs = self.problem, self.model, self.layout, self.needs
         slots = _slots(tape, layout, inputs if "G" in needs else [], f, self.pool, needs)
-        _fill(slots, f, keep_graph)
+        _fill(slots, f, keep_graph, _live(f, tokens))
         explicit = {
             **_norm_jacobians(problem, tape, layout, slots),
             **per_sample_gradients(problem, model, batch, layout.leftovers, rows),
         }
-        place = partial(LayerGrams, C, f.detach().to(torch.float64), torch.finfo(problem.dtype).eps)
+        place = partial(LayerGrams, C, f.detach().to(torch.float64), torch.finfo(problem.dtype).eps, tokens=tokens)
         layers = _layers(problem, tape, layout, slots, place, self.scale, needs)
         if layout.input_is is not None:
             network: LayerGrams | None = layers[layout.input_is]
@@ -189,14 +194,26 @@ def _slots(
     return slots
 
 
-def _fill(slots: dict[str, _Slot], f: Tensor, keep_graph: bool) -> None:
-    """N backward passes; no gradient at a weight is ever asked for."""
-    N = f.shape[1]
+def _live(f: Tensor, tokens: Tokens | None) -> list[bool]:
+    """Which outputs are those of no masked token, on one sample at least: the others are zero."""
+    if tokens is None:
+        return [True] * f.shape[1]
+    counts: list[bool] = tokens.counted.any(0).repeat_interleave(f.shape[1] // tokens.counted.shape[1]).tolist()
+    return counts
+
+
+def _fill(slots: dict[str, _Slot], f: Tensor, keep_graph: bool, live: list[bool]) -> None:
+    """A backward pass for each of the N outputs that lives; no gradient at a weight is ever asked for."""
     wanted = [slot.at for slot in slots.values()]
-    for k in range(N) if wanted else ():
+    last = max((k for k, lives in enumerate(live) if lives), default=-1)
+    for k, lives in enumerate(live) if wanted else ():
+        if not lives:
+            for slot in slots.values():
+                slot.put(k, None)
+            continue
         onto = torch.zeros_like(f)
         onto[:, k] = 1
-        slopes = torch.autograd.grad(f, wanted, onto, retain_graph=keep_graph or k + 1 < N, allow_unused=True)
+        slopes = torch.autograd.grad(f, wanted, onto, retain_graph=keep_graph or k < last, allow_unused=True)
         for slot, slope in zip(slots.values(), slopes, strict=True):
             slot.put(k, slope)
 

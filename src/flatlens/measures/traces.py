@@ -23,7 +23,6 @@ from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, o
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
-from flatlens.problem.losses import SquaredError
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -282,8 +281,7 @@ def interpolation_gap(
 
 
 def _is_half_square(lens: Lens) -> bool:
-    loss = lens.problem.loss
-    return isinstance(loss, SquaredError) and loss.name == "half_squared_error"
+    return lens.problem.loss.half_square
 
 
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:

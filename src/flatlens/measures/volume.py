@@ -21,13 +21,19 @@ def rank_tolerance(precision: float) -> float:
 
 
 def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
-    """log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,)."""
+    """log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,).
+
+    Of the rows that a sample has: those of masked tokens are none, and their eigenvalues, all 0, do not count.
+    """
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
         raise BadInput(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
-    kept = g.eigenvalues[:, -(top_k or N) :]
-    full = kept[:, 0] > rank_tolerance(g.precision) * kept[:, -1]
-    return torch.where(full, 0.5 * kept.clamp(min=1e-300).log().sum(1), -math.inf)
+    k = g.rows.clamp(max=top_k or N)[:, None]
+    kept = torch.arange(N, device=k.device) >= N - k  # ascending
+    least = g.eigenvalues.gather(1, (N - k).clamp(max=N - 1))[:, 0]
+    full = least > rank_tolerance(g.precision) * g.eigenvalues[:, -1]
+    logs = torch.where(kept, g.eigenvalues.clamp(min=1e-300).log(), 0.0)
+    return torch.where(full, 0.5 * logs.sum(1), -math.inf)
 
 
 @per_sample(

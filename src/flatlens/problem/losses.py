@@ -26,6 +26,7 @@ class Loss(ABC):
 
     name: str
     ignore_index: int = -100  #: a label that counts as no sample
+    half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:
@@ -97,6 +98,11 @@ class Loss(ABC):
                 f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
             )
 
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """Which samples are classified rightly, (n,) float64, NaN where ignored; None where the targets are no
+        classes."""
+        return correct(f, y, self.ignore_index)
+
     def __repr__(self) -> str:
         return self.name
 
@@ -141,9 +147,10 @@ class SquaredError(Loss):
 
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
+        self.half_square = name == "half_squared_error"
 
     def _factor(self, outputs: int) -> float:
-        return 0.5 if self.name == "half_squared_error" else 1.0 / outputs
+        return 0.5 if self.half_square else 1.0 / outputs
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Squared distance to the target, scaled."""
@@ -272,10 +279,13 @@ def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
 
 @final
 class CustomLoss(Loss):
-    """A callable (outputs, targets) -> losses of shape (n,); its C comes from autodiff, sample by sample."""
+    """A callable (outputs, targets) -> losses of shape (n,); its C comes from autodiff, sample by sample.
 
-    def __init__(self, function: LossFunction, name: str) -> None:
-        self.function, self.name = function, name
+    `by_row`: of outputs with a row a token it is given the rows, not the sequences.
+    """
+
+    def __init__(self, function: LossFunction, name: str, *, by_row: bool = False) -> None:
+        self.function, self.name, self.by_row = function, name, by_row
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """What the callable gives."""
@@ -292,14 +302,19 @@ class CustomLoss(Loss):
     def check(self, f: Tensor, y: Any) -> None:
         """Also: a sample's loss must depend on its own outputs alone."""
         super().check(f, y)
-        with torch.enable_grad():
-            leaf = f.detach().clone().requires_grad_()
-            (slope,) = torch.autograd.grad(self.values(leaf, y)[0], leaf, allow_unused=True)
-        if slope is not None and len(f) > 1 and slope[1:].abs().max() > 0:
-            raise BadLoss(
-                f"Problem(loss={self.name}): the loss of sample 0 depends on other samples' outputs: return "
-                f"one loss per sample"
-            )
+        require_apart(self, f, y)
+
+
+def require_apart(loss: Loss, f: Tensor, y: Any) -> None:
+    """Refuse a loss that couples samples."""
+    with torch.enable_grad():
+        leaf = f.detach().clone().requires_grad_()
+        (slope,) = torch.autograd.grad(loss.values(leaf, y)[0], leaf, allow_unused=True)
+    if slope is not None and len(f) > 1 and slope[1:].abs().max() > 0:
+        raise BadLoss(
+            f"Problem(loss={loss.name}): the loss of sample 0 depends on other samples' outputs: return "
+            f"one loss per sample"
+        )
 
 
 def _from_module(module: nn.Module) -> Loss:
@@ -331,7 +346,7 @@ def _from_module(module: nn.Module) -> Loss:
         losses: Tensor = elementwise.to(f)(f, _shaped(f, y, name))
         return losses if losses.ndim == 1 else losses.reshape(len(f), -1).mean(1)
 
-    return CustomLoss(values, name)
+    return CustomLoss(values, name, by_row=True)
 
 
 def _shaped(f: Tensor, y: Any, name: str) -> Any:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from flatlens.problem.data import Batch
-from flatlens.problem.losses import correct
 from flatlens.problem.problem import Problem
 
 Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
@@ -40,7 +39,7 @@ def outcomes(problem: Problem, batches: Iterable[Batch], run: Run) -> Outcomes:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
             losses.append(problem.loss.values(f, y))
-            hits.append(correct(f, y, problem.loss.ignore_index))
+            hits.append(problem.loss.correct(f, y))
             mass += float(problem.loss.mass(f, y).sum())
     found = joined(losses, hits)
     return Outcomes(found.losses * len(found.losses) / mass, found.correct)

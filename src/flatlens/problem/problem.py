@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
 from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
 from flatlens.problem.losses import Loss, LossFunction, as_loss
+from flatlens.problem.sequences import Tokens, by_token, of_sequences
 from flatlens.problem.state import measuring
 
-Forward = Callable[[nn.Module, Batch], tuple[Any, Any]]
+Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
+"""(outputs, targets), or (outputs (n, T, N), targets, which tokens count (n, T))."""
 HALF = (torch.float16, torch.bfloat16)
 PROBE = 8  #: samples in a probe
 
@@ -27,6 +29,10 @@ class Problem:
 
     Construction runs the model once over the data: it must give finite outputs of shape (n, N), the same ones when
     asked twice, each sample's its own. The model is left as it was; it may be trained further between measurements.
+
+    Outputs of shape (n, T, N), a row for each token, are a sample's outputs side by side. Tokens that do not count are
+    left out: those labelled `ignore_index` (-100), those an `attention_mask` fed to the model hides, or those that
+    forward= says in a third value, (n, T) and true where they count. `problem.sequences` has the risk's definition.
 
     `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises by the `ghost_batch` samples
     it sees together. Samples are coupled then: what is defined per sample is undefined, curvature operators work.
@@ -64,6 +70,7 @@ class Problem:
         self.memory = _bytes(memory)
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
         require_finite_weights(model)
+        self.outputs = 0  #: N, of a network with a row a token that of the longest batch
         copied = self.measured()
         with self.measuring(copied), torch.no_grad():
             self._check_first(copied)
@@ -114,9 +121,12 @@ class Problem:
         return move(batch, first.device, self.dtype)
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """(outputs (n, N), targets) of a placed batch."""
+        """(outputs (n, N), targets) of a placed batch; outputs (n, T, V) come as (n, T V), with `Tokens` for
+        targets."""
+        counted: Tensor | None = None
         if self.forward is not None:
-            outputs, targets = self.forward(model, batch)
+            outputs, targets, *mask = self.forward(model, batch)
+            counted = mask[0] if mask else None
         else:
             if not isinstance(batch, tuple) or len(batch) != 2:
                 raise BadData(
@@ -125,12 +135,18 @@ class Problem:
                 )
             x, targets = batch
             outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+            counted = x.get("attention_mask") if isinstance(x, dict) else None
         outputs = getattr(outputs, "logits", outputs)
+        if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == size(batch):
+            fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
+            longest = self.outputs // outputs.shape[2]
+            return by_token(outputs, targets, counted if fits else None, self.loss.ignore_index, longest)
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != size(batch):
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadModel(
-                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), got {got}: flatten or "
-                f"pool them, in the model or through forward=(model, batch) -> (outputs, targets)"
+                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), or (batch, tokens, N), "
+                f"got {got}: flatten or pool them, in the model or through forward=(model, batch) -> (outputs, "
+                f"targets)"
             )
         return outputs, targets
 
@@ -179,6 +195,8 @@ class Problem:
                 f"Problem(model=...): forward failed on the first batch ({typed_line(error, 200)}): do the data's "
                 f"shapes and types fit the model?"
             ) from error
+        if isinstance(y, Tokens):
+            self.loss = of_sequences(self.loss)
         try:
             self.loss.check(f, y)
         except BadInput:
@@ -221,7 +239,7 @@ class Problem:
                     f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the "
                     f"loss fit together?"
                 )
-            n, outputs, mass = n + len(f), f.shape[1], mass + float(self.loss.mass(f, y).sum())
+            n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(self.loss.mass(f, y).sum())
         if n == 0:
             raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
         if mass <= 0:

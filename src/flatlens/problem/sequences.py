@@ -1,0 +1,207 @@
+"""Outputs with a row for each token: (n, T, V), of which those that count are the sample's outputs, side by side.
+
+A sample's output vector is its counted tokens' rows, one after another; the rows of masked tokens are zero, with no
+derivative, so that they add nothing to any Gram matrix. A token is masked by its label (`ignore_index`), by the
+`attention_mask` fed to the model, or by forward=. With l_it the loss of a token and c_i the number that count,
+
+    cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over tokens
+    half_squared_error                   l_i = 0.5 ||f_i - y_i||^2 over all rows, mass_i = 1: C = I
+    a callable                           l_i = loss((n, T, V), targets), mass_i = 1
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flatlens.errors import BadData
+from flatlens.problem.losses import CustomLoss, Loss, require_apart
+
+
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """What belongs to outputs that came as (n, T, V)."""
+
+    targets: Any  #: as they were given
+    counted: Tensor  #: which tokens are output rows, (n, T) bool
+    length: int  #: tokens of this batch; those beyond, up to the longest batch's T, are masked
+
+
+def by_token(
+    outputs: Tensor, targets: Any, counted: Tensor | None, ignore: int, longest: int = 0
+) -> tuple[Tensor, Tokens]:
+    """((n, T V), what goes with them); `counted` (n, T) are the tokens that the model's own mask leaves.
+
+    `longest`: the length of the longest batch, to which shorter ones are filled up by masked rows.
+
+    >>> f, y = by_token(torch.ones(1, 2, 3), torch.tensor([[4, -100]]), None, -100)
+    >>> f.tolist(), y.counted.tolist()
+    ([[1.0, 1.0, 1.0, 0.0, 0.0, 0.0]], [[True, False]])
+    """
+    counts = torch.ones(outputs.shape[:2], dtype=torch.bool, device=outputs.device)
+    if counted is not None:
+        counts = counts & counted.to(outputs.device).bool()
+    if isinstance(targets, Tensor) and targets.shape == outputs.shape[:2] and not targets.is_floating_point():
+        counts = counts & (targets.to(outputs.device) != ignore)
+    missing = max(0, longest - outputs.shape[1])
+    rows = F.pad(outputs * counts[..., None].to(outputs), (0, 0, 0, missing))
+    return rows.flatten(1), Tokens(targets, F.pad(counts, (0, missing)), outputs.shape[1])
+
+
+def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
+    """The softmax of the outputs, token by token where they are tokens: (n, N) float64."""
+    rows = f.to(torch.float64)
+    if tokens is None:
+        return rows.softmax(1)
+    return rows.reshape(*tokens.counted.shape, -1).softmax(2).reshape(f.shape)
+
+
+def onto_softmax(p: Tensor, u: Tensor, tokens: Tokens | None) -> Tensor:
+    """(diag(p) - p p^T) u, the softmax's own Jacobian, token by token: u (..., n, N), p from `softmax_of`."""
+    if tokens is None:
+        return p * (u - (p * u).sum(-1, keepdim=True))
+    n, T = tokens.counted.shape
+    q, v = p.reshape(n, T, -1), u.reshape(*u.shape[:-2], n, T, -1)
+    return (q * (v - (q * v).sum(-1, keepdim=True))).reshape(u.shape)
+
+
+def of_sequences(loss: Loss) -> Loss:
+    """The loss of outputs with a row a token, from that of single outputs."""
+    if isinstance(loss, TokenWise | OfSequence):
+        return loss
+    return OfSequence(loss) if isinstance(loss, CustomLoss) and not loss.by_row else TokenWise(loss)
+
+
+@final
+class OfSequence(Loss):
+    """A callable of whole sequences: (n, T, V) and the targets, to (n,). Masked rows come as zeros."""
+
+    def __init__(self, whole: Loss) -> None:
+        self.whole, self.name = whole, whole.name
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """What the callable gives."""
+        return self.whole.values(f.reshape(*y.counted.shape, -1)[:, : y.length], y.targets)
+
+    def check(self, f: Tensor, y: Any) -> None:
+        """Also: a sample's loss must depend on its own outputs alone."""
+        super().check(f, y)
+        require_apart(self, f, y)
+
+
+@final
+class TokenWise(Loss):
+    """A loss of rows, summed over the tokens that count: C is block-diagonal."""
+
+    def __init__(self, each: Loss) -> None:
+        self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
+        self.half_square = each.half_square
+
+    def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
+        """(outputs (n T, V), targets with a harmless one where masked, counted (n T,))."""
+        n, T = y.counted.shape
+        t: Tensor = torch.as_tensor(y.targets, device=f.device)
+        V = f.shape[1] // T
+        if t.shape not in ((n, y.length), (n, y.length, V)):
+            raise BadData(
+                f"Problem(data=...): outputs of shape {(n, y.length, V)}, a row a token, need labels of shape "
+                f"{(n, y.length)} or targets of that of the outputs, got {tuple(t.shape)}: pool the tokens, or give "
+                f"each its target"
+            )
+        t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, T - y.length))
+        counted = y.counted.flatten()
+        t = t.flatten(0, 1)
+        masked = ~counted if t.ndim == 1 else ~counted[:, None]
+        # a mask's own label may be out of range or NaN; class 0 or a 0 has a finite loss, which does not count
+        return f.reshape(n * T, V), t.masked_fill(masked, 0), counted
+
+    def _per_token(self, f: Tensor, y: Tokens, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+        """One number a token, 0 where masked, (n, T)."""
+        rows, t, counted = self._rows(f, y)
+        try:
+            found = of(rows, t)
+        except BadData as error:
+            raise BadData(str(error).replace("at sample", "at token")) from error
+        return torch.where(counted, found, 0.0).reshape(y.counted.shape)
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """Summed over tokens."""
+        return self._per_token(f, y, self.each.values).sum(1)
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """Of all tokens; of the half squared error 1, 0 where none counts."""
+        if self.half_square:
+            some: Tensor = y.counted.any(1)
+            return some.to(torch.float64)
+        return self._per_token(f, y, self.each.mass).sum(1)
+
+    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
+        """A block for each token, (n, T V, T V)."""
+        rows, t, counted = self._rows(f, y)
+        n, T = y.counted.shape
+        blocks = self.each.output_hessian(rows, t) * counted[:, None, None]
+        C = blocks.new_zeros(n, T, rows.shape[1], T, rows.shape[1])
+        C.diagonal(dim1=1, dim2=3).copy_(blocks.reshape(n, T, *blocks.shape[1:]).permute(0, 2, 3, 1))
+        return C.reshape(n, f.shape[1], f.shape[1])
+
+    def _block_wise(self, f: Tensor, y: Tokens, product: Callable[[Tensor, Any], Callable[[Tensor], Tensor]]) -> Any:
+        rows, t, counted = self._rows(f, y)
+        each = product(rows, t)
+        return lambda u: (each(u.reshape(rows.shape)) * counted[:, None]).reshape(u.shape)
+
+    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Token by token."""
+        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.bend)
+        return found
+
+    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """Of targets drawn for every token apart."""
+        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.fisher)
+        return found
+
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens have independent u: their own combinations side by side."""
+        rows, t, counted = self._rows(f, y)
+        found, B = self.each.combine(rows, t, u.reshape(rows.shape))
+        found = found * counted[:, None, None]
+        if found.shape[1] == 1:  # B is a number a token, not negative: into the row with it
+            found, B = found * B.clamp(min=0).sqrt(), torch.ones_like(B)
+        n, T = y.counted.shape
+        return found.reshape(n, T, found.shape[1], -1).transpose(1, 2).flatten(2), B.reshape(n, T, *B.shape[1:])[:, 0]
+
+    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
+        """Of targets drawn for every token apart, (n, draws, T V)."""
+        rows, t, counted = self._rows(f, y)
+        s = self.each.draw_slopes(rows, t, draws, generator) * counted[:, None, None]
+        return s.reshape(*y.counted.shape, draws, -1).transpose(1, 2).flatten(2)
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """The share of a sample's tokens that are right; NaN where none counts."""
+        rows, t, counted = self._rows(f, y)
+        hits = self.each.correct(rows, t)
+        if hits is None:
+            return None
+        seen = (counted & ~hits.isnan()).reshape(y.counted.shape)
+        right = hits.reshape(seen.shape).masked_fill(~seen, 0.0).sum(1)
+        return torch.where(seen.any(1), right / seen.sum(1).clamp(min=1), math.nan)
+
+
+def next_token(model: Any, batch: Any) -> tuple[Tensor, Tokens | Tensor]:
+    """forward= for a causal language model and batches {"input_ids", "attention_mask"?, "labels"?}: each token from
+    those before it.
+
+    Without "labels" the ids themselves are the targets. A token counts where it is no padding and its label is not
+    -100; the first one of a sequence is never a target.
+    """
+    fed = {key: value for key, value in batch.items() if key != "labels"}
+    outputs = model(**fed)
+    labels: Tensor = batch.get("labels", batch["input_ids"])[:, 1:]
+    if "attention_mask" in batch:
+        labels = labels.masked_fill(batch["attention_mask"][:, 1:] == 0, -100)
+    return getattr(outputs, "logits", outputs)[:, :-1], labels

@@ -1,0 +1,331 @@
+"""Transformers and residual nets, tiny, in float64, each with its data and its outputs written out by hand.
+
+A case says what flatlens is given, and beside it the literal meaning: `rows(values, i)`, the output vector of sample
+i under other parameters (its unmasked tokens' rows, one after another), and `loss(rows, i)`, its share of the risk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Values = dict[str, Tensor]
+
+
+class SelfAttention(nn.Module):
+    """Heads by hand around torch's fused call: queries, keys and values from one token-wise linear."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, T, D = x.shape
+        q, k, v = self.qkv(x).reshape(n, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(mixed.transpose(1, 2).reshape(n, T, D))
+
+
+class Packed(nn.Module):
+    """The same through nn.MultiheadAttention, whose weights no hook sees."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mha(x, x, x, need_weights=False)[0]
+
+
+class Block(nn.Module):
+    """x + attention(norm x), then x + mlp(norm x), with GELU."""
+
+    def __init__(self, width: int, heads: int, attention: type[nn.Module]) -> None:
+        super().__init__()
+        self.norm1, self.attn = nn.LayerNorm(width), attention(width, heads)
+        self.norm2 = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 6), nn.GELU(), nn.Linear(6, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class ViT(nn.Module):
+    """Patches by a convolution, a class token, a position embedding, two blocks, a norm and a linear head."""
+
+    def __init__(self, attention: type[nn.Module], width: int = 4) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, width, 2, stride=2)
+        self.cls = nn.Parameter(torch.randn(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, 5, width))
+        self.blocks = nn.Sequential(*(Block(width, 2, attention) for _ in range(2)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1) + self.position
+        return self.head(self.norm(self.blocks(tokens))[:, 0])
+
+
+class Encoder(nn.Module):
+    """nn.TransformerEncoder on token ids with a padding mask, and a row for each token."""
+
+    def __init__(self, norm_first: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        layer = nn.TransformerEncoderLayer(
+            4, 2, 6, dropout=0.1, activation="gelu", batch_first=True, norm_first=norm_first
+        )
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(input_ids), src_key_padding_mask=attention_mask == 0))
+
+
+class BasicBlock(nn.Module):
+    """Two convolutions with norms, and a projection where the shape changes."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(before, after, 3, stride, 1, bias=False), nn.BatchNorm2d(after)
+        self.conv2, self.bn2 = nn.Conv2d(after, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after)
+        self.relu = nn.ReLU(inplace=True)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        out += self.shortcut(x)
+        return self.relu(out)
+
+
+class ResNet(nn.Module):
+    """A stem, a block with an identity skip, one with a projection, pooling, a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(1, 2, 3, 1, 1, bias=False), nn.BatchNorm2d(2), nn.ReLU(inplace=True)
+        self.layer1, self.layer2 = BasicBlock(2, 2, 1), BasicBlock(2, 3, 2)
+        self.pool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn(self.conv(x)))
+        return self.fc(self.pool(self.layer2(self.layer1(x))).flatten(1))
+
+
+class LowRank(nn.Module):
+    """A frozen linear layer and a trained change of low rank, W + B A: adapters by hand."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(rank, base.in_features) / 2)
+        self.up = nn.Parameter(torch.randn(base.out_features, rank) / 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def adapted() -> nn.Module:
+    """A ViT whose weights are frozen but for low-rank changes of its projections, and its head."""
+    net = ViT(SelfAttention).requires_grad_(False)
+    for block in net.blocks:
+        block.attn.qkv = LowRank(block.attn.qkv, 2)
+    net.head.requires_grad_(True)
+    return net
+
+
+@dataclass(eq=False)
+class Case:
+    """What flatlens is given, and what it means."""
+
+    net: nn.Module
+    data: Any
+    loss: str
+    rows: Callable[[Values, int], Tensor]  #: (parameters, sample) -> its outputs, one vector
+    cost: Callable[[Tensor, int], Tensor]  #: (its outputs, sample) -> its loss; the risk is their mean
+    at_input: Callable[[Tensor, int], Tensor]  #: (the network's input, sample) -> its outputs
+    inputs: list[Tensor]  #: the network's input of each sample
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.inputs)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Attention with two derivatives."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _spread(net: nn.Module) -> nn.Module:
+    """In float64, with nothing at its default: norms, biases, statistics."""
+    net = net.double().eval()
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            if p.ndim < 2:
+                p.copy_(1 + 0.4 * torch.randn_like(p) if "norm" in name.lower() or "ln" in name else p + 0.3)
+            elif "embedding" in name or "wte" in name or "wpe" in name or "weight" in name:
+                p.copy_(torch.randn_like(p) * (0.9 / p.flatten(1).shape[1] ** 0.5 + 0.1))
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+    return net
+
+
+def _images(net: nn.Module, loss: str, n: int, pick: Callable[[Any], Tensor] = lambda out: out) -> Case:
+    """A classifier of 4 x 4 images."""
+    net, x, y = _spread(net), torch.randn(n, 1, 4, 4).double(), torch.randint(0, 3, (n,))
+
+    def out(values: Values, one: Tensor) -> Tensor:
+        return pick(functional_call(net, values, (one,)))[0]
+
+    return Case(
+        net,
+        (x, y),
+        loss,
+        lambda values, i: out(values, x[i : i + 1]),
+        lambda f, i: _of_rows(loss, f[None], y[i : i + 1]).sum(),
+        lambda one, i: out({}, one),
+        [x[i : i + 1] for i in range(n)],
+    )
+
+
+def _of_rows(loss: str, f: Tensor, y: Tensor) -> Tensor:
+    """One loss a row."""
+    if loss == "cross_entropy":
+        return -f.log_softmax(1)[torch.arange(len(f)), y]
+    target = F.one_hot(y, f.shape[1]).to(f)
+    return 0.5 * (f - target).square().sum(1)
+
+
+LENGTHS = [5, 3, 4, 2]
+
+
+def _padded(classes: int, causal: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids, mask, labels) of sentences of unequal length; some labels are -100 in mid-sentence, too."""
+    ids = torch.randint(0, 7, (len(LENGTHS), 5))
+    mask = (torch.arange(5) < torch.tensor(LENGTHS)[:, None]).long()
+    labels = torch.cat([ids[:, 1:], ids[:, :1]], 1) if causal else torch.randint(0, classes, ids.shape)
+    if causal:
+        labels[torch.arange(len(ids)), mask.sum(1) - 1] = -100  # the last token foretells nothing
+    labels[0, 1] = -100
+    return ids, mask, labels
+
+
+def _tokens(net: nn.Module, loss: str, embedding: str, classes: int, causal: bool, pick: Callable[[Any], Tensor]):
+    """A row for each token; the input is the first embedding's output."""
+    net = _spread(net)
+    ids, mask, labels = _padded(classes, causal)
+    keep = [(mask[i].bool() & (labels[i] != -100)).nonzero()[:, 0] for i in range(len(ids))]
+    per_sample = sum(len(k) for k in keep) / len(ids) if loss == "cross_entropy" else 1
+
+    def out(values: Values, i: int) -> Tensor:
+        fed = {"input_ids": ids[i : i + 1, : LENGTHS[i]], "attention_mask": mask[i : i + 1, : LENGTHS[i]]}  # no padding
+        return pick(functional_call(net, values, (), fed))[0][keep[i]].flatten()
+
+    def at_input(made: Tensor, i: int) -> Tensor:
+        handle = net.get_submodule(embedding).register_forward_hook(lambda m, a, z: made.reshape(z.shape))
+        try:
+            return out({}, i)
+        finally:
+            handle.remove()
+
+    def cost(f: Tensor, i: int) -> Tensor:
+        return _of_rows(loss, f.reshape(len(keep[i]), -1), labels[i][keep[i]]).sum() / per_sample
+
+    table = net.get_submodule(embedding).weight.detach()
+    inputs = [table[ids[i, : LENGTHS[i]]] for i in range(len(ids))]
+    data = ({"input_ids": ids, "attention_mask": mask}, labels)
+    return Case(net, data, loss, out, cost, at_input, inputs)
+
+
+def _pooled(net: nn.Module, loss: str, embedding: str) -> Case:
+    """A transformers classifier of padded sentences."""
+    net = _spread(net)
+    ids, mask, _ = _padded(3)
+    y = torch.randint(0, 3, (len(ids),))
+
+    def out(values: Values, i: int) -> Tensor:
+        fed = {"input_ids": ids[i : i + 1, : LENGTHS[i]], "attention_mask": mask[i : i + 1, : LENGTHS[i]]}
+        return functional_call(net, values, (), fed).logits[0]
+
+    def at_input(made: Tensor, i: int) -> Tensor:
+        handle = net.get_submodule(embedding).register_forward_hook(lambda m, a, z: made.reshape(z.shape))
+        try:
+            return out({}, i)
+        finally:
+            handle.remove()
+
+    table = net.get_submodule(embedding).weight.detach()
+    inputs = [table[ids[i, : LENGTHS[i]]] for i in range(len(ids))]
+    data = ({"input_ids": ids, "attention_mask": mask}, y)
+    return Case(net, data, loss, out, lambda f, i: _of_rows(loss, f[None], y[i : i + 1]).sum(), at_input, inputs)
+
+
+def gpt2(loss: str) -> Case:
+    """Causal language model, its head tied to the embedding; the label of a token is the next one."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=7, n_positions=6, n_embd=4, n_layer=2, n_head=2, n_inner=6)
+    return _tokens(GPT2LMHeadModel(config), loss, "transformer.wte", 7, True, lambda out: out.logits)
+
+
+def bert(loss: str) -> Case:
+    from transformers import BertConfig, BertForSequenceClassification
+
+    config = BertConfig(
+        vocab_size=7, hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6,
+        max_position_embeddings=6, num_labels=3,
+    )  # fmt: skip
+    return _pooled(BertForSequenceClassification(config), loss, "bert.embeddings.word_embeddings")
+
+
+def hf_vit(loss: str) -> Case:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    config = ViTConfig(
+        hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4, patch_size=2,
+        num_channels=1, num_labels=3,
+    )  # fmt: skip
+    return _images(ViTForImageClassification(config), loss, 3, lambda out: out.logits)
+
+
+CASES: dict[str, Callable[[str], Case]] = {
+    "vit-mha": lambda loss: _images(ViT(Packed), loss, 4),
+    "vit-sdpa": lambda loss: _images(ViT(SelfAttention), loss, 4),
+    "encoder": lambda loss: _tokens(Encoder(), loss, "embed", 3, False, lambda out: out),
+    "encoder-norm-first": lambda loss: _tokens(Encoder(True), loss, "embed", 3, False, lambda out: out),
+    "resnet": lambda loss: _images(ResNet(), loss, 4),
+    "low-rank": lambda loss: _images(adapted(), loss, 4),
+    "gpt2": gpt2,
+    "bert": bert,
+    "hf-vit": hf_vit,
+}
+LOSSES = ("cross_entropy", "half_squared_error")
+
+
+def case(name: str, loss: str, seed: int = 0) -> Case:
+    """A network and its data, in float64."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return CASES[name](loss)
