@@ -189,6 +189,7 @@ def _spread(net: nn.Module) -> nn.Module:
             if isinstance(module, nn.BatchNorm2d):
                 module.running_mean.normal_()
                 module.running_var.uniform_(0.5, 2)
+                module.bias.add_(1.0)  # so that no sample is dead
     return net
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
@@ -14,6 +14,7 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, log_positive_volume, output_slope2, rank, weight_slope2
 from flatlens.grams import Weight
 from flatlens.measures import interpolation_sharpness, jacobian_frobenius, log_volume, mls
+from flatlens.problem.layers import is_token_wise
 from flatlens.problem.operator_norm import kernel_norm
 
 
@@ -44,7 +45,7 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         yield Claim(frobenius2.sqrt(), right, layer, "frobenius", premises)
         yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, _small(weight, x2)))
         if not weight.dense:
-            norm = weight.spectral_norm if isinstance(weight.module, nn.Linear) else kernel_norm(weight.module)
+            norm = weight.spectral_norm if is_token_wise(weight.module) else kernel_norm(weight.module)
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
         yield Claim(spectral, weight.spectral_norm * context.each(output_slope2, layer).sqrt(), layer, "sound")
     yield _of_the_mean(context)

@@ -25,7 +25,7 @@ from flatlens.grams.record import run_recorded
 from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.data import size
-from flatlens.problem.layers import by_position, by_sample, matrix, patches
+from flatlens.problem.layers import as_stored, by_position, by_sample, matrix, patches
 
 TOGETHER = 16  #: directions differentiated in one batched call
 ROWS = 10  #: a product holds as much as a pass over so many outputs
@@ -107,7 +107,7 @@ def _along_weight(
     )
     over_samples = vmap(vmap(bend, in_dims=(None, None, 0)), in_dims=(counted, 0, None))
     blocks = _blocks(directions.of_weight(matrix(weight.module).detach()))
-    return torch.cat([over_samples(batch, slope, V.reshape(len(V), *W.shape)).detach() for V in blocks], 1)
+    return torch.cat([over_samples(batch, slope, as_stored(weight.module, V)).detach() for V in blocks], 1)
 
 
 def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import record
 from flatlens.problem import Problem, measuring
-from flatlens.problem.layers import by_sample, features, per_feature
+from flatlens.problem.layers import by_sample, features, is_token_wise, per_feature
 
 DEAD = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
 
@@ -53,7 +53,7 @@ def is_constant(mean: Tensor, spread: Tensor) -> Tensor:
 
 def _by_feature(weight: Weight, x: Tensor) -> Tensor:
     """(observations, features)."""
-    axis = -1 if isinstance(weight.module, nn.Linear) else 1
+    axis = -1 if is_token_wise(weight.module) else 1
     return x.movedim(axis, -1).reshape(-1, features(weight.module)).to(torch.float64)
 
 

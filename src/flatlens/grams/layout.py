@@ -19,7 +19,7 @@ from flatlens.grams.record import Tape
 from flatlens.grams.trial import Trial, stored
 from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
-from flatlens.problem.layers import matrix
+from flatlens.problem.layers import is_token_wise, matrix, neurons
 from flatlens.problem.operator_norm import operator_norm
 from flatlens.problem.state import differentiable
 
@@ -160,11 +160,9 @@ def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dic
         tied_alone = any(m.bias is not module.bias for m in modules)  # a tied weight may have several biases
         if tied_alone or not all(trial.explains(bias, r[1]) for trial, r in zip(trials, rebuilt, strict=True)):
             bias = None
-        dense = (
-            len(keys) == 1 and isinstance(module, nn.Linear) and first.z.numel() == trials[0].n * module.out_features
-        )
+        dense = len(keys) == 1 and is_token_wise(module) and first.z.numel() == trials[0].n * neurons(module)
         explained = parameter is not None or _is_reparametrised(module)
-        positions = sum(trials[0].calls[key].z.numel() for key in keys) // (trials[0].n * len(module.weight))
+        positions = sum(trials[0].calls[key].z.numel() for key in keys) // (trials[0].n * neurons(module))
         weights[keys[0]] = Weight(
             keys[0], module, tuple(keys), parameter, bias, explained, dense, positions, first.x.shape[1:]
         )

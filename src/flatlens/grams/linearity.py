@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatlens.grams.record import Tape
 from flatlens.grams.twice import has_second_derivative
+from flatlens.problem import is_linear
 
 PIECEWISE_LINEAR = (
     nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d,
@@ -34,7 +35,7 @@ def affine_downstream(tape: Tape, total: Tensor, generator: torch.Generator) -> 
     candidates = [
         call
         for call in tape.calls()
-        if all(isinstance(m, PIECEWISE_LINEAR) for m in tape.leaves[tape.before[call.key] :])
+        if all(isinstance(m, PIECEWISE_LINEAR) or is_linear(m) for m in tape.leaves[tape.before[call.key] :])
     ]
     if not candidates:
         return frozenset()

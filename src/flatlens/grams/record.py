@@ -59,10 +59,11 @@ def record(model: nn.Module) -> Iterator[Tape]:
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         if differentiating and not torch.is_grad_enabled():
             return args, kwargs
-        x: Tensor = kwargs["input"] if not args else args[0]
+        named = "input" if "input" in kwargs else "x"
+        x: Tensor = kwargs[named] if not args else args[0]
         x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
         inputs[module] = x
-        return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
+        return (args, {**kwargs, named: x}) if not args else ((x, *args[1:]), kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
         if module not in inputs:

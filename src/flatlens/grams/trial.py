@@ -11,7 +11,7 @@ from flatlens.errors import BadModel
 from flatlens.grams.linearity import affine_downstream
 from flatlens.grams.record import Call, run_recorded
 from flatlens.problem import Batch, LinearLayer, Problem
-from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
+from flatlens.problem.layers import affine_gradient, as_stored, by_position, by_sample, neurons, normalised, patches
 
 
 def stored(module: nn.Module, name: str, otherwise: object = None) -> object:
@@ -62,13 +62,13 @@ class Trial:
 
     def rebuild(self, module: LinearLayer, axes: dict[str, int]) -> tuple[Tensor, Tensor]:
         """The gradients of weight and bias that the calls' slopes and inputs imply."""
-        weight, bias = torch.zeros_like(module.weight), module.weight.new_zeros(len(module.weight))
+        weight, bias = torch.zeros_like(module.weight), module.weight.new_zeros(neurons(module))
         for key, axis in axes.items():
             slope, call = self.at_z[key], self.calls[key]
             if slope is not None:
                 J = by_position(module, by_sample(slope, axis), self.n)
                 phi = patches(module, by_sample(call.x.detach(), axis), self.n)
-                weight = weight + torch.einsum("ngdp,ngmp->gdm", J, phi).reshape(weight.shape)
+                weight = weight + as_stored(module, torch.einsum("ngdp,ngmp->gdm", J, phi))
                 bias = bias + J.sum((0, 3)).flatten()
         return weight, bias
 

@@ -16,6 +16,7 @@ from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.problem.layers import stores_transposed
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -222,7 +223,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
             maxima = row_block_maxima(D, blocks[name].phi, tol, run.progress)
         else:
             assert weight.parameter is not None
-            maxima = _rows_one_by_one(lens, run, weight.parameter, tol)
+            maxima = _rows_one_by_one(lens, run, weight.parameter, 1 if stores_transposed(weight.module) else 0, tol)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL
         parts["", name] = Estimate(
@@ -245,17 +246,20 @@ def _bends(lens: Lens, layer: str, run: Run) -> Tensor:
     return torch.cat(parts)
 
 
-def _rows_one_by_one(lens: Lens, run: Run, parameter: str, tol: float) -> Tensor:
-    """lmax of each row's block of a weight, by Lanczos on the Hessian between that row and itself."""
+def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, tol: float) -> Tensor:
+    """lmax of each row's block of a weight, by Lanczos on the Hessian between that row and itself; `axis` counts
+    rows."""
     operator = Hessian(lens.problem, [parameter], model=lens.model)
-    rows = operator.space.tensors[0].shape[0]
+    shape = operator.space.tensors[0].shape
+    rows = shape[axis]
     maxima = []
     for s in range(rows):
 
         def apply(v: Tensor, s: int = s) -> Tensor:
-            whole = v.new_zeros(rows, len(v))
-            whole[s] = v
-            return operator(whole.flatten()).reshape(rows, -1)[s]
+            whole = v.new_zeros(shape)
+            mine = whole.select(axis, s)
+            mine.copy_(v.reshape(mine.shape))
+            return operator(whole.flatten()).reshape(shape).select(axis, s).reshape(-1)
 
         start = torch.randn(operator.size // rows, generator=run.generator, dtype=torch.float64)
         maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), tolerance=tol).values[0])

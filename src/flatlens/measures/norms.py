@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
@@ -14,6 +14,7 @@ from flatlens.curvature.operators import slopes
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
 from flatlens.problem import measuring
+from flatlens.problem.layers import is_token_wise
 from flatlens.problem.operator_norm import kernel_norm
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def weight_norm(lens: Lens) -> Parts:
     parts["", None] = Estimate(math.sqrt(sum(squares.values())))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
     spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
-    convolutions = {layer: w.module for layer, w in weights.items() if not isinstance(w.module, nn.Linear)}
+    convolutions = {layer: w.module for layer, w in weights.items() if not is_token_wise(w.module)}
     kernel = {layer: kernel_norm(module) for layer, module in convolutions.items()}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
         if not values:

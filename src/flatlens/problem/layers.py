@@ -4,7 +4,8 @@
     z    (n, g, d, P)   what comes out: d rows per group
 
 A dense layer has P = 1 and g = 1; a token-wise linear has P tokens; a convolution has one position per output pixel,
-m = in/g * k * k, and its kernel is read as g blocks of a block-diagonal matrix.
+m = in/g * k * k, and its kernel is read as g blocks of a block-diagonal matrix. transformers' Conv1D is a token-wise
+linear that stores W transposed, (m, d).
 """
 
 from __future__ import annotations
@@ -22,28 +23,56 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupN
 
 def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
     """Whether the module computes z = W phi + b and nothing else."""
-    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return is_token_wise(module) or is_convolution(module)
+
+
+def is_convolution(module: nn.Module) -> TypeGuard[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
+    """Whether it is one of torch's."""
+    return isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def is_token_wise(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether it is a linear map of the last axis."""
+    return isinstance(module, nn.Linear) or stores_transposed(module)
+
+
+def stores_transposed(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D, known by its name, so that transformers is never imported."""
+    return any((c.__name__, c.__module__) == ("Conv1D", "transformers.pytorch_utils") for c in type(module).__mro__)
 
 
 def groups(module: LinearLayer) -> int:
     """g, the number of diagonal blocks of the weight."""
-    return 1 if isinstance(module, nn.Linear) else module.groups
+    return module.groups if is_convolution(module) else 1
 
 
 def kernel_size(module: LinearLayer) -> int:
     """Entries of the kernel per input channel; 1 for Linear."""
-    return 1 if isinstance(module, nn.Linear) else torch.Size(module.kernel_size).numel()
+    return torch.Size(module.kernel_size).numel() if is_convolution(module) else 1
+
+
+def neurons(module: LinearLayer) -> int:
+    """Rows of the weight, g d."""
+    return module.weight.shape[1 if stores_transposed(module) else 0]
 
 
 def matrix(module: LinearLayer, weight: Tensor | None = None) -> Tensor:
     """W as (g, d, m)."""
     weight = module.weight if weight is None else weight
+    weight = weight.T if stores_transposed(module) else weight
     return weight.reshape(groups(module), weight.shape[0] // groups(module), -1)
+
+
+def as_stored(module: LinearLayer, W: Tensor) -> Tensor:
+    """Matrices (..., g, d, m) in the shape of the weight."""
+    if stores_transposed(module):
+        return W.flatten(-3, -2).mT
+    return W.reshape(*W.shape[:-3], *module.weight.shape)
 
 
 def patches(module: LinearLayer, x: Tensor, n: int) -> Tensor:
     """phi of one call, (n, g, m, P), from the layer's input with its samples on axis 0 (folded with others or not)."""
-    if isinstance(module, nn.Linear):
+    if not is_convolution(module):
         return x.reshape(n, 1, -1, x.shape[-1]).transpose(2, 3)
     mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
     x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
@@ -74,7 +103,7 @@ def by_sample(tensor: Tensor, axis: int) -> Tensor:
 
 def by_position(module: LinearLayer, z: Tensor, n: int) -> Tensor:
     """Something of the output's shape (n*w, ...), as (n, g, d, P)."""
-    if isinstance(module, nn.Linear):
+    if not is_convolution(module):
         return z.reshape(n, 1, -1, z.shape[-1]).transpose(2, 3)
     z = z.reshape(n, -1, module.groups, z.shape[1] // module.groups, z.shape[2:].numel())
     return z.permute(0, 2, 3, 1, 4).reshape(n, module.groups, z.shape[3], -1)
@@ -82,7 +111,7 @@ def by_position(module: LinearLayer, z: Tensor, n: int) -> Tensor:
 
 def features(module: LinearLayer) -> int:
     """The neurons feeding the layer: inputs of a Linear, channels of a convolution."""
-    return module.in_features if isinstance(module, nn.Linear) else module.in_channels
+    return module.in_channels if is_convolution(module) else matrix(module).shape[2]
 
 
 def per_feature(module: LinearLayer, values: Tensor) -> Tensor:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator, eigsh
-from torch import Tensor, nn
+from torch import Tensor
 
-from flatlens.problem.layers import LinearLayer, matrix
+from flatlens.problem.layers import LinearLayer, is_convolution, matrix
 
 TINY = 64  #: up to so many inputs or outputs the operator is written out as a matrix
 BASIS = 20  #: vectors that Lanczos holds at a time, before it restarts with the best of them
@@ -41,7 +41,7 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], toler
     >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
     2.0
     """
-    if isinstance(module, nn.Linear):
+    if not is_convolution(module):
         return kernel_norm(module)
     with torch.inference_mode(False), torch.enable_grad():
         weight = module.weight.detach().to(torch.float64)

@@ -1,0 +1,171 @@
+"""Transformers and residual nets against literal definitions in float64: explicit Jacobians and Hessians, sample by
+sample, sentences without their padding."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from literal import definition_3
+from literal_curvature import along_columns
+from modern import CASES, LOSSES, Case, case, plain_attention
+from torch import Tensor, nn
+from torch.autograd.functional import hessian, jacobian
+
+import flatlens as fl
+from flatlens.problem.layers import is_linear, matrix, stores_transposed
+
+ONE_PASS = [name for name, m in fl.measures.MEASURES.items() if m.place != "request" and not m.held_out]
+REQUESTED = ["sharpness(tol=1e-8)", "ggn_norm(tol=1e-8)", "hessian_trace(exact=True)", "jacobian_norm(softmax=True)",
+             "local_volume(top_k=2)"]  # fmt: skip
+
+
+class Literal:
+    """The definitions of one case, over the parameters that are trained."""
+
+    def __init__(self, this: Case) -> None:
+        self.case, self.n = this, this.n
+        self.values = {name: p.detach() for name, p in this.net.named_parameters()}
+        self.names = [name for name, p in this.net.named_parameters() if p.requires_grad]
+        flat = torch.cat([self.values[name].flatten() for name in self.names])
+        with plain_attention():
+            self.f = [this.rows(self.values, i) for i in range(self.n)]
+            self.J = [jacobian(lambda v, i=i: this.rows(self.at(v), i), flat, vectorize=True) for i in range(self.n)]
+            self.H = hessian(self.risk, flat, vectorize=True)
+            self.C = [hessian(lambda f, i=i: this.cost(f, i), f) for i, f in enumerate(self.f)]
+            self.Jx = [
+                jacobian(lambda x, i=i: this.at_input(x, i), this.inputs[i]).reshape(len(self.f[i]), -1)
+                for i in range(self.n)
+            ]
+        self.GN = sum(J.T @ C @ J for J, C in zip(self.J, self.C, strict=True)) / self.n
+
+    def at(self, flat: Tensor) -> dict[str, Tensor]:
+        parts = flat.split([self.values[name].numel() for name in self.names])
+        moved = {name: part.reshape(self.values[name].shape) for name, part in zip(self.names, parts, strict=True)}
+        return {**self.values, **moved}
+
+    def risk(self, flat: Tensor) -> Tensor:
+        return sum(self.case.cost(self.case.rows(self.at(flat), i), i) for i in range(self.n)) / self.n
+
+    def mean(self, of) -> float:
+        return sum(float(of(i)) for i in range(self.n)) / self.n
+
+    def block(self, A: Tensor, name: str, transposed: bool) -> Tensor:
+        """The rows and columns of one weight (d, m), row by row."""
+        start = 0
+        for other in self.names:
+            size = self.values[other].numel()
+            if other == name:
+                place = torch.arange(start, start + size).reshape(self.values[name].shape)
+                place = (place.T if transposed else place).flatten()
+                return A[place][:, place]
+            start += size
+        raise KeyError(name)
+
+
+@pytest.fixture(scope="module", params=[(name, loss) for name in CASES for loss in LOSSES], ids="-".join)
+def both(request):
+    """(case, its literal definitions, lens, report of everything)."""
+    this = case(*request.param)
+    lens = fl.Lens(fl.Problem(this.net, this.loss, this.data), outputs="exact")
+    report = fl.measure(lens, [*ONE_PASS, *REQUESTED])
+    return this, Literal(this), lens, report
+
+
+def close(value: float, truth: float, tolerance: float = 1e-9) -> None:
+    assert value == pytest.approx(float(truth), rel=tolerance, abs=1e-12)
+
+
+def top(A: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(A, 2)
+
+
+def test_risk_and_traces(both) -> None:
+    _, truth, _, report = both
+    close(report["loss"].value, truth.risk(torch.cat([truth.values[name].flatten() for name in truth.names])))
+    close(report["interpolation_sharpness"].value, truth.mean(lambda i: truth.J[i].square().sum()))
+    close(report["ggn_trace"].value, truth.GN.trace())
+    close(report["hessian_trace(exact=True)"].value, truth.H.trace(), 1e-8)
+    theta = torch.cat([truth.values[name].flatten() for name in truth.names])
+    close(report["adaptive_sharpness_ggn"].value, (theta.square() * truth.GN.diagonal()).sum())
+
+
+def test_eigenvalues_of_the_hessian_and_of_its_gauss_newton_part(both) -> None:
+    _, truth, _, report = both
+    close(report["sharpness(tol=1e-08)"].value, torch.linalg.eigvalsh(truth.H)[-1], 1e-8)
+    close(report["ggn_norm(tol=1e-08)"].value, torch.linalg.eigvalsh(truth.GN)[-1], 1e-8)
+
+
+def test_sensitivity_to_the_input(both) -> None:
+    this, truth, _, report = both
+    J = truth.Jx
+    close(report["mls"].value, truth.mean(lambda i: top(J[i])))
+    close(report["jacobian_norm"].value, max(float(top(j)) for j in J))
+    close(report["jacobian_frobenius"].value, truth.mean(lambda i: J[i].square().sum()))
+    x2 = [x.square().flatten() for x in this.inputs]
+    close(report["normalized_mls"].value, truth.mean(lambda i: x2[i].sum() * top(J[i]).square()))
+    close(report["input_invariant_mls"].value, truth.mean(lambda i: (J[i].square().sum(0) * x2[i]).sum()))
+
+
+def test_softmax_is_taken_token_by_token(both) -> None:
+    this, truth, lens, report = both
+    width = lens.problem.outputs if isinstance(this.data[0], Tensor) else this.data[1].shape[-1]
+    width = truth.f[0].numel() if this.data[1].ndim == 1 else lens.problem.outputs // width
+    norms = []
+    for f, J in zip(truth.f, truth.Jx, strict=True):
+        P = jacobian(lambda g: g.reshape(-1, width).softmax(1).flatten(), f)
+        norms.append(float(top(P @ J)))
+    close(report["jacobian_norm(softmax=True)"].value, max(norms))
+
+
+def test_volume_and_dimension_are_of_the_unmasked_rows(both) -> None:
+    _, truth, _, report = both
+    values = [torch.linalg.svdvals(J) for J in truth.Jx]
+    shares = [float(s.square().sum() ** 2 / s.pow(4).sum()) for s in values]
+    close(report["local_dimension"].value, sum(shares) / len(shares))
+    least = 100 * torch.finfo(torch.float64).eps
+    two = [float(s[:2].prod()) if s[1] ** 2 > least * s[0] ** 2 else 0.0 for s in values]
+    close(report["local_volume(top_k=2)"].value, sum(two) / len(two), 1e-6)
+    logs = [float(s.log().sum()) for s in values if s[-1] ** 2 > least * s[0] ** 2]
+    if logs:
+        close(report["log_volume"].value, sum(logs) / len(logs), 1e-2)  # a G of condition 1e13 has few digits left
+    else:
+        assert report["log_volume"].kind == "undefined"
+
+
+def layers(this: Case, lens: fl.Lens) -> list[tuple[str, nn.Module]]:
+    """Linear layers whose trained weight acts there alone."""
+    names = {name for name, p in this.net.named_parameters() if p.requires_grad}
+    chosen = {name: w for name, w in lens.layout.weights.items() if w.parameter in names and w.explained}
+    return [(name, this.net.get_submodule(name)) for name in chosen]
+
+
+def test_flatness_of_every_layer_is_definition_3(both) -> None:
+    this, truth, lens, report = both
+    checked = layers(this, lens)
+    assert checked
+    for name, module in checked:
+        transposed = stores_transposed(module)
+        H = truth.block(truth.H, f"{name}.weight", transposed)
+        GN = truth.block(truth.GN, f"{name}.weight", transposed)
+        W = matrix(module)[0].detach()
+        close(report["relative_flatness", name].value, definition_3(H, W, 1), 1e-8)
+        close(report["relative_flatness_ggn", name].value, definition_3(GN, W, 1))
+        close(report["kappa_trace", name].value, W.square().sum() * H.trace(), 1e-8)
+        flat = nn.Linear(W.shape[1], W.shape[0], bias=False)
+        flat.weight = nn.Parameter(W)
+        close(report["neuron_flatness", name].value, along_columns(H, flat).sum(), 1e-8)
+
+
+def test_every_linear_layer_is_a_layer_of_the_pass(both) -> None:
+    this, _, lens, _ = both
+    inside = {"mha.out_proj", "self_attn.out_proj"}  # nn.MultiheadAttention calls it by its weight
+    names = [name for name, m in this.net.named_modules() if is_linear(m) and not any(name.endswith(i) for i in inside)]
+    assert set(lens.layout.weights) == set(names)
+
+
+def test_nothing_is_undefined_without_a_reason(both) -> None:
+    _, _, _, report = both
+    for key, estimate in report.items():
+        assert math.isfinite(estimate.value) or estimate.note, key
