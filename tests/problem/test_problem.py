@@ -68,7 +68,7 @@ REFUSED = {
     "a held-out label": (lambda: problem(test=(X, Y + 1)), BadData, r"test=.*label 2.*samples 0 to 9"),
     "loss of the wrong shape": (lambda: problem(loss=lambda f, y: f.mean()), BadLoss, r"shape \(10,\)"),
     "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, "twice.*functional dropout"),
-    "outputs of another shape": (lambda: problem(STACKED), BadModel, r"\(batch, N\)"),
+    "outputs with a row a token": (lambda: problem(STACKED), BadData, "a row a token, need labels of shape"),
     "samples coupled": (lambda: problem(COUPLED), BadModel, "coupled.*BatchNorm"),
     "augmentation": (lambda: problem(data=Wandering()), BadData, "differs when read again"),
     "x and y disagree": (lambda: problem(data=(X, Y[:5])), BadData, "10 samples and y 5"),

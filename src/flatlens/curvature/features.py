@@ -61,10 +61,11 @@ def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[s
     """The input of every linear call, (n, M_l), chunk by chunk."""
     with measuring(model):  # with gradients on: what runs under a no_grad of the model's own is no call of the pass
         for raw in problem.data.chunks(256):
-            with record(model) as tape:
-                f, _ = problem.run(model, problem.place(raw))
+            batch = problem.place(raw)
+            with record(model, batch) as tape:
+                f, _ = problem.run(model, batch)
             yield {
-                key: by_sample(call.x.detach(), layout.batch_axis[key]).reshape(len(f), -1)
+                key: layout.unpadded(by_sample(call.x.detach(), layout.batch_axis[key]), tape).reshape(len(f), -1)
                 for key, call in tape.linear.items()
                 if key in layout.batch_axis
             }

@@ -79,9 +79,9 @@ def jacobian_norms(
 def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) -> tuple[list[Tensor], Tensor]:
     """(the tensors differentiated to, their values side by side (n, M))."""
     if place is None:
-        return inputs, torch.cat([x.detach().flatten(1) for x in inputs], 1)
+        return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
     x = tape.linear[place].x
-    return [x], by_sample(x.detach(), layout.batch_axis[place]).reshape(n, -1)
+    return [x], layout.unpadded(by_sample(x.detach(), layout.batch_axis[place]), tape).reshape(n, -1)
 
 
 def _squared(f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None) -> Callable[[Tensor], Tensor]:

@@ -37,12 +37,14 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
     moments: dict[str, Moments] = {}
     with measuring(model), torch.no_grad():
         for raw in problem.data.chunks(1024):
-            with record(model) as tape:
-                problem.run(model, problem.place(raw))
+            batch = problem.place(raw)
+            with record(model, batch) as tape:
+                problem.run(model, batch)
             for layer, weight in layout.weights.items():
                 for key in weight.calls:
                     x = by_sample(tape.linear[key].x.detach(), layout.batch_axis[key])
-                    moments[layer] = _merge(moments.get(layer), _by_feature(weight, x))
+                    there = tape.mask if layout.hides_padding else None
+                    moments[layer] = _merge(moments.get(layer), _by_feature(weight, x, there))
     return moments
 
 
@@ -51,8 +53,10 @@ def is_constant(mean: Tensor, spread: Tensor) -> Tensor:
     return spread <= 1e-12 * mean.abs()
 
 
-def _by_feature(weight: Weight, x: Tensor) -> Tensor:
-    """(observations, features)."""
+def _by_feature(weight: Weight, x: Tensor, there: Tensor | None) -> Tensor:
+    """(observations, features); padded tokens are none."""
+    if there is not None and x.ndim == 3 and x.shape[:2] == there.shape:
+        x = x[there != 0]
     axis = -1 if is_token_wise(weight.module) else 1
     return x.movedim(axis, -1).reshape(-1, features(weight.module)).to(torch.float64)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape
@@ -21,6 +21,7 @@ from flatlens.grams.weight import WeightMatrix
 from flatlens.problem import LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.layers import is_token_wise, matrix, neurons
 from flatlens.problem.operator_norm import operator_norm
+from flatlens.problem.sequences import unpadded
 from flatlens.problem.state import differentiable
 
 
@@ -69,11 +70,16 @@ class Layout:
     held: int  #: numbers that the calls read and give, per sample
     unexplained: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
+    hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
 
     def bytes_per_sample(self, rows: int) -> int:
         """Of a pass over so many outputs: buffers of their slopes at every call (float64 at worst), the graph's
         activations, gradients of the leftovers."""
         return self.held * (8 * rows + 6 * self.itemsize) + self.unexplained * rows * (8 + 2 * self.itemsize)
+
+    def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
+        """Features with their samples in front, those of padding zero."""
+        return unpadded(x, tape.mask if self.hides_padding else None)
 
     def last(self) -> str | None:
         """The last linear layer."""
@@ -125,6 +131,7 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         held=sum(call.x.numel() + call.z.numel() for call in trials[0].calls.values()) // trials[0].n,
         unexplained=sum(sizes[name] for name in leftovers),
         itemsize=trials[0].f.element_size(),
+        hides_padding=all(trial.hides_padding for trial in trials),
     )
 
 

@@ -145,7 +145,8 @@ class _Walk:
         if layout.input_is is not None:
             network: LayerGrams | None = layers[layout.input_is]
         else:
-            network = _network_input(slots, inputs, place) if "G" in needs else None
+            held = [layout.unpadded(x.detach(), tape) for x in inputs]
+            network = _network_input(slots, held, place) if "G" in needs else None
         named = dict(model.named_parameters())
         others = {
             name: place(
@@ -232,7 +233,7 @@ def _layers(
     for key, call in tape.linear.items():
         if key not in layout.batch_axis:
             continue
-        x = by_sample(call.x.detach(), layout.batch_axis[key])
+        x = layout.unpadded(by_sample(call.x.detach(), layout.batch_axis[key]), tape)
         x = x.reshape(len(slots[f"z:{key}"].buffer), -1)
         x_norm2 = norm2(x)
         sides = _input_side(layout, key, call, slots) if "G" in needs else (None, None)
@@ -312,5 +313,5 @@ def _network_input(
     if not inputs:
         return None
     Jx = joined([slots[f"input:{number}"].buffer for number in range(len(inputs))], 2)
-    x = joined([x.detach().reshape(len(Jx), -1) for x in inputs], 1)
+    x = joined([x.reshape(len(Jx), -1) for x in inputs], 1)
     return place(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))

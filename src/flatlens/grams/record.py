@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.problem import NORMS, Batch, Problem, is_linear
+from flatlens.problem.sequences import attention_mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +36,7 @@ class Tape:
     embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
     leaves: list[nn.Module] = field(default_factory=list)  #: every module without children
     before: dict[str, int] = field(default_factory=dict)  #: how many leaves had run when a call began
+    mask: Tensor | None = None  #: 0 at padding, (n, T), where the batch says so
 
     def calls(self) -> list[Call]:
         """Linear and norm calls together."""
@@ -42,14 +44,14 @@ class Tape:
 
 
 @contextmanager
-def record(model: nn.Module) -> Iterator[Tape]:
+def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
     """Put every linear, norm and embedding call of the forward passes inside on a tape.
 
     A linear layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and
     hands on a copy of its output, so that an in-place activation behind it does not move the point where the
     gradient at z is taken.
     """
-    tape = Tape()
+    tape = Tape(mask=attention_mask(batch))
     inputs: dict[nn.Module, Tensor] = {}
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
@@ -112,13 +114,14 @@ def _norm_is_fixed(module: nn.Module) -> bool:
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
     """(tape, the network's inputs as leaves of the graph, outputs, targets) of one placed batch.
 
-    The network's inputs are the floating tensors handed to it; where there are none (token ids), its first
-    embedding's output.
+    The network's inputs are the floating tensors handed to it, masks apart; where there are none (token ids), its
+    first embedding's output.
     """
+    mask = attention_mask(batch)
     leaves: list[Tensor] = []
 
     def as_leaf(part: Any) -> Any:
-        if not isinstance(part, Tensor) or not part.is_floating_point():
+        if not isinstance(part, Tensor) or not part.is_floating_point() or part is mask:
             return part
         leaves.append(part.detach().requires_grad_())
         return leaves[-1].clone()  # the network may begin with an in-place operation
@@ -127,6 +130,6 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])
     else:
         batch = tree_map(as_leaf, batch)
-    with record(model) as tape:
+    with record(model, batch) as tape:
         f, y = problem.run(model, batch)
     return tape, leaves or tape.embedded[:1], f, y

@@ -12,6 +12,7 @@ from flatlens.grams.linearity import affine_downstream
 from flatlens.grams.record import Call, run_recorded
 from flatlens.problem import Batch, LinearLayer, Problem
 from flatlens.problem.layers import affine_gradient, as_stored, by_position, by_sample, neurons, normalised, patches
+from flatlens.problem.sequences import unpadded
 
 
 def stored(module: nn.Module, name: str, otherwise: object = None) -> object:
@@ -44,10 +45,10 @@ class Trial:
         slopes = iter(_slopes(self.total, wanted))
         self.at_z = {key: next(slopes) for key in self.calls}
         self.at_x = {key: next(slopes) for key in self.calls}
-        at_inputs = [next(slopes) for _ in self.inputs]
+        self.at_inputs = [next(slopes) for _ in self.inputs]
         self.at_parameters = {name: next(slopes) for name in self.parameters}
-        self.connected = {number for number, slope in enumerate(at_inputs) if slope is not None}
-        self.at_input = [slope for slope in at_inputs if slope is not None]
+        self.connected = {number for number, slope in enumerate(self.at_inputs) if slope is not None}
+        self.at_input = [slope for slope in self.at_inputs if slope is not None]
 
     def axis(self, key: str) -> int | Literal["silent", "mixed"]:
         """The axis on which only sample 0 has a slope: 0 (perhaps folded with others), or 1 (tokens first)."""
@@ -105,6 +106,15 @@ class Trial:
             return False
         mine, whole = self.at_x[key], self.at_input[0]
         return mine is not None and mine.numel() == whole.numel() and torch.equal(mine.flatten(), whole.flatten())
+
+    @property
+    def hides_padding(self) -> bool:
+        """Whether nothing flows back to the features of padded tokens, at any call and at the input."""
+        mask = self.tape.mask
+        if mask is None:
+            return False
+        slopes = [*self.at_x.values(), *self.at_inputs]
+        return all(slope is None or torch.equal(unpadded(slope, mask), slope) for slope in slopes)
 
     def responds(self, key: str) -> bool:
         """Whether anything at all flows back to this call's input."""

@@ -20,8 +20,8 @@ BASIS = 20  #: vectors that Lanczos holds at a time, before it restarts with the
 def kernel_norm(module: LinearLayer) -> float:
     """||W||_2 of the weight as a matrix; a convolution's kernel is read as (out, in/groups * k * k), block by block.
 
-    >>> layer = nn.Conv1d(1, 1, 2, bias=False)
-    >>> _ = nn.init.ones_(layer.weight)
+    >>> layer = torch.nn.Conv1d(1, 1, 2, bias=False)
+    >>> _ = torch.nn.init.ones_(layer.weight)
     >>> round(kernel_norm(layer) ** 2, 9)
     2.0
     """
@@ -36,8 +36,8 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], toler
     It stops when the residual of sigma^2 is below `tolerance` sigma^2: a singular value lies within half of that, the
     largest one unless the start is blind to it. The result is never above the norm, but for rounding.
 
-    >>> layer = nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular", bias=False)
-    >>> _ = nn.init.ones_(layer.weight)
+    >>> layer = torch.nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular", bias=False)
+    >>> _ = torch.nn.init.ones_(layer.weight)
     >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
     2.0
     """

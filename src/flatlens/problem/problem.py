@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
 from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
 from flatlens.problem.losses import Loss, LossFunction, as_loss
-from flatlens.problem.sequences import Tokens, by_token, of_sequences
+from flatlens.problem.sequences import Tokens, attention_mask, by_token, of_sequences
 from flatlens.problem.state import measuring
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
@@ -135,7 +135,7 @@ class Problem:
                 )
             x, targets = batch
             outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
-            counted = x.get("attention_mask") if isinstance(x, dict) else None
+            counted = attention_mask(batch)
         outputs = getattr(outputs, "logits", outputs)
         if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == size(batch):
             fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]

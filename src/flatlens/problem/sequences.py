@@ -12,7 +12,7 @@ derivative, so that they add nothing to any Gram matrix. A token is masked by it
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -54,6 +54,26 @@ def by_token(
     return rows.flatten(1), Tokens(targets, F.pad(counts, (0, missing)), outputs.shape[1])
 
 
+def attention_mask(batch: Any) -> Tensor | None:
+    """The (n, T) mask, 0 at padding, that a batch feeds to the model under this name."""
+    for part in batch if isinstance(batch, tuple) else (batch,):
+        mask = part.get("attention_mask") if isinstance(part, Mapping) else None
+        if isinstance(mask, Tensor) and mask.ndim == 2:
+            return mask
+    return None
+
+
+def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Features (n, T, ...), zero at the padding.
+
+    >>> unpadded(torch.ones(1, 2, 2), torch.tensor([[1, 0]])).tolist()
+    [[[1.0, 1.0], [0.0, 0.0]]]
+    """
+    if mask is None or x.ndim < 3 or x.shape[:2] != mask.shape:
+        return x
+    return x * (mask != 0).reshape(*mask.shape, *(1,) * (x.ndim - 2)).to(x)
+
+
 def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
     """The softmax of the outputs, token by token where they are tokens: (n, N) float64."""
     rows = f.to(torch.float64)
@@ -93,6 +113,11 @@ class OfSequence(Loss):
         """Also: a sample's loss must depend on its own outputs alone."""
         super().check(f, y)
         require_apart(self, f, y)
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """The share of a sample's tokens that are right, where every token has a label."""
+        labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
+        return TokenWise(self.whole).correct(f, y) if labelled else None
 
 
 @final

@@ -1,0 +1,239 @@
+"""Outputs with a row for each token: what counts, and what the risk is."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import flatlens as fl
+from flatlens.errors import BadData, BadModel
+from flatlens.problem.losses import as_loss
+from flatlens.problem.sequences import TokenWise, by_token, next_token, of_sequences
+
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0]])
+LABELS = torch.tensor([[0, 2, -100, 1], [1, 1, 2, 0], [-100, 0, 2, -100]])
+COUNTED = (MASK == 1) & (LABELS != -100)
+
+
+class Tagger(nn.Module):
+    """A row a token, each token mixed with those before it that are there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.mix, self.head = nn.Embedding(5, 3), nn.Linear(3, 4), nn.Linear(4, 3)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        h = self.embed(input_ids) * attention_mask[..., None].to(self.embed.weight)
+        return self.head(torch.tanh(self.mix(h.cumsum(1))))
+
+
+@pytest.fixture
+def tagger() -> tuple[nn.Module, dict[str, Tensor]]:
+    torch.manual_seed(0)
+    return Tagger().double(), {"input_ids": torch.randint(0, 5, MASK.shape), "attention_mask": MASK}
+
+
+def values(net: nn.Module, data, loss="cross_entropy", **options) -> dict[str, float]:
+    problem = fl.Problem(net, loss, data, **options)
+    lens = fl.Lens(problem, outputs="exact")
+    wanted = ["loss", "interpolation_sharpness", "ggn_trace", "mls", "normalized_mls", "feature_norm", "fisher_rao",
+              "relative_flatness_ggn", "local_volume(top_k=2)", "hessian_trace(exact=True)", "output_norm",
+              "sharpness(tol=1e-9)", "relative_flatness_ggn(normalize='std')"]  # fmt: skip
+    found = fl.measure(lens, wanted)
+    return {f"{name} {layer or ''}": e.value for (name, layer), e in found.items() if e.kind != "undefined"}
+
+
+def agree(one: dict[str, float], other: dict[str, float]) -> None:
+    assert one.keys() == other.keys()
+    for key in one:
+        assert one[key] == pytest.approx(other[key], rel=1e-8, abs=1e-12), key
+
+
+def test_the_risk_is_torch_s_mean_over_counted_tokens(tagger) -> None:
+    net, x = tagger
+    labels = LABELS.masked_fill(MASK == 0, -100)
+    truth = F.cross_entropy(net(**x).flatten(0, 1), labels.flatten())
+    assert fl.Lens(fl.Problem(net, "cross_entropy", (x, LABELS))).outcomes("data").risk == pytest.approx(truth.item())
+
+
+def test_mse_is_the_mean_over_counted_tokens_and_half_the_square_a_sum(tagger) -> None:
+    net, x = tagger
+    y = torch.randn(3, 4, 3).double()
+    y[MASK == 0] = 7.0
+    f = net(**x)[MASK == 1]
+    risk = {
+        loss: fl.Lens(fl.Problem(net, loss, (x, y))).outcomes("data").risk for loss in ("mse", "half_squared_error")
+    }
+    assert risk["mse"] == pytest.approx(F.mse_loss(f, y[MASK == 1]).item())
+    assert risk["half_squared_error"] == pytest.approx(0.5 * (f - y[MASK == 1]).square().sum().item() / 3)
+
+
+def test_what_masked_tokens_hold_changes_nothing(tagger) -> None:
+    net, x = tagger
+    labels = LABELS.masked_fill(MASK == 0, 1)
+    other = {**x, "input_ids": x["input_ids"].masked_fill(MASK == 0, 4)}
+    agree(values(net, (x, LABELS)), values(net, (other, labels)))
+
+
+def test_padding_further_changes_nothing(tagger) -> None:
+    net, x = tagger
+    longer = {key: F.pad(value, (0, 3)) for key, value in x.items()}
+    agree(values(net, (x, LABELS)), values(net, (longer, F.pad(LABELS, (0, 3)))))
+
+
+def test_batches_of_their_own_lengths_are_the_data_padded_to_one(tagger) -> None:
+    net, x = tagger
+    lengths = [4, 2, 3]
+    batches = [
+        ({key: value[i : i + 1, :T] for key, value in x.items()}, LABELS[i : i + 1, :T]) for i, T in enumerate(lengths)
+    ]
+    apart = DataLoader(batches, batch_size=None)
+    agree(values(net, apart), values(net, (x, LABELS)))
+
+
+def test_a_float_mask_is_no_input(tagger) -> None:
+    net, x = tagger
+    agree(values(net, ({**x, "attention_mask": MASK.double()}, LABELS)), values(net, (x, LABELS)))
+
+
+def test_a_padding_that_acts_is_not_left_out(tagger) -> None:
+    class Leaky(Tagger):
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return super().forward(input_ids, torch.ones_like(attention_mask)).flip(1)
+
+    torch.manual_seed(0)
+    net, x = Leaky().double(), tagger[1]
+    found = fl.Lens(fl.Problem(net, "cross_entropy", (x, LABELS)))
+    assert not found.layout.hides_padding
+    full = fl.measure(found, "normalized_mls")["normalized_mls"].samples
+    norms = fl.measure(found, "mls")["mls"].samples
+    assert torch.allclose(full, norms.square() * net.embed(x["input_ids"]).detach().square().sum((1, 2)))
+
+
+def test_forward_says_itself_which_tokens_count(tagger) -> None:
+    net, x = tagger
+    batch = (x, LABELS)
+    hidden = fl.Problem(net, "cross_entropy", batch, forward=lambda m, b: (m(**b[0]), b[1], b[0]["attention_mask"]))
+    plain = fl.Problem(net, "cross_entropy", batch)
+    assert hidden.mass == plain.mass == COUNTED.sum()
+    bare = fl.Problem(net, "cross_entropy", batch, forward=lambda m, b: (m(**b[0]), b[1]))
+    assert bare.mass == (LABELS != -100).sum()
+
+
+def test_next_token_shifts_labels_and_leaves_padding_out(tagger) -> None:
+    torch.manual_seed(1)
+    net, x = nn.Sequential(nn.Embedding(5, 3), nn.Linear(3, 5)).double(), tagger[1]
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = net
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.inside(input_ids)
+
+    problem = fl.Problem(Causal().double(), "cross_entropy", x, forward=next_token)
+    ids, mask = x["input_ids"], x["attention_mask"]
+    target = ids[:, 1:].masked_fill(mask[:, 1:] == 0, -100)
+    truth = F.cross_entropy(net(ids)[:, :-1].flatten(0, 1), target.flatten())
+    assert fl.Lens(problem).outcomes("data").risk == pytest.approx(truth.item())
+    assert (problem.outputs, problem.mass) == (15, 3 + 1 + 2)
+
+
+def test_accuracy_is_of_a_sample_s_own_tokens(tagger) -> None:
+    net, x = tagger
+    hits = (net(**x).argmax(2) == LABELS) & COUNTED
+    share = hits.sum(1) / COUNTED.sum(1)
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, LABELS))), "accuracy")["accuracy"]
+    assert found.value == pytest.approx(share.double().mean().item())
+
+
+def test_a_callable_sees_whole_sentences(tagger) -> None:
+    net, x = tagger
+
+    def worst(f: Tensor, y: Tensor) -> Tensor:
+        assert f.shape == (len(y), 4, 3)
+        return (f - 1).square().sum(2).logsumexp(1)
+
+    values(net, (x, LABELS), worst)
+    f = net(**x) * COUNTED[..., None]
+    assert fl.Lens(fl.Problem(net, worst, (x, LABELS))).outcomes("data").risk == pytest.approx(
+        worst(f, LABELS).mean().item()
+    )
+
+
+LOSSES = {
+    "cross_entropy": as_loss("cross_entropy"),
+    "weighted": as_loss(nn.CrossEntropyLoss(torch.tensor([0.5, 2.0]).double(), label_smoothing=0.1)),
+    "mse": as_loss("mse"),
+    "half_squared_error": as_loss("half_squared_error"),
+    "module": as_loss(nn.PoissonNLLLoss()),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_second_derivatives_are_those_of_the_values(name) -> None:
+    """C by autodiff, its products, and E[rows^T B rows] over all 16 signs of two tokens with two outputs."""
+    loss = of_sequences(LOSSES[name])
+    assert isinstance(loss, TokenWise)
+    outputs = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(0)).double()
+    targets = torch.tensor([[0, 1], [1, -100], [0, 0]])
+    if name == "module":
+        targets = torch.rand(3, 2, 2).double() + 2
+    f, y = by_token(outputs, targets, torch.tensor([[1, 1], [1, 1], [0, 1]]), -100)
+    C = loss.output_hessian(f, y)
+    for i in range(3):
+        whole = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)
+        assert torch.allclose(C[i], whole[i, :, i], atol=1e-12)
+    u = torch.randn(3, 4).double()
+    assert torch.allclose(loss.bend(f, y)(u), (C @ u[..., None])[..., 0])
+    total = torch.zeros_like(C)
+    for signs in product((-1.0, 1.0), repeat=4):
+        rows, B = loss.combine(f, y, torch.tensor(signs).double().expand(3, 4))
+        total += rows.mT @ B @ rows
+    assert torch.allclose(total / 16, C, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "mse", "half_squared_error"])
+def test_drawn_targets_have_the_fisher_s_covariance(name) -> None:
+    loss = of_sequences(LOSSES[name])
+    f, y = by_token(torch.randn(2, 2, 2).double(), torch.tensor([[0, 1], [1, -100]]), None, -100)
+    s = loss.draw_slopes(f, y, 20_000, torch.Generator().manual_seed(0))
+    empirical = s.mT @ s / s.shape[1]
+    exact = torch.stack([loss.fisher(f, y)(e.expand(2, 4)) for e in torch.eye(4).double()], 1)
+    assert torch.allclose(empirical, exact, atol=0.05)
+
+
+def test_targets_that_fit_no_token_are_refused(tagger) -> None:
+    net, x = tagger
+    with pytest.raises(BadData, match="a row a token"):
+        fl.Problem(net, "cross_entropy", (x, torch.tensor([0, 1, 2])))
+    with pytest.raises(BadData, match="label 5 at token 1"):
+        fl.Problem(net, "cross_entropy", (x, LABELS.masked_fill(LABELS == 2, 5)))
+    with pytest.raises(BadModel, match="or \\(batch, tokens, N\\)"):
+        fl.Problem(nn.Conv2d(1, 2, 1), "cross_entropy", (torch.randn(3, 1, 2, 2), torch.zeros(3).long()))
+
+
+def test_sketches_of_tokens_are_unbiased(tagger) -> None:
+    net, x = tagger
+    problem = fl.Problem(net, "cross_entropy", (x, LABELS))
+    wanted = ["ggn_trace", "interpolation_sharpness", "relative_flatness_ggn"]
+    exact = fl.measure(fl.Lens(problem, outputs="exact"), wanted)
+    few = fl.measure(fl.Lens(problem, outputs=8), wanted, generator=torch.Generator().manual_seed(3))
+    for name in wanted:
+        assert few[name].kind == "estimate"
+        assert abs(few[name].value - exact[name].value) < 4 * few[name].stderr, name
+
+
+def test_spectral_norms_by_search_know_tokens(tagger) -> None:
+    net, x = tagger
+    problem = fl.Problem(net, "cross_entropy", (x, LABELS))
+    wanted = ["mls", "mls(softmax=True)", "normalized_mls"]
+    exact, found = (fl.measure(fl.Lens(problem, outputs=k), wanted) for k in ("exact", 4))
+    for name in wanted:
+        assert found[name].value == pytest.approx(exact[name].value, rel=0.02), name
