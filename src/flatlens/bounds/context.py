@@ -19,7 +19,9 @@ from flatlens.distributions import Distribution
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
-from flatlens.measures import Lens, Measure, measure, named
+from flatlens.measures import Lens, Measure, named
+from flatlens.measures.card import Run
+from flatlens.measures.measure import measure_with
 from flatlens.perturbation import Elsewhere
 
 T = TypeVar("T")
@@ -103,7 +105,8 @@ class Context:
     def measured(self, key: str, layer: str | None = None, part: str = "") -> Estimate:
         """A measure's number or its dotted part, by its name with options, as `flatlens.measure` gives it; run once."""
         if key not in self._reports:
-            self._reports[key] = measure(self.lens, key, generator=self.generator, progress=self.progress)
+            # what holds of a layer holds of a frozen one
+            self._reports[key] = measure_with(self.lens, key, Run(self.generator, self.progress, frozen=True))
         row = f"{named(key)[0].key}.{part}" if part else named(key)[0].key
         return self._reports[key][row, layer]
 

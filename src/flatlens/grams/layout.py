@@ -38,6 +38,7 @@ class Weight:
     dense: bool  #: applied once per sample, at one position
     positions: int  #: per sample, over all its calls
     input_size: torch.Size  #: of what one call reads of one sample
+    measured: bool = True  #: whether it is among the problem's parameters: a frozen one is not
 
     @cached_property
     def matrix(self) -> WeightMatrix:
@@ -110,7 +111,7 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
     with measuring(model), differentiable(model.parameters()):  # frozen ones too, so that none has to be believed
         trials = [Trial(problem, model, problem.place(probe), generator) for probe in problem.probes]
         axes = _axes(trials)
-        weights = _weights(model, trials, axes)
+        weights = _weights(problem, model, trials, axes)
         norms = _norms(trials, axes)
         affine = frozenset.intersection(*(trial.affine(generator) for trial in trials))
     claimed = {name for w in weights.values() for name in (w.parameter, w.bias) if name}
@@ -147,7 +148,7 @@ def _axes(trials: list[Trial]) -> dict[str, int]:
     return found
 
 
-def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dict[str, Weight]:
+def _weights(problem: Problem, model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dict[str, Weight]:
     """Linear layers by weight tensor, in execution order."""
     names = {id(p): name for name, p in model.named_parameters()}
     together: dict[int, list[str]] = {}
@@ -162,6 +163,7 @@ def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dic
         modules = [trials[0].calls[key].module for key in keys]
         rebuilt = [trial.rebuild(module, {key: axes[key] for key in keys}) for trial in trials]
         parameter, bias = names.get(id(stored(module, "weight"))), names.get(id(stored(module, "bias")))
+        whole = parameter
         if not all(trial.explains(parameter, r[0]) for trial, r in zip(trials, rebuilt, strict=True)):
             parameter = None
         tied_alone = any(m.bias is not module.bias for m in modules)  # a tied weight may have several biases
@@ -170,8 +172,9 @@ def _weights(model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dic
         dense = len(keys) == 1 and is_token_wise(module) and first.z.numel() == trials[0].n * neurons(module)
         explained = parameter is not None or _is_reparametrised(module)
         positions = sum(trials[0].calls[key].z.numel() for key in keys) // (trials[0].n * neurons(module))
+        measured = whole is None or whole in problem.parameters
         weights[keys[0]] = Weight(
-            keys[0], module, tuple(keys), parameter, bias, explained, dense, positions, first.x.shape[1:]
+            keys[0], module, tuple(keys), parameter, bias, explained, dense, positions, first.x.shape[1:], measured
         )
     return weights
 

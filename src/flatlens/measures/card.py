@@ -40,6 +40,7 @@ class Run:
 
     generator: torch.Generator
     progress: Progress | None = None
+    frozen: bool = False  #: whether layers whose weight is not measured have rows, too, and count in sums
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
 from flatlens.grams.contract import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of
+from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of, whole_weights
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -40,7 +40,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     no such bound.
     """
     require_tolerance(tol)
-    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_LAYER)}
     if lens.probes is not None:

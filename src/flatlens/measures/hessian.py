@@ -15,6 +15,7 @@ from flatlens.curvature.directions import Shifts
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
+from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.problem.layers import stores_transposed
 
@@ -63,6 +64,12 @@ def require_tolerance(tol: object) -> None:
     """Refuse what no residual can meet."""
     if not (isinstance(tol, int | float) and 0 < tol < 1):
         raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
+
+
+def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
+    """Layers whose weight acts through their own calls alone, those that are measured."""
+    every = lens.layout.weights.items()
+    return {name: w for name, w in every if w.explained and w.parameter is not None and (w.measured or run.frozen)}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
@@ -141,7 +148,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     `.kappa_max` are the largest layer's. Of a convolution, H_l is the Hessian in its kernel.
     """
     require_tolerance(tol)
-    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_LAYER)}
     closed = [name for name in closed_form(lens, weights) if name in lens.layout.affine]
@@ -208,7 +215,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
     over layers beside it. Rows of a convolution are its output channels.
     """
     require_tolerance(tol)
-    weights = {name: w for name, w in lens.layout.weights.items() if w.explained and w.parameter is not None}
+    weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_LAYER)}
     closed = closed_form(lens, weights)

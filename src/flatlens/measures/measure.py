@@ -43,16 +43,21 @@ def measure(
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
+    run = Run(torch.Generator().manual_seed(0) if generator is None else generator, progress)
+    return measure_with(lens, measures, run)
+
+
+def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
+    """`measure`, at frozen layers, too, where the run says so."""
     lens.require_fresh()
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
-    run = Run(torch.Generator().manual_seed(0) if generator is None else generator, progress)
     with measuring(
         lens.model
     ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
         from_pass = [m for m in defined if m.place not in ("network", "request")]
-        lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], progress, run.generator)
+        lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
@@ -130,12 +135,14 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         yield (one.key, None), undefined(why)
         return
     values = lens.per_sample([one], run.progress, run.generator)
-    places = [at for key, at in list(values) if key == one.key and at is not None]
+    left_out = one.place == "weight" and not run.frozen
+    frozen = {name for name, w in lens.layout.weights.items() if left_out and not w.measured}
+    places = [at for key, at in list(values) if key == one.key and at is not None and at not in frozen]
     layers, largest = {}, {}
     for at in places:
         layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
     if one.place == "weight":
-        shared = [name for name, weight in lens.layout.weights.items() if not weight.explained]
+        shared = [name for name, w in lens.layout.weights.items() if not w.explained and name not in frozen]
         layers |= {
             name: undefined("the weight also acts outside this layer's calls, or is changed in them") for name in shared
         }
@@ -145,19 +152,19 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
         yield (one.key, None), nothing if at_input is None else _of_input(lens, _at_input(lens, one, at_input))
     elif not layers:
-        yield (
-            (one.key, None),
-            undefined("the network has no linear layer" if one.place != "parameters" else "no parameter is measured"),
-        )
+        why = "no parameter is measured" if one.place == "parameters" else "the network has no linear layer"
+        yield (one.key, None), undefined(f"every linear layer is frozen: {ALL}" if frozen else why)
     elif one.answer == "last":
-        yield (one.key, None), layers[_last(lens, layers)]
-        yield (f"{one.key}.sum", None), _over_layers(layers, sum)
-        yield (f"{one.key}.max", None), _over_layers(layers, max)
+        last = _last(lens, layers)
+        later = list(lens.layout.weights)[list(lens.layout.weights).index(last) + 1 :]
+        yield (one.key, None), _with_note(layers[last], f"of {last}: {later[0]} is frozen" if later else "")
+        yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum))
+        yield (f"{one.key}.max", None), _without(frozen, _over_layers(layers, max))
     else:
-        yield (one.key, None), _over_layers(layers, sum)
+        yield (one.key, None), _without(frozen, _over_layers(layers, sum))
         peaks = {name: peak for name in layers if (peak := largest.get(name)) is not None}
         if one.place != "input":
-            yield (f"{one.key}.max", None), _over_layers({**layers, **peaks}, max)
+            yield (f"{one.key}.max", None), _without(frozen, _over_layers({**layers, **peaks}, max))
         yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
@@ -197,6 +204,14 @@ def _of_input(lens: Lens, estimate: Estimate) -> Estimate:
 
 def _with_note(estimate: Estimate, note: str) -> Estimate:
     return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
+
+
+ALL = "Problem(parameters='all') measures frozen ones, too"
+
+
+def _without(frozen: set[str], estimate: Estimate) -> Estimate:
+    """Say it where layers were left out."""
+    return _with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
 
 
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:

@@ -1,0 +1,67 @@
+"""Frozen parameters count in no measure of parameters, and what was left out is said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+
+X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 3
+WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if m.place == "weight"]
+OF_LAYERS = ["layer_sharpness", "maximal_relative_flatness", "layer_factors"]
+
+
+def network(frozen: list[str]) -> nn.Sequential:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    for name, p in net.named_parameters():
+        p.requires_grad_(name.partition(".")[0] not in frozen)
+    return net
+
+
+def measured(frozen: list[str], **options) -> fl.Report:
+    problem = fl.Problem(network(frozen), "cross_entropy", (X, Y), **options)
+    names = [*WEIGHTED, *OF_LAYERS, "interpolation_sharpness", "hessian_trace(exact=True)", "mls"]
+    return fl.measure(fl.Lens(problem), names)
+
+
+def layers(report: fl.Report, name: str) -> dict[str, float]:
+    return {layer: e.value for (measure, layer), e in report.items() if measure == name and layer is not None}
+
+
+@pytest.mark.parametrize("name", [*WEIGHTED, *OF_LAYERS])
+def test_only_trained_layers_have_rows_and_count_in_sums(name) -> None:
+    whole, part = measured([]), measured(["0"])
+    assert set(layers(whole, name)) == {"0", "2", "4"}
+    kept = layers(part, name)
+    assert set(kept) == {"2", "4"}
+    for layer, value in kept.items():
+        assert value == pytest.approx(layers(whole, name)[layer], rel=1e-6)
+    total = f"{name}.sum" if (f"{name}.sum", None) in part else name
+    assert part[total].value == pytest.approx(sum(kept.values()), rel=1e-6)
+    if name in WEIGHTED:
+        assert "1 frozen layers left out" in part[total].note
+        assert "frozen" not in whole[total].note
+
+
+def test_all_measures_them_again() -> None:
+    whole, part = measured([]), measured(["0", "4"], parameters="all")
+    for key, estimate in whole.items():
+        assert part[key].value == pytest.approx(estimate.value, rel=1e-9), key
+
+
+def test_the_last_layer_is_the_last_trained_one_and_named() -> None:
+    whole, part = measured([]), measured(["4"])
+    assert part["relative_flatness"].value == pytest.approx(whole["relative_flatness", "2"].value)
+    assert part["relative_flatness"].note == "of 2: 4 is frozen"
+
+
+def test_all_frozen_is_undefined_with_the_way_out() -> None:
+    part = measured(["0", "2", "4"])
+    for name in WEIGHTED:
+        assert part[name].kind == "undefined"
+        assert "parameters='all'" in part[name].note
+    assert part["interpolation_sharpness"].kind == "undefined"
+    assert part["mls"].value > 0
