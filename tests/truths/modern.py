@@ -193,7 +193,7 @@ def _spread(net: nn.Module) -> nn.Module:
     return net
 
 
-def _images(net: nn.Module, loss: str, n: int, pick: Callable[[Any], Tensor] = lambda out: out) -> Case:
+def images(net: nn.Module, loss: str, n: int, pick: Callable[[Any], Tensor] = lambda out: out) -> Case:
     """A classifier of 4 x 4 images."""
     net, x, y = _spread(net), torch.randn(n, 1, 4, 4).double(), torch.randint(0, 3, (n,))
 
@@ -233,7 +233,7 @@ def _padded(classes: int, causal: bool = False) -> tuple[Tensor, Tensor, Tensor]
     return ids, mask, labels
 
 
-def _tokens(net: nn.Module, loss: str, embedding: str, classes: int, causal: bool, pick: Callable[[Any], Tensor]):
+def tokens(net: nn.Module, loss: str, embedding: str, classes: int, causal: bool, pick: Callable[[Any], Tensor]):
     """A row for each token; the input is the first embedding's output."""
     net = _spread(net)
     ids, mask, labels = _padded(classes, causal)
@@ -283,12 +283,19 @@ def _pooled(net: nn.Module, loss: str, embedding: str) -> Case:
     return Case(net, data, loss, out, lambda f, i: _of_rows(loss, f[None], y[i : i + 1]).sum(), at_input, inputs)
 
 
-def gpt2(loss: str) -> Case:
-    """Causal language model, its head tied to the embedding; the label of a token is the next one."""
+def gpt2_network() -> nn.Module:
+    """A causal language model, its head tied to the embedding."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(vocab_size=7, n_positions=6, n_embd=4, n_layer=2, n_head=2, n_inner=6)
-    return _tokens(GPT2LMHeadModel(config), loss, "transformer.wte", 7, True, lambda out: out.logits)
+    config = GPT2Config(
+        vocab_size=7, n_positions=6, n_embd=4, n_layer=2, n_head=2, n_inner=6, bos_token_id=None, eos_token_id=None
+    )
+    return GPT2LMHeadModel(config)
+
+
+def gpt2(loss: str) -> Case:
+    """The label of a token is the next one."""
+    return tokens(gpt2_network(), loss, "transformer.wte", 7, True, lambda out: out.logits)
 
 
 def bert(loss: str) -> Case:
@@ -301,23 +308,27 @@ def bert(loss: str) -> Case:
     return _pooled(BertForSequenceClassification(config), loss, "bert.embeddings.word_embeddings")
 
 
-def hf_vit(loss: str) -> Case:
+def hf_vit_network() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     config = ViTConfig(
         hidden_size=4, num_hidden_layers=2, num_attention_heads=2, intermediate_size=6, image_size=4, patch_size=2,
         num_channels=1, num_labels=3,
     )  # fmt: skip
-    return _images(ViTForImageClassification(config), loss, 3, lambda out: out.logits)
+    return ViTForImageClassification(config)
+
+
+def hf_vit(loss: str) -> Case:
+    return images(hf_vit_network(), loss, 3, lambda out: out.logits)
 
 
 CASES: dict[str, Callable[[str], Case]] = {
-    "vit-mha": lambda loss: _images(ViT(Packed), loss, 4),
-    "vit-sdpa": lambda loss: _images(ViT(SelfAttention), loss, 4),
-    "encoder": lambda loss: _tokens(Encoder(), loss, "embed", 3, False, lambda out: out),
-    "encoder-norm-first": lambda loss: _tokens(Encoder(True), loss, "embed", 3, False, lambda out: out),
-    "resnet": lambda loss: _images(ResNet(), loss, 4),
-    "low-rank": lambda loss: _images(adapted(), loss, 4),
+    "vit-mha": lambda loss: images(ViT(Packed), loss, 4),
+    "vit-sdpa": lambda loss: images(ViT(SelfAttention), loss, 4),
+    "encoder": lambda loss: tokens(Encoder(), loss, "embed", 3, False, lambda out: out),
+    "encoder-norm-first": lambda loss: tokens(Encoder(True), loss, "embed", 3, False, lambda out: out),
+    "resnet": lambda loss: images(ResNet(), loss, 4),
+    "low-rank": lambda loss: images(adapted(), loss, 4),
     "gpt2": gpt2,
     "bert": bert,
     "hf-vit": hf_vit,

@@ -105,9 +105,24 @@ def _along_weight(
     counted = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
     )
-    over_samples = vmap(vmap(bend, in_dims=(None, None, 0)), in_dims=(counted, 0, None))
+    along = vmap(bend, in_dims=(None, None, 0))
+    over_samples = vmap(along, in_dims=(counted, 0, None))
+
+    def forms(V: Tensor) -> Tensor:
+        try:
+            return over_samples(batch, slope, V).detach()
+        except RuntimeError as error:  # a forward() that looks at its data: one sample at a time
+            if "memory" in str(error):
+                raise
+        return torch.stack([along(_sample(batch, counted, i), slope[i], V).detach() for i in range(len(f))])
+
     blocks = _blocks(directions.of_weight(matrix(weight.module).detach()))
-    return torch.cat([over_samples(batch, slope, as_stored(weight.module, V)).detach() for V in blocks], 1)
+    return torch.cat([forms(as_stored(weight.module, V)) for V in blocks], 1)
+
+
+def _sample(batch: Batch, counted: Batch, i: int) -> Batch:
+    """What belongs to one sample, its axis taken off."""
+    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, counted)
 
 
 def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
