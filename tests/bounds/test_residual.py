@@ -2,6 +2,7 @@
 
 import math
 
+import modern
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -307,3 +308,63 @@ def test_of_shared_weights_the_sound_form_holds():
             assert report.of("residual_bound", "conv").assumption.startswith("unshared_weights")
             assert report.of("residual_bound.sound", "conv").status == "holds"
             assert report.of("residual_bound.sum").status == "not applicable"
+
+
+def test_both_sides_of_a_convolutional_block_are_literal():
+    """||df/dx|| at both ends of layer1, and ||T|| ||df/dz||_F of its first convolution, by explicit Jacobians."""
+    this = modern.case("resnet", "half_squared_error")
+    net, (x, _) = this.net, this.data
+    found = check_bounds(Lens(Problem(net, this.loss, this.data)), "residual_bound")
+    block, act = net.layer1, nn.functional.relu
+
+    def above(y: Tensor) -> Tensor:
+        return net.fc(net.pool(net.layer2(y)).flatten(1))[0]
+
+    def from_sum(s: Tensor) -> Tensor:
+        return above(act(s))
+
+    def from_z(z: Tensor, start: Tensor) -> Tensor:
+        return from_sum(block.bn2(block.conv2(act(block.bn1(z)))) + start)
+
+    def norm(of, at: Tensor, kind: int | str) -> Tensor:
+        J = torch.autograd.functional.jacobian(of, at).flatten(1)
+        return torch.linalg.matrix_norm(J, kind)
+
+    units = torch.eye(32, dtype=torch.float64).reshape(32, 2, 4, 4)
+    T = torch.linalg.matrix_norm(block.conv1(units).flatten(1).T, 2)
+    left, right = [], []
+    for one in x[:, None]:
+        start = act(net.bn(net.conv(one))).detach()
+        z = block.conv1(start).detach()
+        total = (block.bn2(block.conv2(act(block.bn1(z)))) + start).detach()
+        left.append(norm(lambda s: from_z(block.conv1(s), s), start, 2))
+        right.append(norm(from_sum, total, 2) + T * norm(lambda z, start=start: from_z(z, start), z, "fro"))
+    context = Context(Lens(Problem(net, this.loss, this.data)), frozenset(), None, torch.Generator())
+    claims = {(c.part, c.layer): c for c in BOUNDS["residual_bound"].claims(context)}
+    assert agree(claims["sound", "layer1.conv1"].lhs, torch.stack(left).detach())
+    assert agree(claims["sound", "layer1.conv1"].rhs, torch.stack(right).detach())
+    assert found.of("residual_bound.sound", "layer1.conv1").status == "holds"
+    assert found.of("residual_bound", "layer1.conv1").assumption.startswith("unshared_weights")
+    for part in ("", ".sound"):
+        row = found.of(f"residual_bound{part}", "layer2.conv1")
+        assert (row.status, row.assumption.partition(":")[0]) == ("not applicable", "identity_skips")
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "why"),
+    [
+        ("vit-sdpa", "blocks.0.norm1", "begins with blocks.0.norm1, not with one linear layer"),
+        ("vit-mha", "blocks.1.norm2", "begins with blocks.1.norm2, not with one linear layer"),
+        ("encoder", None, "torch.fx does not look into TransformerEncoder"),
+        ("gpt2", None, "torch.fx cannot trace it"),
+        ("low-rank", None, "the skip at add_1 passes blocks.0.attn.qkv.base"),
+    ],
+)
+def test_transformers_are_told_why_not(name, layer, why):
+    this = modern.case(name, "half_squared_error")
+    report = check_bounds(Lens(Problem(this.net, this.loss, this.data), outputs="exact"), "residual_bound")
+    assert not report.violated
+    rows = [row for row in report if layer is None or row.layer == layer]
+    assert {row.status for row in report} == {"not applicable"}
+    assert rows
+    assert all(why in row.assumption for row in rows if layer is not None or row.layer is None)

@@ -28,10 +28,9 @@ class SelfAttention(nn.Module):
         self.heads, self.qkv, self.proj = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        n, T, D = x.shape
-        q, k, v = self.qkv(x).reshape(n, T, 3, self.heads, D // self.heads).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        return self.proj(mixed.transpose(1, 2).reshape(n, T, D))
+        qkv = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2])
+        return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
 class Packed(nn.Module):
@@ -72,7 +71,7 @@ class ViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patch(x).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1) + self.position
+        tokens = torch.cat([self.cls.expand(x.shape[0], -1, -1), tokens], 1) + self.position
         return self.head(self.norm(self.blocks(tokens))[:, 0])
 
 

@@ -40,7 +40,7 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     sum_l ||W_l||_2 ||df/dW_l||_F / ||x_l||; `.mean` its mean over samples, with S by Cauchy as in Eq. 33.
     """
     found = wiring(context.lens.model)
-    why = found if isinstance(found, str) else "no residual block: nothing is added to what a linear layer reads"
+    why = found if isinstance(found, str) else _no_block(found)
     if isinstance(found, str) or not found.blocks:
         yield _none(why)
         return
@@ -51,6 +51,14 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     for block in found.blocks:
         yield from _of_block(context, block, norms)
     yield from _telescoped(context, found, norms)
+
+
+def _no_block(found: Wiring) -> str:
+    """Why nothing is bounded."""
+    if found.closed:
+        kinds = ", ".join(sorted(set(found.closed)))
+        return f"no residual block is seen: torch.fx does not look into {kinds}"
+    return "no residual block: nothing is added to what a linear layer reads"
 
 
 def _none(why: str) -> Claim:
@@ -94,10 +102,15 @@ def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
     return norms
 
 
+def _called(node: fx.Node) -> str:
+    """A module by its own name, another operation by its node's."""
+    return str(node.target) if node.op == "call_module" else node.name
+
+
 def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
     """An identity skip, and a branch that begins with a linear layer whose both sides are known."""
     through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
-    names = ", ".join(node.name for node in block.readers)
+    names = ", ".join(_called(node) for node in block.readers)
     begins = block.layer(context.readable) is not None
     why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer called once"
     return (
@@ -115,7 +128,7 @@ def _added(context: Context, layer: str) -> Tensor:
 def _of_block(context: Context, block: Block, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
     layer, premises = block.layer(context.readable), _premises(context, block)
     if layer is None:
-        names = [node.name for node in block.readers]
+        names = [_called(node) for node in block.readers]
         yield Claim(math.nan, math.nan, names[0] if len(names) == 1 else None, "", premises)
         return
     x2, W = context.each(input_norm2, layer), context.layers[layer].spectral_norm

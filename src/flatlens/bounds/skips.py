@@ -46,6 +46,12 @@ class Wiring:
     def _modules(self) -> dict[str, nn.Module]:
         return dict(self.traced.named_modules())
 
+    @property
+    def closed(self) -> list[str]:
+        """Modules of several layers that the graph has as one step, by type: torch's own transformers, say."""
+        called = [self._modules[str(node.target)] for node in self.traced.graph.nodes if node.op == "call_module"]
+        return [type(m).__name__ for m in called if any(True for _ in m.children())]
+
     @cached_property
     def _above(self) -> dict[fx.Node, frozenset[fx.Node]]:
         """All nodes whose values lead to a node's; a size is none."""
