@@ -227,3 +227,24 @@ def test_a_network_that_writes_to_its_input() -> None:
     report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))))
     assert torch.equal(X, before)
     assert report["mls"].value == pytest.approx(2 * float(torch.linalg.matrix_norm(model.weight.detach(), 2)), rel=1e-6)
+
+
+def test_attention_runs_on_the_backend_with_two_derivatives_inside_a_measurement_alone():
+    allowed = torch.backends.cuda
+    before = allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()
+    seen = []
+
+    class Attends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(3, 4)
+
+        def forward(self, x):
+            seen.append((allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()))
+            q = self.first(x)[:, None]
+            return torch.nn.functional.scaled_dot_product_attention(q, q, q)[:, 0]
+
+    lens = fl.Lens(fl.Problem(Attends(), "mse", (torch.randn(5, 3), torch.zeros(5, 4))))
+    fl.measure(lens, ["mls", "sharpness", "hessian_trace", "relative_flatness", "average_sharpness", "feature_norm"])
+    assert set(seen) == {(False, False, True)}
+    assert (allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()) == before

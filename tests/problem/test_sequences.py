@@ -237,3 +237,15 @@ def test_spectral_norms_by_search_know_tokens(tagger) -> None:
     exact, found = (fl.measure(fl.Lens(problem, outputs=k), wanted) for k in ("exact", 4))
     for name in wanted:
         assert found[name].value == pytest.approx(exact[name].value, rel=0.02), name
+
+
+def test_spectral_norms_by_search_from_an_input_smaller_than_the_outputs(tagger) -> None:
+    net, x = tagger
+    net.head = nn.Linear(4, 11).double()
+    problem = fl.Problem(net, "cross_entropy", (x, LABELS))
+    assert problem.outputs == 44 > 4 * 3
+    wanted = ["mls", "nmls", "mls(softmax=True)", "normalized_mls"]
+    exact, found = (fl.measure(fl.Lens(problem, outputs=k), wanted) for k in ("exact", 4))
+    for name in wanted:
+        assert found[name].value == pytest.approx(exact[name].value, rel=0.02), name
+        assert found[name].value <= exact[name].value * (1 + 1e-9)

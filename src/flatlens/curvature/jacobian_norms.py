@@ -1,4 +1,5 @@
-"""Spectral norms of Jacobians with many outputs, matrix-free: Lanczos on J J^T for all samples of a chunk at once.
+"""Spectral norms of Jacobians with many outputs, matrix-free: Lanczos on J J^T for all samples of a chunk at once, or
+on J^T J where the input is smaller than the outputs, as it is where every token has a row over a vocabulary.
 
 A step takes J^T u by a backward pass and J v by a backward pass through it; each sample's Ritz value is a lower bound
 of its lmax, an eigenvalue within the residual of it.
@@ -56,7 +57,8 @@ def jacobian_norms(
     done = 0
     with measuring(model):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
-        most = max(1, min(CHUNK, problem.memory // (3 * each)))  # the slopes' own graph is about as large again
+        basis = 8 * STEPS * min(problem.outputs, layout.held)
+        most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
         for raw in problem.data.chunks(most):
             tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
             tokens = y if isinstance(y, Tokens) else None
@@ -65,8 +67,9 @@ def jacobian_norms(
             grams, residuals, products = {}, {}, 0
             for place in places:
                 at, x = _at(tape, inputs, layout, place, len(f))
-                apply = _squared(f, at, softmax, tokens)
-                values, residual, steps = top_of_each(apply, f.shape, tolerance, generator)
+                in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
+                apply, shape = _squared(f, at, softmax, tokens, in_front)
+                values, residual, steps = top_of_each(apply, shape, tolerance, generator)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
                 grams[place] = _known(f, x, values.to(f.device), softmax, torch.finfo(problem.dtype).eps)
@@ -84,19 +87,30 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) 
     return [x], layout.unpadded(by_sample(x.detach(), layout.batch_axis[place]), tape).reshape(n, -1)
 
 
-def _squared(f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None) -> Callable[[Tensor], Tensor]:
-    """u (n, N) -> J J^T u, or P J J^T P u, P the softmax's own Jacobian."""
+def _squared(
+    f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None, in_front: bool
+) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
+    """(u (n, N) -> J J^T u, its shape), or P J J^T P u, P the softmax's own Jacobian; or v (n, M) -> J^T P P J v."""
     times, transposed = derivative_of(f, at)
     p = softmax_of(f.detach(), tokens) if softmax else None
 
     def onto(u: Tensor) -> Tensor:
         return u if p is None else onto_softmax(p, u.to(p), tokens)
 
-    def apply(u: Tensor) -> Tensor:
-        back = transposed(onto(u).to(f))
-        return onto(times([torch.zeros_like(x) if g is None else g for g, x in zip(back, at, strict=True)]).to(u))
+    def back(u: Tensor) -> list[Tensor]:
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(transposed(u.to(f)), at, strict=True)]
 
-    return apply
+    def apply(u: Tensor) -> Tensor:
+        return onto(times(back(onto(u))).to(u))
+
+    def from_inputs(v: Tensor) -> Tensor:
+        parts = [part.reshape(x.shape).to(x) for part, x in zip(torch.split(v, widths, dim=1), at, strict=True)]
+        return torch.cat([g.reshape(len(g), -1) for g in back(onto(onto(times(parts))))], 1)
+
+    widths = [x[0].numel() for x in at]
+    if in_front and all(len(x) == len(f) for x in at) and sum(widths) < f.shape[1]:
+        return from_inputs, torch.Size((len(f), sum(widths)))
+    return apply, f.shape
 
 
 def _known(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:

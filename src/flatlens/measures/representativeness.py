@@ -76,7 +76,10 @@ def representativeness(
 
 
 def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> Parts:
-    points = seen(lens.problem, lens.model, lens.layout, weight)
+    try:
+        points = seen(lens.problem, lens.model, lens.layout, weight)
+    except BadInput as error:  # a label for each token, say
+        return {("", None): undefined(str(error))}
     every = lens.outcomes("data").losses
     losses = every[points.counted.cpu()] * float(points.counted.double().mean())  # their mean is the risk
     n = len(losses)
