@@ -249,3 +249,23 @@ def test_spectral_norms_by_search_from_an_input_smaller_than_the_outputs(tagger)
     for name in wanted:
         assert found[name].value == pytest.approx(exact[name].value, rel=0.02), name
         assert found[name].value <= exact[name].value * (1 + 1e-9)
+
+
+def test_what_tokenizers_and_collates_make_is_read_as_dicts(tagger) -> None:
+    transformers = pytest.importorskip("transformers")
+    net, x = tagger
+    encoded = transformers.BatchEncoding(x)
+    agree(values(net, (encoded, LABELS)), values(net, (x, LABELS)))
+
+    def collate(rows):
+        ids, mask, labels = (torch.stack(part) for part in zip(*rows, strict=True))
+        return [transformers.BatchEncoding({"input_ids": ids, "attention_mask": mask}), labels]
+
+    rows = list(zip(x["input_ids"], x["attention_mask"], LABELS, strict=True))
+    agree(values(net, DataLoader(rows, batch_size=2, collate_fn=collate)), values(net, (x, LABELS)))
+    whole = transformers.BatchEncoding({**x, "labels": LABELS})
+
+    def forward(model, batch):
+        return model(batch["input_ids"], batch["attention_mask"]), batch["labels"], batch["attention_mask"]
+
+    agree(values(net, whole, forward=forward), values(net, (x, LABELS)))

@@ -20,7 +20,17 @@ REQUESTED = ["sharpness(tol=1e-8)", "ggn_norm(tol=1e-8)", "hessian_trace(exact=T
              "local_volume(top_k=2)"]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[(name, loss) for name in CASES for loss in LOSSES], ids="-".join)
+TWICE = ("vit-mha", "encoder", "gpt2", "resnet")  # under both losses in the default run, the others under one
+PARAMS = [
+    pytest.param(
+        (name, loss), marks=() if name in TWICE or loss == LOSSES[0] else pytest.mark.slow, id=f"{name}-{loss}"
+    )
+    for name in CASES
+    for loss in LOSSES
+]
+
+
+@pytest.fixture(scope="module", params=PARAMS)
 def both(request):
     """(case, its literal definitions, lens, report of everything)."""
     this = case(*request.param)

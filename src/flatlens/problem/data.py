@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias, cast, final
 
@@ -142,8 +142,8 @@ class Data:
         self._readings += 1
         with torch.random.fork_rng(), _kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
-            for number, batch in enumerate(self._source):
-                batch = tuple(batch) if isinstance(batch, list) else batch
+            for number, raw in enumerate(self._source):
+                batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
                 self._require_same(number, batch)
                 yield batch
 
@@ -178,9 +178,16 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
                 f"must agree"
             )
         return None, (x, y)
-    if isinstance(source, dict):
-        return None, source
+    if isinstance(source, Mapping):
+        return None, _plain(source)
     raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
+
+
+def _plain(batch: Batch) -> Batch:
+    """The mappings that tokenizers make as dicts, whose tensors are found and cut."""
+    if isinstance(batch, Mapping):
+        return {key: _plain(value) for key, value in batch.items()}
+    return tuple(_plain(part) for part in batch) if type(batch) is tuple else batch
 
 
 def _has_axis(leaf: Any) -> bool:
@@ -194,8 +201,8 @@ def _ready_made(batch: Batch) -> Batch:
 
 def _as_tensors(part: Any, where: str) -> Any:
     """A tensor or array as a tensor; a dict or tuple of inputs as it is."""
-    if isinstance(part, dict | tuple):
-        return part
+    if isinstance(part, Mapping | tuple):
+        return _plain(part)
     try:
         return torch.as_tensor(part)
     except (TypeError, ValueError, RuntimeError) as error:
