@@ -167,7 +167,7 @@ def _weights(problem: Problem, model: nn.Module, trials: list[Trial], axes: dict
         if not all(trial.explains(parameter, r[0]) for trial, r in zip(trials, rebuilt, strict=True)):
             parameter = None
         tied_alone = any(m.bias is not module.bias for m in modules)  # a tied weight may have several biases
-        if tied_alone or not all(trial.explains(bias, r[1]) for trial, r in zip(trials, rebuilt, strict=True)):
+        if tied_alone or not all(trial.explains(bias, r[1], r[2]) for trial, r in zip(trials, rebuilt, strict=True)):
             bias = None
         dense = len(keys) == 1 and is_token_wise(module) and first.z.numel() == trials[0].n * neurons(module)
         explained = parameter is not None or _is_reparametrised(module)
