@@ -4,6 +4,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 from torch import nn
 
 from flatlens.errors import BadInput, BadModel
@@ -31,7 +32,9 @@ def mine(tmp_path):
 
 @pytest.mark.parametrize(("name", "inputs"), [("build", 3), ("defaulted", 5), ("Net", 4), ("ready", 6)])
 def test_what_makes_a_network(mine, name, inputs):
-    assert load_model(f"{mine}:{name}").in_features == inputs
+    named = load_model(f"{mine}:{name}")
+    assert named.network.in_features == inputs
+    assert (named.preparation, named.remark) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -62,48 +65,75 @@ def test_a_missing_package_gives_the_command(monkeypatch, spec, package, extra):
     assert "\n" not in str(caught.value)
 
 
-def test_timm_is_asked_for_its_weights_unless_a_file_is_given(monkeypatch):
+@pytest.fixture
+def timm(monkeypatch):
+    """A stand-in that knows two networks, one of them untrained; the real one is in tests/timm."""
     asked = []
 
-    def create_model(name: str, pretrained: bool) -> nn.Module:
-        asked.append((name, pretrained))
-        return nn.Linear(2, 2)
+    def create_model(name: str, pretrained: bool, **options: int) -> nn.Module:
+        asked.append((name, pretrained, options))
+        if pretrained and name == "resnet_broken":
+            raise OSError("We couldn't connect\nto the hub")
+        return nn.Linear(torch.randint(1, 1000, ()), 2)
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
-    load_model("timm:vit_tiny")
-    load_model("timm:vit_tiny", pretrained=False)
-    assert asked == [("vit_tiny", True), ("vit_tiny", False)]
+    settings = {"input_size": (3, 8, 8), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center",
+                "mean": (0.5,), "std": (0.25,)}  # fmt: skip
+    known = ["vit_tiny", "vit_small", "resnet_broken"]
+    fake = SimpleNamespace(
+        create_model=create_model,
+        is_model=known.__contains__,
+        list_models=lambda: known,
+        is_model_pretrained=lambda name: name != "vit_small",
+        data=SimpleNamespace(
+            resolve_model_data_config=lambda model: settings, create_transform=lambda **options: options
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    monkeypatch.setattr("flatlens.models.hub.reachable", lambda: True)
+    return asked
 
 
-def test_a_failed_download_is_one_line(monkeypatch):
-    def create_model(name: str, pretrained: bool) -> nn.Module:
-        raise OSError("We couldn't connect\nto the hub")
+def test_timm_is_asked_for_its_weights_unless_others_are_wanted(timm):
+    trained = load_model("timm:vit_tiny(num_classes=10)")
+    assert (trained.weights, trained.remark) == ("timm's, from the hub", "")
+    load_model("timm:vit_tiny", "none")
+    untrained = load_model("timm:vit_tiny", "random")
+    assert "random" in untrained.weights
+    assert timm == [("vit_tiny", True, {"num_classes": 10}), ("vit_tiny", False, {}), ("vit_tiny", False, {})]
 
-    monkeypatch.setitem(sys.modules, "timm", SimpleNamespace(create_model=create_model))
-    with pytest.raises(BadInput, match=r"timm:vit .*--weights FILE.*couldn't connect to the hub") as caught:
-        load_model("timm:vit")
+
+def test_random_weights_where_there_are_none_are_said_and_come_from_one_seed(timm):
+    state = torch.get_rng_state()
+    first, second = load_model("timm:vit_small"), load_model("timm:vit_small")
+    assert "random" in first.weights
+    assert "no trained weights for vit_small" in first.remark
+    assert first.network.in_features == second.network.in_features
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_failed_download_is_one_line(timm):
+    with pytest.raises(BadInput, match=r"timm:resnet_broken .*--weights FILE.*couldn't connect to the hub") as caught:
+        load_model("timm:resnet_broken")
     assert "\n" not in str(caught.value)
 
 
-def test_transformers_loads_safetensors_alone(monkeypatch):
-    asked = {}
+def test_a_hub_out_of_reach_is_said_with_what_to_do(timm, monkeypatch):
+    monkeypatch.setattr("flatlens.models.hub.reachable", lambda: False)
+    with pytest.raises(BadModel, match=r"hub cannot be reached: --weights FILE.*--weights random"):
+        load_model("timm:resnet_broken")
 
-    class Net(nn.Linear):
-        def __init__(self, config: object) -> None:
-            super().__init__(2, 2)
 
-        @classmethod
-        def from_pretrained(cls, name: str, use_safetensors: bool) -> "Net":
-            asked[name] = use_safetensors
-            return cls(None)
-
-    config = SimpleNamespace(from_pretrained=lambda name: SimpleNamespace(architectures=["Net"]))
-    fake = SimpleNamespace(AutoConfig=config, Net=Net)
-    monkeypatch.setitem(sys.modules, "transformers", fake)
-    assert isinstance(load_model("hf:some/net"), Net)
-    assert asked == {"some/net": True}
-    assert isinstance(load_model("hf:other/net", pretrained=False), Net)
-    assert "other/net" not in asked
-    del fake.Net
-    with pytest.raises(BadModel, match="no architecture 'Net'"):
-        load_model("hf:some/net")
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("timm:vit_tny", "did you mean vit_tiny"),
+        ("timm:vit_tiny(10)", "plain values by name"),
+        ("timm:vit_tiny(n=open('x'))", "plain values by name"),
+        ("timm:vit_tiny(n=1", "plain values by name"),
+    ],
+)
+def test_a_name_or_an_option_that_is_none(timm, spec, words):
+    with pytest.raises(BadInput, match=words) as caught:
+        load_model(spec)
+    assert "\n" not in str(caught.value)
+    assert not timm

@@ -56,6 +56,9 @@ class Compared:
     memory: str = "1GiB"
     """About how much memory the pass over the data may take."""
 
+    samples: int | None = None
+    """Measure on so many of the samples, drawn with seed 0; the same for all. Without it: on all."""
+
     def problems(self, models: Sequence[str]) -> dict[str, Problem]:
         """A problem for every checkpoint, by name; the data are read once."""
         pairs = self._checkpoints(models)
@@ -63,7 +66,7 @@ class Compared:
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
             inputs = Inputs(self.data, self.test, self.loss, weights, self.prefix, self.parameters, self.dtype,
-                            self.memory)  # fmt: skip
+                            self.memory, self.samples)  # fmt: skip
             try:
                 found[name] = inputs.problem(model, next(iter(found.values()), None))
             except BadInput as error:

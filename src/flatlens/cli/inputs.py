@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,9 +14,8 @@ from flatlens.cli.output import note, stdout_to_stderr
 from flatlens.errors import BadInput, BadLoss, BadModel
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from flatlens.data.sources import Source
+    from flatlens.models.sources import Named
     from flatlens.problem import Loss, Problem
 
 
@@ -26,9 +25,10 @@ class Inputs:
     """What is measured, on which data."""
 
     data: str | None = None
-    """The name of a data set (`flatlens data list` has them), `cifar10:ROOT` for one whose files are in ROOT, or
-    `file.py:NAME`, a function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y.
-    The network of a study has its own."""
+    """The name of a data set (`flatlens data list` has them), `cifar10:ROOT` for one whose files are in ROOT, a folder
+    of images or of .txt files as FOLDER/CLASS/FILE (or with train/ and test/ above the classes), or `file.py:NAME`, a
+    function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y. Networks of timm
+    and transformers see images and texts as their makers prepare them. The network of a study has its own data."""
 
     test: str | None = None
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
@@ -38,7 +38,8 @@ class Inputs:
     one loss per sample. The network of a study has its own."""
 
     weights: Path | None = None
-    """Weights to load: safetensors (sharded too), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled."""
+    """Weights to load: safetensors (sharded too), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled. `random`: a
+    network of timm or transformers untrained."""
 
     prefix: str | None = None
     """What stands before the network's own names in the weights file, such as `net.`"""
@@ -52,6 +53,9 @@ class Inputs:
     memory: str = "1GiB"
     """About how much memory the pass over the data may take."""
 
+    samples: int | None = None
+    """Measure on so many of the samples, drawn with seed 0. Without it: on all."""
+
     def problem(self, model: str, beside: Problem | None = None) -> Problem:
         """The problem that these options and MODEL describe, checked; --data and --test are those of `beside`."""
         import torch
@@ -61,40 +65,65 @@ class Inputs:
         if self.weights is None and self.prefix is not None:
             raise BadInput("--prefix: it says how to read --weights, which is not given")
         with stdout_to_stderr():
-            network, data, test, loss = self._parts(model, beside)
-            return Problem(
-                network,
+            named, source, loss = self._parts(model, beside)
+            found = Problem(
+                named.network,
                 loss,
-                data,
-                test=test,
+                source.data,
+                test=source.test,
                 parameters=self.parameters if self.parameters in ("trainable", "all") else self.parameters.split(","),
                 dtype=None if self.dtype is None else getattr(torch, self.dtype),
                 memory=self.memory,
             )
+        told = {"weights": named.weights, "data": source.description, "preparation": source.preparation}
+        found.origin = {what: words for what, words in told.items() if words}
+        return found
 
-    def _parts(self, model: str, beside: Problem | None) -> tuple[nn.Module, Any, Any, Any]:
-        """The network with its weights, the data, the held-out data, the loss."""
-        from flatlens.data.sources import load_data
+    def _parts(self, model: str, beside: Problem | None) -> tuple[Named, Source, Any]:
+        """The network with its weights, the data with the held-out ones, the loss."""
+        named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
+        for option, given, own in (("--data", self.data, source), ("--loss", self.loss, loss)):
+            if given is None and own is None:
+                raise BadInput(f"{option} is needed: {model} has none of its own")
+        named = self._weighted(model, named)
+        source = self._data(source, named, beside)
+        return named, source, loss if self.loss is None else _loss(self.loss)
+
+    def _weighted(self, model: str, named: Named | None) -> Named:
+        """The network, with the weights that were asked for."""
         from flatlens.models.checkpoints import load_weights
         from flatlens.models.sources import load_model
 
-        source: Source | Problem | None
-        network, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
-        if self.data is not None:
-            source = load_data(self.data) if beside is None else beside
-        if self.loss is not None:
-            loss = _loss(self.loss)
-        if source is None or loss is None:
-            raise BadInput(f"{'--data' if source is None else '--loss'} is needed: {model} has none of its own")
-        test: Any = source.test
+        untrained = str(self.weights) == "random" and not Path("random").exists()
+        if named is None:
+            named = load_model(model, "random" if untrained else "trained" if self.weights is None else "none")
+        if named.remark:
+            note(named.remark)
+        if self.weights is None or (untrained and model.startswith(("timm:", "hf:"))):
+            return named
+        if untrained:
+            raise BadInput(f"--weights random: it is for networks of timm and transformers; {model} makes its own")
+        for remark in load_weights(named.network, self.weights, self.prefix):
+            note(remark)
+        return replace(named, weights=str(self.weights))
+
+    def _data(self, own: Source | None, named: Named, beside: Problem | None) -> Source:
+        """The data and the held-out data; those of `beside` where no network prepares them in its own way."""
+        from flatlens.data.raw import PLAIN
+        from flatlens.data.sources import Source, load_data
+
+        shared = named.preparation is None and beside and beside.origin.get("preparation", "") in ("", PLAIN)
+        if self.data is None:
+            assert own is not None
+            source = own
+        elif beside and shared:
+            return Source(beside.data, beside.test, beside.origin.get("data", ""), beside.origin.get("preparation", ""))
+        else:
+            source = load_data(self.data, preparation=named.preparation)
         if self.test is not None:
-            test = load_data(self.test, "--test").data if beside is None else beside.test
-        if network is None:
-            network = load_model(model, pretrained=self.weights is None)
-        if self.weights is not None:
-            for remark in load_weights(network, self.weights, self.prefix):
-                note(remark)
-        return network, source.data, test, loss
+            test = beside.test if beside and shared else load_data(self.test, "--test", named.preparation).data
+            source = replace(source, test=test)
+        return source if self.samples is None else source.drawn(self.samples)
 
 
 def _loss(spec: str) -> Any:
@@ -109,11 +138,12 @@ def _loss(spec: str) -> Any:
     return found
 
 
-def _of_a_study(folder: Path) -> tuple[nn.Module, Source, Loss]:
+def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     """The network that a study left in OUT/networks/<key>, with the data and the loss it was trained on."""
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
     from flatlens.models.checkpoints import load_weights
+    from flatlens.models.sources import Named
 
     try:
         settings = NetworkSettings.from_json(json.loads((folder / "config.json").read_text()))
@@ -122,7 +152,8 @@ def _of_a_study(folder: Path) -> tuple[nn.Module, Source, Loss]:
     network = settings.model.build()
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()
-    return network, Source(split.train, split.test), settings.training.objective.measured()
+    named = Named(network, f"of the study's network {folder.name}")
+    return named, Source(split.train, split.test, split.description), settings.training.objective.measured()
 
 
 def _in_its_stead(folder: Path) -> str:

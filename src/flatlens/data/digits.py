@@ -5,11 +5,26 @@ from __future__ import annotations
 import torch
 from sklearn.datasets import load_digits
 
+from flatlens.data.images import Images
 from flatlens.data.split import Split
 from flatlens.errors import BadInput
 
 TOTAL = 1797
 LEAST_TRAIN, LEAST_TEST = 10, 100
+
+
+def digit_images() -> Images:
+    """The digits as 8 x 8 grey pixels between 0 and 255, 600 to train on and the others to test, as `digits` has them.
+
+    >>> digit_images().pixels.shape
+    torch.Size([600, 1, 8, 8])
+    """
+    x, y = load_digits(return_X_y=True)
+    order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(0))
+    pixels = (torch.from_numpy(x)[order] * (255 / 16)).round().to(torch.uint8).reshape(-1, 1, 8, 8)
+    labels = torch.from_numpy(y).to(torch.int64)[order]
+    source = "scikit-learn's digits, 600 of 1797 images to train on and the other 1197 to test"
+    return Images("digits", pixels[:600], labels[:600], pixels[600:], labels[600:], 10, source)
 
 
 def digits(train: int = 600, seed: int = 0) -> Split:

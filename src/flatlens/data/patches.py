@@ -44,6 +44,11 @@ def patches(
     Raises:
         BadInput: a size out of range, or Pillow is not installed.
     """
+    return Preparation(standardise=standardise, scale=scale, flat=flat)(patch_images(train, test, seed))
+
+
+def patch_images(train: int = 600, test: int = 600, seed: int = 0) -> Images:
+    """The patches as they are in the photographs, before anything is done to them."""
     for name, size, strips in (("train", train, TRAIN_STRIPS), ("test", test, TEST_STRIPS)):
         most = 2 * len(strips) * (STRIP - SIDE + 1) * (ROWS - SIDE + 1)
         if not FEWEST <= size <= most:
@@ -56,8 +61,7 @@ def patches(
         "32 x 32 patches of scikit-learn's photographs china.jpg (0) and flower.jpg (1), test patches from the third "
         "and sixth of eight upright strips, training patches from the others"
     )
-    images = Images("patches", pixels, labels, test_pixels, test_labels, 2, source)
-    return Preparation(standardise=standardise, scale=scale, flat=flat)(images)
+    return Images("patches", pixels, labels, test_pixels, test_labels, 2, source)
 
 
 def corners(count: int, strips: tuple[int, ...], generator: torch.Generator) -> Tensor:

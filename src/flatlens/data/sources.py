@@ -1,21 +1,41 @@
-"""DATA on the command line: a data set by name, `name:ROOT` where its files are, or from `file.py:callable`."""
+"""DATA on the command line: a data set by name, `name:ROOT` where its files are, a folder, or from `file.py:callable`.
+
+Images and texts are prepared as the network's makers prepare them, where the network brings that with it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from flatlens import userfile
+from flatlens.data.digits import digit_images
+from flatlens.data.folders import read_folder
+from flatlens.data.images import Images
 from flatlens.data.imagesets import IMAGE_SETS
+from flatlens.data.local import read_images
 from flatlens.data.named import IMAGES, SYNTHETIC
-from flatlens.data.split import Split
+from flatlens.data.patches import patch_images
+from flatlens.data.raw import PLAIN, Raw, RawImages, RawTexts, from_pixels, prepare
 from flatlens.errors import BadData, BadInput, UnknownName, one_line
+from flatlens.models.preparing import NetworkPreparation
+from flatlens.problem.data import Data, size
+
+PICTURES: dict[str, Callable[[str | None], Images]] = {
+    "digits": lambda _: digit_images(),
+    "patches": lambda _: patch_images(),
+    **{name: partial(read_images, known) for name, known in IMAGE_SETS.items()},
+}
+"""Those that are images, before anything is done to them."""
 
 MEANINGS = {
     "digits": "handwritten digits of 8 x 8 pixels, 10 classes",
@@ -26,9 +46,12 @@ MEANINGS = {
 }
 """What each data set is, in a few words."""
 
-FORMS = "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y)"
+FORMS = (
+    "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y); x may be a list of "
+    "texts or of Pillow's images"
+)
 
-Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any]"
+Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Data"
 """What `flatlens.Problem` takes as data."""
 
 
@@ -38,10 +61,33 @@ class Source:
 
     data: Samples
     test: Samples | None = None
+    description: str = ""  #: what they are
+    preparation: str = ""  #: what was done to them before the network
+
+    def drawn(self, count: int, seed: int = 0) -> Source:
+        """The same with `count` of the samples to measure on, drawn without replacement, in the data's order.
+
+        Raises:
+            BadInput: fewer than one sample, more than there are, or a loader, whose samples cannot be picked.
+        """
+        data = self.data
+        if not (isinstance(data, tuple) or (isinstance(data, Dataset) and isinstance(data, Sized))):
+            raise BadInput("--samples: a DataLoader is measured whole: return a Dataset, or (x, y)")
+        total = size(data) if isinstance(data, tuple) else len(data)
+        if not 1 <= count <= total:
+            raise BadInput(f"--samples {count}: the data has {total} samples")
+        picked = torch.randperm(total, generator=torch.Generator().manual_seed(seed))[:count].sort().values
+        some = f"{count} of {total} samples, drawn with seed {seed}"
+        part = _picked(data, picked, total) if isinstance(data, tuple) else Subset(data, picked.tolist())
+        return replace(self, data=part, description=f"{self.description}; {some}" if self.description else some)
 
 
-def load_data(spec: str, argument: str = "--data") -> Source:
+def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparation | None = None) -> Source:
     """The data that `spec` names; `argument` is how an error calls it.
+
+    `preparation`: what the network's makers do to images or texts. It takes the place of the data set's own
+    standardising. Tensors and data sets from a user's file are taken as they are; lists of texts and of images are
+    prepared.
 
     >>> source = load_data("digits")
     >>> source.data[0].shape, source.test[0].shape
@@ -53,26 +99,46 @@ def load_data(spec: str, argument: str = "--data") -> Source:
         BadInput: the user's file is missing or raises.
     """
     if userfile.is_userfile(spec):
-        return _source(_from_file(spec, argument), spec, argument)
+        return _source(_from_file(spec, argument), spec, argument, preparation)
     name, colon, root = spec.partition(":")
     if name in MEANINGS:
-        split = _named(name, root if colon else None, argument)
-        return Source(split.train, split.test)
-    if Path(spec).exists():
+        return _named(name, root if colon else None, argument, preparation)
+    folder = Path(spec).expanduser()
+    if folder.is_dir():
+        return _from_folder(folder, argument, preparation)
+    if folder.exists():
         raise BadData(f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {FORMS}")
-    raise UnknownName.among("data set (nor is it file.py:NAME)", name, MEANINGS)
+    raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
 
 
-def _named(name: str, root: str | None, argument: str) -> Split:
+def _picked(data: tuple[Any, Any], picked: Tensor, total: int) -> tuple[Any, Any]:
+    x, y = tree_map(lambda part: part[picked] if isinstance(part, Tensor) and len(part) == total else part, data)
+    return x, y
+
+
+def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:
     if root == "" or (root is not None and name in SYNTHETIC):
         needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
         raise BadData(f"{argument}: {name}:{root} names no folder that {name} could be read from; {needed}")
-    if name in SYNTHETIC:
-        return SYNTHETIC[name][0]()
     try:
-        return IMAGES[name](root)
+        if preparation is not None and name in PICTURES:
+            images = PICTURES[name](root)
+            train, test = (
+                prepare(from_pixels(*part), preparation, argument)
+                for part in ((images.pixels, images.labels), (images.test_pixels, images.test_labels))
+            )
+            return Source(train, test, images.source, preparation.description)
+        split = SYNTHETIC[name][0]() if name in SYNTHETIC else IMAGES[name](root)
     except BadInput as error:
-        raise type(error)(f"{argument}: {error}") from error
+        raise error if str(error).startswith(argument) else type(error)(f"{argument}: {error}") from error
+    return Source(split.train, split.test, split.description)
+
+
+def _from_folder(folder: Path, argument: str, preparation: NetworkPreparation | None) -> Source:
+    found = read_folder(folder, {} if preparation is None else preparation.labels, argument)
+    told = PLAIN if preparation is None else preparation.description
+    test = None if found.test is None else prepare(found.test, preparation, argument)
+    return Source(prepare(found.train, preparation, argument), test, found.description, told)
 
 
 def _from_file(spec: str, argument: str) -> object:
@@ -87,25 +153,53 @@ def _from_file(spec: str, argument: str) -> object:
     return userfile.guarded(lambda: named(), f"{argument}: {spec}")
 
 
-def _source(found: object, spec: str, argument: str) -> Source:
+def _source(found: object, spec: str, argument: str, preparation: NetworkPreparation | None) -> Source:
+    told = f"what {spec} gives"
     if isinstance(found, DataLoader | Dataset):
-        return Source(found)
+        return Source(found, None, told)
     if isinstance(found, tuple | list) and len(found) == 2:
-        return Source(_pair(found[0], found[1], spec, argument))
+        data, how = _pair(found[0], found[1], spec, argument, preparation)
+        return Source(data, None, told, how)
     if hasattr(found, "x") and hasattr(found, "y"):
+        data, how = _pair(found.x, found.y, spec, argument, preparation)
         test_x, test_y = getattr(found, "test_x", None), getattr(found, "test_y", None)
-        test = None if test_x is None or test_y is None else _pair(test_x, test_y, f"{spec} (test)", argument)
-        return Source(_pair(found.x, found.y, spec, argument), test)
+        if test_x is None or test_y is None:
+            return Source(data, None, told, how)
+        return Source(data, _pair(test_x, test_y, f"{spec} (test)", argument, preparation)[0], told, how)
     shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
     raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {FORMS}")
 
 
-def _pair(x: object, y: object, spec: str, argument: str) -> tuple[Any, Any]:
-    pair = _tensors(x, f"{argument}: the inputs of {spec}"), _tensors(y, f"{argument}: the targets of {spec}")
-    lengths = [len(t) for t in pair if isinstance(t, Tensor) and t.ndim]
+def _pair(
+    x: object, y: object, spec: str, argument: str, preparation: NetworkPreparation | None
+) -> tuple[Samples, str]:
+    """Inputs and targets, and what was done to the inputs."""
+    targets = _tensors(y, f"{argument}: the targets of {spec}")
+    raw = _raw(x, targets)
+    inputs = _tensors(x, f"{argument}: the inputs of {spec}") if raw is None else x
+    lengths = [len(t) for t in (inputs, targets) if isinstance(t, Tensor | list) and (isinstance(t, list) or t.ndim)]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
         raise BadData(f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: they must agree")
-    return pair
+    if raw is None:
+        return (inputs, targets), ""
+    return prepare(raw, preparation, argument), PLAIN if preparation is None else preparation.description
+
+
+def _raw(x: object, targets: object) -> Raw | None:
+    """A list of texts or of Pillow's images; None for anything else."""
+    from PIL.Image import Image
+
+    if not (isinstance(x, list) and x and isinstance(targets, Tensor)):
+        return None
+    if all(isinstance(one, str) for one in x):
+        return RawTexts(x, targets)
+    if all(isinstance(one, Image) for one in x):
+        return RawImages([partial(_same, one) for one in x], targets)
+    return None
+
+
+def _same(image: Any) -> Any:
+    return image
 
 
 def _tensors(values: object, what: str) -> object:

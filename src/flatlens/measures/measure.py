@@ -113,6 +113,7 @@ def about(lens: Lens) -> dict[str, Any]:
     return {
         "model": type(problem.model).__name__,
         "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
+        "origin": dict(problem.origin),
         "loss": problem.loss.name,
         "n": problem.n,
         "outputs": problem.outputs,

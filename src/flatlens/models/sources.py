@@ -1,37 +1,72 @@
-"""MODEL on the command line: a network from `file.py:callable`, timm or Hugging Face."""
+"""MODEL on the command line: a network from `file.py:callable`, timm or Hugging Face, with its preparation of data."""
 
 from __future__ import annotations
 
+import ast
+import difflib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import nn
 
 from flatlens import userfile
-from flatlens.errors import BadModel
+from flatlens.errors import BadInput, BadModel, UnknownName
+from flatlens.models.hub import from_the_hub
+from flatlens.models.preparing import NetworkPreparation, of_timm, of_transformers
+from flatlens.models.weightfiles import IN_A_FOLDER
 
 FORMS = (
     "file.py:NAME (a function that returns the network), the folder of a study's network, timm:NAME, hf:NAME, hf:FOLDER"
 )
+SEED = 0
+RANDOM = f"random (seed {SEED})"
+
+MENDS = {
+    "trained weights": ": --weights FILE takes local ones, --weights random measures it untrained",
+    "settings": ": hf:FOLDER takes a local copy; --weights random "
+    "the default of a kind of network, such as hf:gpt2, hf:bert or hf:vit, untrained",
+}
+"""What to do where the hub cannot be reached, by what was sought there."""
+
+Wanted: TypeAlias = Literal["trained", "random", "none"]
+"""Which weights: the published ones, random ones, or whichever, for others will be loaded."""
 
 
-def load_model(spec: str, *, pretrained: bool = True) -> nn.Module:
+@dataclass(frozen=True, eq=False)
+class Named:
+    """A network that MODEL names."""
+
+    network: nn.Module
+    weights: str  #: where they are from, in words
+    preparation: NetworkPreparation | None = None  #: what its makers do to images or texts
+    remark: str = ""  #: what the user has to know
+
+
+def load_model(spec: str, weights: Wanted = "trained") -> Named:
     """The network that `spec` names.
 
-    `file.py:NAME` is called without arguments; a ready-made `nn.Module` of that name will do too. `pretrained=False`
-    asks timm and transformers for the architecture alone, when the weights come from a file of the user's.
+    `file.py:NAME` is called without arguments; a ready-made `nn.Module` of that name will do too. `timm:NAME` takes
+    timm's own options, as in `timm:resnet18(num_classes=10)`. Where a network has no trained weights, it gets random
+    ones, and `weights` and `remark` say so; where they exist and cannot be had, that is an error.
 
     Raises:
-        BadModel: `spec` has no known form, or what it names is no network.
+        BadModel: `spec` has no known form, what it names is no network, or its weights cannot be had.
+        UnknownName: timm has no network of that name.
         BadInput: the user's file is missing or raises.
     """
     kind, _, name = spec.partition(":")
     if userfile.is_userfile(spec):
-        return _from_file(spec)
+        return Named(_from_file(spec), f"as {spec} gives them")
     if kind == "timm" and name:
-        return _from_timm(name, pretrained)
+        return _from_timm(name, weights)
     if kind == "hf" and name:
-        return _from_transformers(name, pretrained)
+        return _from_transformers(name, weights)
     hint = f"; there is a file of that name: did you mean {spec}.py:NAME?" if Path(f"{spec}.py").is_file() else ""
     raise BadModel(f"MODEL: {spec!r} is none of: {FORMS}{hint}")
 
@@ -53,29 +88,134 @@ def _from_file(spec: str) -> nn.Module:
     return model
 
 
-def _from_timm(name: str, pretrained: bool) -> nn.Module:
-    timm = _extra("timm", "timm", f"timm:{name}")
-    hub = " (with weights from the hub; --weights FILE takes local ones)" if pretrained else ""
-    model: nn.Module = userfile.guarded(
-        lambda: timm.create_model(name, pretrained=pretrained), f"MODEL: timm:{name}{hub}"
-    )
-    return model
+def _from_timm(written: str, weights: Wanted) -> Named:
+    spec = f"MODEL: timm:{written}"
+    timm = _extra("timm", "timm", f"timm:{written}")
+    name, options = _with_options(written, spec)
+    architecture = name.partition(".")[0]
+    if "/" not in name and ":" not in name:  # else a repository, or a folder, as timm spells them
+        if not timm.is_model(architecture):
+            raise UnknownName.among("network of timm", architecture, _near(architecture, timm.list_models()))
+        exists = timm.is_model_pretrained(name)
+    else:
+        exists = True
+    pretrained = weights == "trained" and exists
+    network = _built(lambda: timm.create_model(name, pretrained=pretrained, **options), spec, hub=pretrained)
+    remark = f"timm has no trained weights for {name}: they are {RANDOM}" if weights == "trained" and not exists else ""
+    return Named(network, "timm's, from the hub" if pretrained else RANDOM, of_timm(timm, network), remark)
 
 
-def _from_transformers(name: str, pretrained: bool) -> nn.Module:
-    transformers = _extra("transformers", "hf", f"hf:{name}")
-    where = "" if Path(name).is_dir() else " (from the hub; a local folder works too)"
-    config = userfile.guarded(lambda: transformers.AutoConfig.from_pretrained(name), f"MODEL: hf:{name}{where}")
+def _from_transformers(written: str, weights: Wanted) -> Named:
+    spec = f"MODEL: hf:{written}"
+    transformers = _extra("transformers", "hf", f"hf:{written}")
+    name, options = (written, {}) if Path(written).is_dir() else _with_options(written, spec)
+    local = Path(name).is_dir()
+    config, remark = _configured(transformers, name, options, weights, spec)
     architecture = next(iter(getattr(config, "architectures", None) or []), "")
     if not hasattr(transformers, architecture or "_"):
-        raise BadModel(f"MODEL: hf:{name}: transformers knows no architecture {architecture!r} (from its config.json)")
+        raise BadModel(f"{spec}: transformers knows no architecture {architecture!r} (from its config.json)")
     kind = getattr(transformers, architecture)
-    model: nn.Module = userfile.guarded(
-        # safetensors alone: a .bin file would be a pickle
-        lambda: kind.from_pretrained(name, use_safetensors=True) if pretrained else kind(config),
-        f"MODEL: hf:{name}{where}",
-    )
-    return model
+    exists = not local or any((Path(name) / file).is_file() for file in IN_A_FOLDER)
+    if weights == "trained" and exists:
+        network, remark = _trained(kind, name, config, spec, hub=not local)
+        source = f"of {name}"
+    else:
+        network, source = _built(lambda: kind(config), spec), RANDOM
+        if weights == "trained":
+            remark = f"the folder {name} holds no weights: they are {RANDOM}"
+    with from_the_hub():
+        preparation = of_transformers(transformers, name, network)
+    return Named(network, source, preparation, remark)
+
+
+def _configured(
+    transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str
+) -> tuple[Any, str]:
+    """The configuration of that name, or, untrained, transformers' own of that kind of network; and a remark."""
+    try:
+        local = Path(name).is_dir()
+        make = partial(transformers.AutoConfig.from_pretrained, name, **options)
+        return _built(make, spec, hub=not local, what="settings"), ""
+    except BadModel:
+        kinds = transformers.CONFIG_MAPPING
+        if weights != "random" or name not in kinds:
+            raise
+    config = _built(lambda: kinds[name](**options), spec)
+    for task in ("IMAGE", "SEQUENCE"):
+        heads = getattr(transformers, f"MODEL_FOR_{task}_CLASSIFICATION_MAPPING")
+        if type(config) in heads:
+            head = heads[type(config)]
+            config.architectures = [(head[0] if isinstance(head, tuple) else head).__name__]
+            break
+    return config, f"the hub cannot be reached: transformers' default configuration of a {name} is taken"
+
+
+def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tuple[nn.Module, str]:
+    """The network with its weights, and which of them it had none for."""
+    # safetensors alone: a .bin file would be a pickle
+    make = partial(kind.from_pretrained, name, config=config, use_safetensors=True, output_loading_info=True)
+    with _without_bars():
+        network, info = _built(make, spec, hub=hub)
+    missing = sorted(info["missing_keys"])
+    some = f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}"
+    return network, f"{name} has no weights for {some}: these are {RANDOM}" if missing else ""
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without transformers' own progress bars: an error is to be one line."""
+    from transformers import utils
+
+    logging: Any = utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str = "trained weights") -> Any:
+    """What `make` gives, its random numbers from SEED; a hub that cannot be reached is said in one line."""
+    with torch.random.fork_rng():
+        torch.manual_seed(SEED)
+        if not hub:
+            return userfile.guarded(make, spec)
+        with from_the_hub() as there:
+            try:
+                return userfile.guarded(make, f"{spec} (from the hub; --weights FILE takes local ones)")
+            except BadInput as error:
+                if there:
+                    raise
+                raise BadModel(
+                    f"{spec}: its {what} are not on this machine, and the hub cannot be reached{MENDS[what]}"
+                ) from error
+
+
+def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
+    """A name, and its options in brackets: plain values by keyword.
+
+    >>> _with_options("resnet18(num_classes=10)", "MODEL: timm:resnet18(num_classes=10)")
+    ('resnet18', {'num_classes': 10})
+    """
+    name, bracket, rest = written.partition("(")
+    if not bracket:
+        return name, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        assert isinstance(call, ast.Call)
+        if call.args or any(k.arg is None for k in call.keywords):
+            raise ValueError
+        return name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
+    except (SyntaxError, ValueError, AssertionError) as error:
+        raise BadModel(f"{spec}: options are plain values by name, such as timm:resnet18(num_classes=10)") from error
+
+
+def _near(name: str, known: list[str]) -> list[str]:
+    """The nearest of more than a thousand names; those that begin alike where none is near."""
+    near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
+    return near or [one for one in known if one[:3] == name[:3]][:5] or known[:5]
 
 
 def _extra(package: str, extra: str, spec: str) -> ModuleType:

@@ -68,6 +68,7 @@ class Problem:
         self.dtype = dtype or _measuring_dtype(model)
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
+        self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
         require_finite_weights(model)
         self.outputs = 0  #: N, of a network with a row a token that of the longest batch
@@ -96,7 +97,7 @@ class Problem:
         """The same problem on `k` of its samples, drawn without replacement, in the data's order."""
         if not 1 <= k <= self.n:
             raise BadInput(f"Problem.subset({k}): the data has {self.n} samples: between 1 and {self.n} can be drawn")
-        return Problem(
+        part = Problem(
             self.model,
             self.loss,
             self.data.picked(torch.randperm(self.n, generator=generator)[:k]),
@@ -108,6 +109,8 @@ class Problem:
             batchnorm="train" if self.coupled else "eval",
             ghost_batch=self.ghost_batch,
         )
+        part.origin = dict(self.origin)
+        return part
 
     def measured(self) -> nn.Module:
         """The network that is differentiated: the model itself, or a copy of it in `dtype`."""

@@ -29,7 +29,9 @@ def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
         Something for a rich console: what was measured, the network's answers, the layers' values, a key.
     """
     whole, report = report, _without_parts(report)
-    parts: list[RenderableType] = [Text(_about(report.about), style="bold"), _network_table(report, cards)]
+    parts: list[RenderableType] = [Text(_about(report.about), style="bold")]
+    parts += [_origin(what, words) for what, words in report.about.get("origin", {}).items()]
+    parts.append(_network_table(report, cards))
     layers = _layer_table(report)
     if layers is not None:
         parts.append(layers)
@@ -59,6 +61,11 @@ def _about(about: Mapping[str, Any]) -> str:
     if "loss" in about:
         facts.append(str(about["loss"]).replace("_", " "))
     return ", ".join(facts) if facts else "measured"
+
+
+def _origin(what: str, words: str) -> Text:
+    """Where something is from; weights that nobody trained catch the eye."""
+    return Text(f"{what}: {words}", style="bold yellow" if words.startswith("random") else "dim")
 
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Table:

@@ -1,0 +1,77 @@
+"""A folder of images or of texts, FOLDER/CLASS/FILE, or with train/ and test/ above the classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from flatlens.data.raw import Raw, RawImages, RawTexts, from_file
+from flatlens.errors import BadData
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+TEXTS = frozenset({".txt"})
+HELD_OUT = ("test", "val", "valid", "validation")
+SHOWN = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Folder:
+    """What a folder holds, unopened."""
+
+    train: Raw
+    test: Raw | None
+    description: str
+
+
+def read_folder(folder: Path, known: Mapping[str, int], argument: str) -> Folder:
+    """The samples of a folder, in the order of their names; a class is a folder of its own.
+
+    Labels are the network's where it `known`s every class by name, the classes' own names where these are whole
+    numbers, else 0, 1, ... in the order of the alphabet.
+
+    Raises:
+        BadData: no classes, no files, both images and texts, or a text that is not UTF-8.
+    """
+    train = folder / "train" if (folder / "train").is_dir() else folder
+    test = next((folder / name for name in HELD_OUT if (folder / name).is_dir()), None) if train != folder else None
+    classes = sorted(p.name for p in train.iterdir() if p.is_dir() and not p.name.startswith("."))
+    if not classes:
+        raise BadData(f"{argument}: {folder} has no folder for each class: {folder}/CLASS/FILE is needed")
+    labels = _labels(classes, known)
+    found, kind = _read(train, labels, argument)
+    held_out = None if test is None else _read(test, labels, argument)[0]
+    told = ", ".join(f"{name} is {labels[name]}" for name in classes[:SHOWN])
+    more = ", ..." if len(classes) > SHOWN else ""
+    size = f"{len(found.targets)} {kind} of {len(classes)} classes ({told}{more})"
+    return Folder(found, held_out, f"the folder {folder.name}, {size}")
+
+
+def _labels(classes: list[str], known: Mapping[str, int]) -> dict[str, int]:
+    if set(classes) <= known.keys():
+        return {name: known[name] for name in classes}
+    if all(name.isdecimal() for name in classes):
+        return {name: int(name) for name in classes}
+    return {name: label for label, name in enumerate(classes)}
+
+
+def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, str]:
+    files = [(p, labels[name]) for name in labels for p in sorted((folder / name).rglob("*")) if p.is_file()]
+    images = [(p, label) for p, label in files if p.suffix.lower() in IMAGES]
+    texts = [(p, label) for p, label in files if p.suffix.lower() in TEXTS]
+    if bool(images) == bool(texts):
+        there = f"{len(images)} images and {len(texts)} texts" if images else "neither images nor .txt files"
+        raise BadData(f"{argument}: {folder} holds {there} in its classes' folders: one kind is needed")
+    targets = torch.tensor([label for _, label in images or texts])
+    if images:
+        return RawImages([from_file(p, argument) for p, _ in images], targets), "images"
+    return RawTexts([_text(p, argument) for p, _ in texts], targets), "texts"
+
+
+def _text(path: Path, argument: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadData(f"{argument}: {path} is not UTF-8 ({error.reason} at byte {error.start})") from error

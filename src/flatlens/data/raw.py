@@ -1,0 +1,127 @@
+"""Images and texts as they are, and what the network's own preparation makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from flatlens.errors import BadData
+from flatlens.models.preparing import ImagePreparation, NetworkPreparation, TextPreparation
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+HELD = 2**29
+"""Bytes of prepared images that are kept; more of them are prepared anew at each reading."""
+
+Prepared: TypeAlias = "tuple[Tensor | dict[str, Tensor], Any] | Dataset[Any]"
+
+
+@dataclass(frozen=True, eq=False)
+class RawImages:
+    """Images to be opened one at a time, and their targets."""
+
+    open: Sequence[Callable[[], Image]]
+    targets: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RawTexts:
+    """Texts and their targets."""
+
+    texts: Sequence[str]
+    targets: Tensor
+
+
+Raw: TypeAlias = RawImages | RawTexts
+
+
+@final
+class _Opened(Dataset[tuple[Tensor, Tensor]]):
+    """Images prepared when they are asked for."""
+
+    def __init__(self, raw: RawImages, preparation: ImagePreparation) -> None:
+        self._raw, self._preparation = raw, preparation
+
+    def __len__(self) -> int:
+        return len(self._raw.open)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        image = self._raw.open[index]().convert(self._preparation.mode)
+        return self._preparation.convert(image), self._raw.targets[index]
+
+
+def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
+    """Images (n, channels, rows, columns) of whole numbers between 0 and 255."""
+    from PIL import Image
+
+    def opener(index: int) -> Callable[[], Image.Image]:
+        def opened() -> Image.Image:
+            one = pixels[index]
+            return Image.fromarray(one[0].numpy() if len(one) == 1 else one.permute(1, 2, 0).contiguous().numpy())
+
+        return opened
+
+    return RawImages([opener(index) for index in range(len(pixels))], targets)
+
+
+def from_file(path: Path, argument: str) -> Callable[[], Image]:
+    """What opens the image in a file."""
+    from PIL import Image, UnidentifiedImageError
+
+    def opened() -> Image.Image:
+        try:
+            with Image.open(path) as image:
+                image.load()
+                return image
+        except (UnidentifiedImageError, OSError) as error:
+            raise BadData(f"{argument}: {path} is no image that can be read ({error})") from error
+
+    return opened
+
+
+def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> Prepared:
+    """What `flatlens.Problem` takes: the images or texts as the network is to see them.
+
+    Images without a preparation become pixels between 0 and 1, and have to be of one size.
+
+    Raises:
+        BadData: the network reads the other kind, or there is no tokenizer, or a file cannot be read.
+    """
+    if isinstance(raw, RawTexts):
+        if not isinstance(preparation, TextPreparation):
+            reads = "reads images" if preparation else "comes with no tokenizer"
+            raise BadData(f"{argument}: these are texts, and the network {reads}: name an hf: network with a tokenizer")
+        return preparation.encode(raw.texts), raw.targets
+    if isinstance(preparation, TextPreparation):
+        raise BadData(f"{argument}: these are images, and the network reads texts")
+    known = preparation or ImagePreparation(_plain, PLAIN)
+    opened = _Opened(raw, known)
+    if preparation is not None and opened[0][0].nbytes * len(opened) > HELD:
+        return opened
+    images = [opened[index][0] for index in range(len(opened))]
+    if len({image.shape for image in images}) > 1:
+        odd = next(image for image in images if image.shape != images[0].shape)
+        raise BadData(
+            f"{argument}: images of {_size(images[0])} and of {_size(odd)} pixels: a network without a preparation "
+            f"of its own (timm: and hf: bring theirs) needs one size"
+        )
+    return torch.stack(images), raw.targets
+
+
+PLAIN = "red, green and blue between 0 and 1"
+
+
+def _plain(image: Image) -> Tensor:
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32) / 255
+
+
+def _size(image: Tensor) -> str:
+    return f"{image.shape[1]} x {image.shape[2]}"

@@ -1,0 +1,123 @@
+"""What a network's makers do to images and texts before the network sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from torch import Tensor, nn
+
+from flatlens.errors import BadModel
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
+TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
+"""What shows that a folder of transformers has an image processor, a tokenizer."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImagePreparation:
+    """One image at a time, as the network was trained to see it."""
+
+    convert: Callable[[Image], Tensor]  #: to (channels, rows, columns)
+    description: str
+    mode: str = "RGB"  #: what Pillow calls the channels it reads
+    labels: Mapping[str, int] = field(default_factory=dict)  #: the network's own, by the classes' names
+
+
+@dataclass(frozen=True, eq=False)
+class TextPreparation:
+    """All texts together: they are padded to one length."""
+
+    encode: Callable[[Sequence[str]], dict[str, Tensor]]  #: the network's arguments, (n, tokens) each
+    description: str
+    labels: Mapping[str, int] = field(default_factory=dict)
+
+
+NetworkPreparation: TypeAlias = ImagePreparation | TextPreparation
+
+
+def of_timm(timm: ModuleType, network: nn.Module) -> ImagePreparation:
+    """The evaluation transform that timm makes of `resolve_model_data_config`."""
+    settings: dict[str, Any] = timm.data.resolve_model_data_config(network)
+    transform = timm.data.create_transform(**settings, is_training=False)
+    channels, rows, columns = settings["input_size"]
+    described = (
+        f"timm's own (resolve_model_data_config): to {rows} x {columns} pixels by {settings['interpolation']} "
+        f"interpolation, {settings['crop_mode']} crop of {settings['crop_pct']:g}; mean {_numbers(settings['mean'])}, "
+        f"standard deviation {_numbers(settings['std'])}"
+    )
+    return ImagePreparation(transform, described, "L" if channels == 1 else "RGB")
+
+
+def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> NetworkPreparation | None:
+    """The image processor or the tokenizer that lies beside the network; None where there is none.
+
+    Raises:
+        BadModel: it is there and cannot be read.
+    """
+    labels = {str(k): int(v) for k, v in (getattr(network.config, "label2id", None) or {}).items()}
+    reads = getattr(network, "main_input_name", "")
+    files = {"pixel_values": IMAGE_FILES, "input_ids": TEXT_FILES}.get(reads, ())
+    folder = Path(name)
+    if not files or (folder.is_dir() and not any((folder / file).is_file() for file in files)):
+        return None
+    try:
+        if reads == "pixel_values":
+            return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), network, labels)
+        return _of_tokenizer(transformers.AutoTokenizer.from_pretrained(name), network, labels)
+    except (OSError, ValueError, ImportError) as error:
+        if not folder.is_dir():  # a repository need not have one
+            return None
+        told = " ".join(str(error).split())[:200]
+        raise BadModel(f"MODEL: hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
+
+
+def _of_processor(processor: Any, network: nn.Module, labels: Mapping[str, int]) -> ImagePreparation:
+    def convert(image: Image) -> Tensor:
+        pixels: Tensor = processor(images=image, return_tensors="pt")["pixel_values"][0]
+        return pixels
+
+    facts = processor.to_dict()
+    steps = []
+    if facts.get("do_resize"):
+        size = "x".join(str(v) for v in (facts.get("size") or {}).values() if isinstance(v, int))
+        steps.append(f"to {size.replace('x', ' x ')} pixels")
+    if facts.get("do_center_crop"):
+        steps.append("centre crop")
+    if facts.get("do_rescale"):
+        steps.append(f"times {facts['rescale_factor']:.4g}")
+    if facts.get("do_normalize"):
+        mean, deviation = _numbers(facts["image_mean"]), _numbers(facts["image_std"])
+        steps.append(f"mean {mean}, standard deviation {deviation}")
+    described = f"its own image processor ({type(processor).__name__}): {'; '.join(steps) or 'nothing changed'}"
+    mode = "L" if getattr(network.config, "num_channels", 3) == 1 else "RGB"
+    return ImagePreparation(convert, described, mode, labels)
+
+
+def _of_tokenizer(tokenizer: Any, network: nn.Module, labels: Mapping[str, int]) -> TextPreparation:
+    config: Any = network.config
+    remarks = []
+    if tokenizer.pad_token is None:  # as GPT-2's
+        tokenizer.pad_token = tokenizer.eos_token
+        remarks.append(f"padded with {tokenizer.eos_token}, for it has no token of its own for that")
+    if getattr(config, "pad_token_id", None) is None:  # a classifier on top reads the last token that is none of these
+        config.pad_token_id = tokenizer.pad_token_id
+    limits = [getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
+    longest = min(int(limit) for limit in limits if limit)
+
+    def encode(texts: Sequence[str]) -> dict[str, Tensor]:
+        found = tokenizer(list(texts), padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        return dict(found)
+
+    named = f"its own tokenizer ({type(tokenizer).__name__}): padded to the longest text, cut at {longest} tokens"
+    return TextPreparation(encode, "; ".join([named, *remarks]), labels)
+
+
+def _numbers(values: Any) -> str:
+    return ", ".join(f"{value:.4g}" for value in values) if isinstance(values, list | tuple) else f"{values:.4g}"

@@ -1,0 +1,136 @@
+"""Folders of images and of texts, and lists of either from a user's file."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import Dataset
+
+from flatlens.data import raw
+from flatlens.data.sources import load_data
+from flatlens.errors import BadData, BadInput
+from flatlens.models.preparing import ImagePreparation, TextPreparation
+
+MINE = """
+import numpy as np
+from PIL import Image
+def texts(): return ["one two", "three"], [0, 1]
+def pictures(): return [Image.fromarray(np.full((2, 2, 3), 51 * i, dtype=np.uint8)) for i in range(3)], [0, 1, 0]
+def uneven(): return ["one"], [0, 1]
+"""
+
+
+def counted(texts):
+    """A tokenizer that counts words."""
+    return {"input_ids": torch.tensor([[len(text.split())] for text in texts])}
+
+
+WORDS = TextPreparation(counted, "words counted")
+MEANS = ImagePreparation(lambda image: torch.tensor(np.array(image)).double().mean((0, 1))[:, None, None], "means")
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """FOLDER/{train,test}/{a,b}/*.png of one grey each: 10, 20 and 30, 40; 50 and 60 held out."""
+    grey = iter([10, 20, 30, 40, 50, 60])
+    for place in ("train/a/0", "train/a/1", "train/b/0", "train/b/1", "test/a/0", "test/b/0"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((3, 4), next(grey), dtype=np.uint8)).save(tmp_path / f"{place}.png")
+    (tmp_path / "train" / "a" / "notes.md").write_text("not a picture")
+    return tmp_path
+
+
+def test_images_become_pixels_between_0_and_1(pictures):
+    source = load_data(str(pictures))
+    x, y = source.data
+    assert x.shape == (4, 3, 3, 4)
+    assert (x[:, 0, 0, 0] * 255).round().tolist() == [10, 20, 30, 40]
+    assert y.tolist() == [0, 0, 1, 1]
+    assert (source.test[0][:, 2, 2, 3] * 255).round().tolist() == [50, 60]
+    assert "4 images of 2 classes (a is 0, b is 1)" in source.description
+    assert source.preparation == raw.PLAIN
+
+
+def test_the_network_s_preparation_replaces_that(pictures):
+    source = load_data(str(pictures), preparation=MEANS)
+    assert source.data[0][:, 1, 0, 0].tolist() == [10, 20, 30, 40]
+    assert source.preparation == "means"
+
+
+def test_named_sets_of_images_are_prepared_by_the_network_too():
+    x, y = load_data("digits", preparation=MEANS).data
+    plain, labels = load_data("digits").data
+    assert x.shape == (600, 3, 1, 1)
+    assert torch.equal(y, labels)
+    # both follow the same images: their ink, up to the constant that one takes off
+    ink = torch.stack([x[:, 0, 0, 0], plain.double().sum(1)])
+    assert torch.corrcoef(ink)[0, 1] > 0.999
+    assert torch.equal(load_data("clusters", preparation=MEANS).data[0], load_data("clusters").data[0])
+
+
+def test_many_images_are_prepared_when_they_are_read(pictures, monkeypatch):
+    held = load_data(str(pictures), preparation=MEANS).data
+    monkeypatch.setattr(raw, "HELD", 0)
+    read = load_data(str(pictures), preparation=MEANS).data
+    assert isinstance(read, Dataset)
+    assert torch.equal(torch.stack([read[i][0] for i in range(4)]), held[0])
+    assert [int(read[i][1]) for i in range(4)] == held[1].tolist()
+    (pictures / "train" / "b" / "1.png").write_bytes(b"no image")
+    with pytest.raises(BadData, match=r"1\.png is no image"):
+        _ = read[3]
+
+
+def test_class_folders_with_numbers_or_known_names_say_their_labels(tmp_path):
+    for name in ("10", "2"):
+        (tmp_path / "numbers" / name).mkdir(parents=True)
+        (tmp_path / "numbers" / name / "x.txt").write_text("a b")
+    assert load_data(str(tmp_path / "numbers"), preparation=WORDS).data[1].tolist() == [10, 2]
+    known = TextPreparation(counted, "", {"10": 0, "2": 1, "more": 2})
+    assert load_data(str(tmp_path / "numbers"), preparation=known).data[1].tolist() == [0, 1]
+
+
+def test_lists_from_a_file_are_prepared(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    texts = load_data(f"{tmp_path}/mine.py:texts", preparation=WORDS)
+    assert texts.data[0]["input_ids"].tolist() == [[2], [1]]
+    assert texts.data[1].tolist() == [0, 1]
+    images = load_data(f"{tmp_path}/mine.py:pictures")
+    torch.testing.assert_close(images.data[0][:, 0, 0, 0], torch.tensor([0.0, 0.2, 0.4]))
+    with pytest.raises(BadData, match="1 inputs and 2 targets"):
+        load_data(f"{tmp_path}/mine.py:uneven", preparation=WORDS)
+
+
+@pytest.mark.parametrize(
+    ("files", "preparation", "words"),
+    [
+        ([], None, "no folder for each class"),
+        (["a/x.md"], None, "neither images nor"),
+        (["a/x.txt", "a/x.png"], None, "1 images and 1 texts"),
+        (["a/x.txt"], None, "comes with no tokenizer"),
+        (["a/x.txt"], MEANS, "the network reads images"),
+        (["a/x.png"], WORDS, "the network reads texts"),
+        (["a/x.png"], None, "x.png is no image"),
+        (["a/latin.txt"], WORDS, "not UTF-8"),
+    ],
+)
+def test_folders_that_cannot_be_measured_are_one_line(tmp_path, files, preparation, words):
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes(b"caf\xe9" if "latin" in file else b"words")
+    with pytest.raises(BadInput, match=words) as caught:
+        load_data(str(tmp_path), "--test", preparation)
+    assert str(caught.value).startswith("--test: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_some_of_the_samples(pictures):
+    source = load_data(str(pictures), preparation=MEANS)
+    some = source.drawn(3)
+    assert len(some.data[0]) == len(some.data[1]) == 3
+    assert set(some.data[0][:, 0, 0, 0].tolist()) < {10, 20, 30, 40}
+    assert some.test is source.test
+    assert "3 of 4 samples" in some.description
+    texts = load_data("digits").drawn(5)
+    assert texts.data[0].shape == (5, 64)
+    with pytest.raises(BadInput, match="--samples 5: the data has 4"):
+        source.drawn(5)
