@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -198,16 +197,3 @@ def test_the_network_of_a_study_has_its_own_data_and_loss(tmp_path, capsys):
     targets = torch.nn.functional.one_hot(split.y, 10)
     assert found["loss"] == pytest.approx(float(0.5 * (outputs - targets).square().sum(1).mean()), rel=1e-5)
     assert found["test_accuracy"] == pytest.approx(float((test_outputs.argmax(1) == split.test_y).double().mean()))
-
-
-def test_long_work_is_announced(net, capsys, monkeypatch):
-    measure = import_module("flatlens.cli.measure")
-    monkeypatch.setattr(measure, "DELAY", 0.0)
-    monkeypatch.setattr(measure, "TRIAL", 4)
-    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls"]) == 0
-    err = capsys.readouterr().err
-    assert "67 parameters, 20 samples, 1 forward and 3 backward passes: about" in err
-    assert "1 GiB of memory" in err
-    monkeypatch.setattr(measure, "DELAY", 1000.0)
-    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls"]) == 0
-    assert capsys.readouterr().err == ""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
+from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
@@ -60,15 +62,15 @@ def bounds(
     problem = inputs.problem(model)
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs="exact")
-        found = fl.check_bounds(
-            lens,
-            all_names(bounds) or None,
+        check = partial(
+            fl.check_bounds,
+            bounds=all_names(bounds) or None,
             assume=all_names(assume),
             distribution=_law(distribution, problem),
             delta=delta,
-            generator=torch.Generator().manual_seed(seed),
-            progress=bar,
         )
+        announce(lens, check, anyway=inputs.anyway)
+        found = check(lens, generator=torch.Generator().manual_seed(seed), progress=bar)
     _show(found, fl.measures.about(lens), page, as_json)
     return 1 if strict and found.violated else 0
 

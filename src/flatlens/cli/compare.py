@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
+from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
@@ -58,6 +60,9 @@ class Compared:
 
     samples: int | None = None
     """Measure on so many of the samples, drawn with seed 0; the same for all. Without it: on all."""
+
+    anyway: Annotated[bool, Flag] = False
+    """Start also what is not expected to fit in memory."""
 
     def problems(self, models: Sequence[str]) -> dict[str, Problem]:
         """A problem for every checkpoint, by name; the data are read once."""
@@ -134,6 +139,8 @@ def compare(
     with stdout_to_stderr(), Bar() as bar:
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         generator = torch.Generator().manual_seed(seed)
+        work = partial(fl.measure, measures=all_names(measures) or None)
+        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=compared.anyway)
         found = fl.compare(lenses, all_names(measures) or None, generator=generator, progress=bar)
     if page is not None:
         from flatlens.report.compare import write_compare_page

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens import userfile
-from flatlens.cli.output import note, stdout_to_stderr
+from flatlens.cli.output import Flag, note, stdout_to_stderr
 from flatlens.errors import BadInput, BadLoss, BadModel
 
 if TYPE_CHECKING:
@@ -55,6 +55,9 @@ class Inputs:
 
     samples: int | None = None
     """Measure on so many of the samples, drawn with seed 0. Without it: on all."""
+
+    anyway: Annotated[bool, Flag] = False
+    """Start also what is not expected to fit in memory."""
 
     def problem(self, model: str, beside: Problem | None = None) -> Problem:
         """The problem that these options and MODEL describe, checked; --data and --test are those of `beside`."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
+from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
@@ -47,18 +49,17 @@ def invariance(
     import torch
 
     import flatlens as fl
+    from flatlens.transforms import TRANSFORMS
 
     require_writable(page, "--page")
     problem = inputs.problem(model)
     with stdout_to_stderr(), Bar() as bar:
+        lens = fl.Lens(problem)
+        asked, moves = all_names(measures) or None, all_names(transforms) or None
+        work = partial(fl.measure, measures=asked)
+        announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.anyway)
         generator = torch.Generator().manual_seed(seed)
-        found = fl.check_invariance(
-            fl.Lens(problem),
-            all_names(measures) or None,
-            all_names(transforms) or None,
-            generator=generator,
-            progress=bar,
-        )
+        found = fl.check_invariance(lens, asked, moves, generator=generator, progress=bar)
     if page is not None:
         from flatlens.report.invariance import write_invariance_page
 

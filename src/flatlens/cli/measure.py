@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import DELAY, Bar, in_words
+from flatlens.cli.bar import Bar
+from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
-
-if TYPE_CHECKING:
-    from flatlens.measures import Lens
-
-TRIAL = 64
-"""Samples that a trial measures, to tell how long all will take."""
 
 
 def measure(
@@ -60,7 +55,7 @@ def measure(
     names = all_names(measures)
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs=_combinations(outputs))
-        _announce(lens, names)
+        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
         found = fl.measure(lens, names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
     if save is not None:
         found.save(save)
@@ -82,38 +77,3 @@ def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
     if not outputs.isdecimal():
         raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
     return int(outputs)
-
-
-def _announce(lens: Lens, measures: list[str]) -> None:
-    """Before work that lasts: what it consists of, and about how long it takes, from a trial."""
-    problem = lens.problem
-    if problem.n < 4 * TRIAL:
-        return
-    _trial(lens, measures, 4)  # the first pass of a process is slow, whatever its size
-    start = time.monotonic()
-    n = _trial(lens, measures, TRIAL)
-    seconds = (time.monotonic() - start) * problem.n / n
-    if seconds < DELAY:
-        return
-    size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
-    passes = f"1 forward and {problem.outputs} backward passes"
-    if lens.probes is not None:
-        passes = f"{lens.probes} random combinations in place of {problem.outputs} outputs"
-    note(f"{size}, {passes}: about {in_words(seconds)}, in about {problem.memory / 2**30:.2g} GiB of memory")
-
-
-def _trial(lens: Lens, measures: list[str], most: int) -> int:
-    """Measure on the first samples; how many they were."""
-    import flatlens as fl
-
-    problem = lens.problem
-    few = fl.Problem(
-        problem.model,
-        problem.loss,
-        next(problem.data.chunks(most)),
-        forward=problem.forward,
-        parameters=problem.parameters,
-        dtype=problem.dtype,
-    )
-    fl.measure(fl.Lens(few, outputs=lens.probes or "exact"), measures or None)
-    return few.n
