@@ -20,6 +20,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+SHOWN = 60
+"""Names that an error lists: a deep network has hundreds of layers."""
+
 
 class FlatlensError(Exception):
     """The root of the tree."""
@@ -64,7 +67,8 @@ class UnknownName(BadInput, KeyError):
         """
         known = sorted(known)
         near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
+        more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
+        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:SHOWN])}{more}"
         return cls(f"no {what} is called {name!r}: {hint}")
 
 

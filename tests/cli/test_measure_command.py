@@ -197,3 +197,15 @@ def test_the_network_of_a_study_has_its_own_data_and_loss(tmp_path, capsys):
     targets = torch.nn.functional.one_hot(split.y, 10)
     assert found["loss"] == pytest.approx(float(0.5 * (outputs - targets).square().sum(1).mean()), rel=1e-5)
     assert found["test_accuracy"] == pytest.approx(float((test_outputs.argmax(1) == split.test_y).double().mean()))
+
+
+def test_a_page_and_chosen_layers(net, capsys, refused):
+    assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", "--page", "page.html", "--layers", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "page written: page.html" in err
+    assert "Layers with '2'" in out
+    assert 'data-search="0"' in Path("page.html").read_text()
+    assert "--layers: no part of a layer's name is called '7'" in refused(
+        "measure", "net.py:build", *net, "--measures", "mls", "--layers", "7"
+    )
+    assert "--page none/page.html" in refused("measure", "net.py:build", *net, "--page", "none/page.html")

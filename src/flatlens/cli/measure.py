@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,7 +13,12 @@ from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, UnknownName
+
+if TYPE_CHECKING:
+    from flatlens.problem import Problem
+
+PART = "part of a layer's name"
 
 
 def measure(
@@ -23,6 +28,8 @@ def measure(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     measures: Names = (),
     outputs: str | None = None,
+    layers: str | None = None,
+    page: Path | None = None,
     save: Path | None = None,
     seed: int = 0,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
@@ -42,6 +49,8 @@ def measure(
         outputs: `exact`, a backward pass for each of the network's outputs, or how many random combinations stand for
             them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs, 16
             combinations beyond.
+        layers: Show every value of the layers whose names hold this, such as `blocks.3.`
+        page: Write an HTML page: every number, profiles over the depth, and the layers by block, to be searched.
         save: Keep the report, per-sample values and all, in this file; `flatlens.Report.load` reads it.
         seed: Of the random numbers that estimates are drawn with; exact measures use none.
         as_json: Print JSON.
@@ -51,8 +60,10 @@ def measure(
     import flatlens as fl
 
     require_writable(save, "--save")
+    require_writable(page, "--page")
     problem = inputs.problem(model)
     names = all_names(measures)
+    _require_layers(problem, layers)
     with stdout_to_stderr(), Bar() as bar:
         lens = fl.Lens(problem, outputs=_combinations(outputs))
         announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
@@ -60,12 +71,24 @@ def measure(
     if save is not None:
         found.save(save)
         note(f"report saved in {save}")
+    if page is not None:
+        from flatlens.report.measured import write_measure_page
+
+        note(f"page written: {write_measure_page(found, fl.catalogue(), page)}")
     if as_json:
         show_json({"about": found.about, "estimates": found.frame().to_dict("records")})
         return
     from flatlens.report.tables import measure_screen
 
-    show(measure_screen(found, fl.catalogue()))
+    show(measure_screen(found, fl.catalogue(), layers or ""))
+
+
+def _require_layers(problem: Problem, wanted: str | None) -> None:
+    """Told now, not after the work."""
+    model = problem.model
+    known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
+    if wanted is not None and not any(wanted in name for name in known):
+        raise UnknownName(f"--layers: {UnknownName.among(PART, wanted, known)}")
 
 
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:

@@ -116,6 +116,6 @@ def in_gib(size: float) -> str:
     """For reading.
 
     >>> in_gib(3 * 2**30), in_gib(50 * 2**20)
-    ('3 GiB', '0.05 GiB')
+    ('3 GiB', '0.049 GiB')
     """
     return f"{size / 2**30:.2g} GiB" if size < 100 * 2**30 else f"{size / 2**30:.0f} GiB"

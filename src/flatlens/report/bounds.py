@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,10 +12,13 @@ from rich.text import Text
 
 from flatlens.bounds import BOUNDS, Verdict
 from flatlens.files import write_whole
+from flatlens.report.blocks import summed_up
 from flatlens.report.figures.chain import chain_figure, tightness_figure
 from flatlens.report.page import environment
 from flatlens.report.render import svg_of
 
+REASONS = 24  #: that a screen shows
+LAYERS = 12  #: beyond as many a screen holds one row a bound
 STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not applicable": "dim"}
 
 
@@ -23,25 +26,74 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
     """What `flatlens bounds` ends with: one row a claim, then what to make of it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title="\nBounds", title_justify="left",
                   title_style="bold")  # fmt: skip
-    for heading in ("bound", "layer", "left", "right", "tight", "status"):
-        table.add_column(heading, justify="right" if heading in ("left", "right", "tight") else "left", no_wrap=True)
-    table.add_column("why", overflow="fold")
+    deep = len({v.layer for v in verdicts}) > LAYERS
+    headings = ["bound", "layer", "left", "right", "tight", "status", *(["claims"] if deep else [])]
+    for heading in headings:
+        numeric = heading in ("left", "right", "tight", "claims")
+        fold: Literal["fold", "ellipsis"] = "fold" if heading == "layer" else "ellipsis"
+        table.add_column(heading, justify="right" if numeric else "left", no_wrap=heading != "layer", overflow=fold)
+    rows = [(v, "") for v in verdicts]
+    if deep:
+        rows = [
+            (top, f"{sum(v.status == top.status for v in claims)} of {len(claims)}" if len(claims) > 1 else "")
+            for _, claims, _, top in _by_bound(verdicts)
+        ]
     name = None
-    for verdict in verdicts:
+    for verdict, told in rows:
         table.add_row(
             Text("" if verdict.bound == name else verdict.bound),
             verdict.layer or "",
             *(shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),
             Text(verdict.status, style=STYLES[verdict.status]),
-            Text(_why(verdict), style="dim"),
+            *([Text(told, style="dim")] if deep else []),
         )
         name = verdict.bound
-    return Group(table, _key(verdicts))
+    every = (
+        [
+            Text(
+                "Of each bound the tightest claim, and how many end as it does; all of them: --page or --json.",
+                style="dim",
+            )
+        ]
+        if deep
+        else []
+    )
+    return Group(table, *every, _reasons(verdicts), _key(verdicts))
+
+
+def _reasons(verdicts: Sequence[Verdict]) -> Text:
+    """Why claims do not apply or are violated, and what else is to be known of them; each reason once."""
+    said: dict[str, dict[str, list[str]]] = {}
+    for verdict in verdicts:
+        if why := _why(verdict):
+            said.setdefault(why, {}).setdefault(verdict.bound, []).append(verdict.layer or "")
+    text = Text("\nWhy" if said else "", style="bold")
+    for why, bounds in list(said.items())[:REASONS]:
+        of = [f"{name} at {summed_up(layers, most=4)}" if any(layers) else name for name, layers in bounds.items()]
+        text.append(f"\n{', '.join(of)}: ", style="not bold italic").append(why, style="not bold not italic dim")
+    more = len(said) - REASONS
+    return text.append(f"\nand {more} reasons more: --page or --json", style="not bold") if more > 0 else text
 
 
 def shown(value: float, digits: int) -> str:
     """A number, or a dash where there is none."""
     return f"{value:.{digits}g}" if value == value else "-"
+
+
+def _by_bound(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict], str, Verdict]]:
+    """Claims of one bound side by side: its name, the claims, how they ended, the one that says most: violated before
+    undecided before holding ones, among these the tightest."""
+    found: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        found.setdefault(verdict.bound, []).append(verdict)
+    rows = []
+    for bound, claims in found.items():
+        ended = [(status, sum(v.status == status for v in claims)) for status in ("violated", *STYLES)]
+        told = ", ".join(f"{count} {status}" for status, count in dict(ended).items() if count)
+        order = ("not applicable", "holds", "undecided", "violated")
+        top = max(claims, key=lambda v: (order.index(v.status), v.tightness if v.tightness == v.tightness else -1.0))
+        rows.append((bound, claims, told, top))
+    return rows
 
 
 def _why(verdict: Verdict) -> str:
@@ -80,7 +132,7 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
     html = environment().get_template("bounds.html.j2").render(
         about=about,
         figures=[(figure, svg_of(figure)) for figure in figures],
-        verdicts=verdicts,
+        groups=_by_bound(verdicts),
         why=_why,
         shown=shown,
         bounds=[BOUNDS[name] for name in names if name in BOUNDS],

@@ -9,11 +9,13 @@ from rich.table import Table
 from rich.text import Text
 
 from flatlens.files import write_whole
+from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
 from flatlens.report.page import environment
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
+MOST = 8  #: kinds of links, and of remarks, that a screen shows
 SHORT = {
     **{move: short for move, short, _ in MOVES},
     "batchnorm_folding": "bn fold",
@@ -119,9 +121,9 @@ def _transforms(report: InvarianceReport) -> Text:
         text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")
         meaning = TRANSFORMS[name].meaning if name in TRANSFORMS else name
         proof = f"outputs differ by {done.difference:.1g} at most"
-        text.append(f"{meaning} Moved: {'; '.join(done.links)}. Proof: {proof}.", style="not bold")
-        told = [done.note] if done.note else []
-        told += [f"not {layer}: {why}" for layer, why in done.left.items() if why != OUTPUTS]
+        text.append(f"{meaning} Moved: {summed_up(done.links, '; ')}. Proof: {proof}.", style="not bold")
+        told = [summed_up(done.note.split("; "), "; ", MOST)] if done.note else []
+        told += [f"not {layers}: {why}" for why, layers in by_reason(done.left) if why != OUTPUTS]
         text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
     for name, why in report.left_out.items():
         text.append(f"{name}: ", style="not bold italic")

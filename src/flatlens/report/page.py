@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +18,7 @@ from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.measures.papers import PAPERS
-from flatlens.report import words
+from flatlens.report import blocks, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import Figure, Grid, study_figures
 from flatlens.report.frames import NOT_MEASURES
@@ -152,6 +155,11 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    script = files("flatlens.report").joinpath("templates", "groups.js").read_text(encoding="utf-8")
+    environment.globals["script"] = script  # the only one that a page of a single network or a comparison may run
+    environment.globals["script_hash"] = f"sha256-{b64encode(sha256(script.encode()).digest()).decode()}"
+    environment.filters["summed_up"] = blocks.summed_up
+    environment.filters["by_reason"] = blocks.by_reason
     environment.filters["shown"] = words.shown
     environment.filters["exact"] = words.exact
     environment.filters["breakable"] = words.breakable

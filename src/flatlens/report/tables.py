@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import Card
+from flatlens.report.blocks import grouped, profile, role
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 
 LAYERS_ACROSS = 5  #: more do not fit a screen of 80 columns
+MEASURES_ACROSS = 4  #: beside the names of layers
+BLOCKS = 4  #: as many, and their profile says something
+PROFILE = 60  #: columns of it
 ANSWERS_DOWN = 32  #: where there are more, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 
 
-def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
+def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> RenderableType:
     """What `flatlens measure` ends with.
 
     Args:
         report: The measured numbers.
         cards: The catalogue's cards; a measure without one is shown without its invariances.
+        layers: Show every value of the layers whose names hold this.
 
     Returns:
         Something for a rich console: what was measured, the network's answers, the layers' values, a key.
@@ -32,9 +38,7 @@ def measure_screen(report: Report, cards: Sequence[Card]) -> RenderableType:
     parts: list[RenderableType] = [Text(_about(report.about), style="bold")]
     parts += [_origin(what, words) for what, words in report.about.get("origin", {}).items()]
     parts.append(_network_table(report, cards))
-    layers = _layer_table(report)
-    if layers is not None:
-        parts.append(layers)
+    parts += _layer_tables(report, layers)
     notes = _notes(report)
     if notes:
         parts.append(notes)
@@ -103,15 +107,26 @@ def _badges(name: str, cards: Sequence[Card]) -> list[Text]:
     return [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in survives(name, card)]
 
 
-def _layer_table(report: Report) -> Table | None:
-    """Every layer's value while a screen holds them, else the range; None where nothing was measured by layer."""
+def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
+    """Every layer's value while a screen holds them, or those wanted; else ranges, and profiles over the blocks."""
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
-    if not values:
-        return None
-    layers = _execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
+    layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
     names = list(dict.fromkeys(name for name, _ in values))
-    if len(layers) > LAYERS_ACROSS:
-        return _range_table(values, layers, names)
+    if wanted:
+        matching = [layer for layer in layers if wanted in layer]
+        if not matching:
+            raise UnknownName.among("part of a layer's name", wanted, layers)
+        return list(_wanted_tables(values, matching, names, wanted))
+    if not values:
+        return []
+    if len(layers) <= LAYERS_ACROSS:
+        return [_across(values, layers, names)]
+    groups = [(block, members) for block, members in grouped(layers) if block]
+    ranges = _range_table(values, layers, names, len(groups))
+    return [ranges, _profile_table(values, groups, names)] if len(groups) >= BLOCKS else [ranges]
+
+
+def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Table:
     table = _table("Layer by layer")
     table.add_column("measure", no_wrap=True)
     for layer in layers:
@@ -121,9 +136,46 @@ def _layer_table(report: Report) -> Table | None:
     return table
 
 
-def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str]) -> Table:
+def _wanted_tables(
+    values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], wanted: str
+) -> Iterator[Table]:
+    """A row a layer, under its block; so many measures side by side as a screen holds, the others below."""
+    names = [name for name in names if any((name, layer) in values for layer in layers)]
+    for start in range(0, len(names), MEASURES_ACROSS):
+        some = names[start : start + MEASURES_ACROSS]
+        table = _table(f"Layers with {wanted!r} in their name" if start == 0 else "")
+        table.add_column("layer", no_wrap=True)
+        for name in some:
+            table.add_column(name, justify="right", overflow="fold")
+        for block, members in grouped(layers):
+            if block:
+                table.add_row(Text(block, style="italic dim"))
+            for layer in members:
+                cells = [_cell(values.get((name, layer))) for name in some]
+                if any(cell.plain for cell in cells):
+                    table.add_row(f"{'  ' if block else ''}{role(layer, block)}", *cells)
+        yield table
+
+
+def _profile_table(
+    values: Mapping[tuple[str, str], Estimate], groups: list[tuple[str, list[str]]], names: list[str]
+) -> Table:
+    """A measure's way through the blocks as a row of bars."""
+    table = _table(f"From {groups[0][0]} to {groups[-1][0]}: the largest in each block (by logarithm where positive)")
+    table.add_column("measure", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name in names:
+        found = [[values[name, layer].value for layer in members if (name, layer) in values] for _, members in groups]
+        largest = [max((v for v in block if v == v), default=float("nan")) for block in found]
+        if any(value == value for value in largest):
+            table.add_row(f"  {name}", profile(largest, PROFILE))
+    return table
+
+
+def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int) -> Table:
     """Of a deep network: each measure's extremes and where they are."""
-    table = _table(f"Over {len(layers)} layers (every value: --json or --save)")
+    size = f"{len(layers)} layers{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
+    table = _table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
     table.add_column("measure", no_wrap=True)
     for heading in ("smallest", "in layer", "largest", "in layer"):
         table.add_column(heading, justify="left" if heading == "in layer" else "right", overflow="fold")
@@ -138,7 +190,7 @@ def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], 
     return table
 
 
-def _execution_order(report: Report, met: list[str]) -> list[str]:
+def execution_order(report: Report, met: list[str]) -> list[str]:
     """As the network runs them, where the report says; parameters outside any layer come last."""
     known = [str(layer) for layer in report.about.get("layers", [])]
     return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))

@@ -1,0 +1,84 @@
+"""A deep network's layers: each measure over the depth, a line for each kind of layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import altair as alt
+import pandas as pd
+
+from flatlens.estimate import Report
+from flatlens.report.blocks import blocks, grouped, role
+from flatlens.report.figures.figure import Drawing, Figure, log_axis
+
+KINDS = 8  #: that get a colour of their own
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
+OTHERS, OUTSIDE = "other layers", "outside the blocks"
+PANELS_A_ROW = 3
+
+
+def depth_frame(report: Report) -> pd.DataFrame:
+    """One row a measure and linear layer: measure, layer, block, kind, depth, value.
+
+    `depth` counts blocks, or layers outside them; undefined values are left out.
+    """
+    linear = {str(name) for name in report.about.get("layers", [])}
+    values = [(name, layer, e.value) for (name, layer), e in report.items() if layer is not None and e.value == e.value]
+    names = [n for n in dict.fromkeys(layer for _, layer, _ in values) if n.partition(":")[0] in linear or not linear]
+    order = [str(name) for name in report.about.get("layers", []) if name in names]
+    names = [*order, *(name for name in names if name not in order)]
+    depth = {name: at for at, (_, members) in enumerate(grouped(names)) for name in members}
+    block = blocks(names)
+    common = Counter(role(name, block[name]) for name in names if block[name])
+    known = {kind for kind, count in common.most_common(KINDS) if count > 1}
+
+    def kind(name: str) -> str:
+        if not block[name]:
+            return OUTSIDE
+        return role(name, block[name]) if role(name, block[name]) in known else OTHERS
+
+    rows = [(m, layer, block[layer], kind(layer), depth[layer], v) for m, layer, v in values if layer in depth]
+    return pd.DataFrame(rows, columns=["measure", "layer", "block", "kind", "depth", "value"])
+
+
+def depth_figure(report: Report) -> Figure:
+    """A panel for each measure with a value at two depths or more."""
+    data = depth_frame(report)
+    deep = data.groupby("measure", sort=False)["depth"].nunique()
+    names = [str(name) for name, depths in deep.items() if depths > 1]
+    kinds = list(dict.fromkeys(data["kind"].where(~data["kind"].isin([OUTSIDE, OTHERS])).dropna()))
+    domain = [*kinds, *(k for k in (OTHERS, OUTSIDE) if (data["kind"] == k).any())]
+    colours = [*COLOURS[: len(kinds)], *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else [])]
+    panels = [_panel(data[data["measure"] == name], name, domain, colours) for name in names]
+    whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
+    caption = (
+        "From input to output. Across: blocks, and the layers before and behind them, in the order in which they run; "
+        "a line for each kind of layer. The axis is logarithmic where every value is positive."
+    )
+    return Figure("depth", "Over the depth", caption, data, whole, (whole,), "wide", colours=False)
+
+
+def _panel(data: pd.DataFrame, name: str, domain: list[str], colours: list[str]) -> Drawing:
+    logarithmic = bool((data["value"] > 0).all())
+    y = alt.Y(
+        "value:Q",
+        scale=alt.Scale(type="log", nice=False, padding=6) if logarithmic else alt.Scale(zero=False, padding=6),
+        axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=4),
+    )
+    x = alt.X(
+        "depth:Q",
+        title=None,
+        scale=alt.Scale(nice=False, padding=6),
+        axis=alt.Axis(tickMinStep=1, tickCount=6, format="d"),
+    )
+    colour = alt.Color(
+        "kind:N",
+        sort=domain,
+        scale=alt.Scale(domain=domain, range=colours),
+        legend=alt.Legend(title=None, orient="top", columns=5, symbolType="circle", columnPadding=24),
+    )
+    marks = alt.Chart(data).mark_point(size=16, filled=True, opacity=1).encode(x=x, y=y, color=colour)
+    inside = data[~data["kind"].isin([OUTSIDE, OTHERS])]
+    lines = alt.Chart(inside).mark_line(strokeWidth=1.4).encode(x=x, y=y, color=colour)
+    panel: Drawing = alt.layer(lines, marks)
+    return panel.properties(width=290, height=130, title=name)

@@ -1,0 +1,136 @@
+"""One network measured, as a page: every number, profiles over the depth, and the layers by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import vl_convert
+
+from flatlens.estimate import Estimate, Report
+from flatlens.files import write_whole
+from flatlens.measures import Card
+from flatlens.report.blocks import grouped, heights, role
+from flatlens.report.cards import FAMILIES, MOVES, card_of, survives
+from flatlens.report.figures.depth import depth_figure
+from flatlens.report.figures.figure import Figure
+from flatlens.report.page import environment
+from flatlens.report.palette import theme
+from flatlens.report.tables import RISK, execution_order
+
+TINTS = 6
+"""Steps from the smallest value of a column to the largest."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value as the table of layers shows it."""
+
+    text: str
+    exact: str  #: all digits, and what goes with them
+    tint: int  #: 0 to TINTS - 1; -1 where there is no value
+
+
+@dataclass(frozen=True)
+class Row:
+    """A layer."""
+
+    name: str
+    label: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A block, or a layer outside any."""
+
+    block: str
+    rows: list[Row]
+    largest: list[Cell]  #: of each column
+
+
+Values: TypeAlias = Mapping[tuple[str, str], Estimate]
+
+
+def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
+    """One HTML file that needs no network."""
+    values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
+    layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
+    columns = list(dict.fromkeys(name for name, _ in values))
+    drawn = depth_figure(report) if len(layers) > 1 else None
+    html = environment().get_template("measure.html.j2").render(
+        about=report.about,
+        origin=report.about.get("origin", {}),
+        families=_families(report, cards),
+        moves=[short for _, _, short in MOVES],
+        figures=[(drawn, _svg(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],
+        columns=columns,
+        groups=_groups(values, layers, columns),
+        total=len(layers),
+        measures=list({card.name: card for name in report.measures() if (card := card_of(name, cards))}.values()),
+    )  # fmt: skip
+    return write_whole(path, html.encode())
+
+
+def _families(report: Report, cards: Sequence[Card]) -> dict[str, list[tuple[str, Estimate, tuple[bool, ...] | None]]]:
+    """The network's answers by family, the risk first: name, estimate, what it survives."""
+    found: dict[str, list[tuple[str, Estimate, tuple[bool, ...] | None]]] = {"risk": []}
+    for (name, layer), estimate in report.items():
+        if layer is None:
+            card = card_of(name, cards)
+            risk = name.split(".")[0] in RISK
+            family = "risk" if risk else card.family if card else "other"
+            found.setdefault(family, []).append((name, estimate, survives(name, card) if card and not risk else None))
+    order = ["risk", *FAMILIES]
+    return {family: found[family] for family in sorted(found, key=lambda f: order.index(f) if f in order else 99)}
+
+
+def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group]:
+    """Blocks with their layers; "" stands for a layer outside blocks."""
+    groups = grouped(layers)
+    known = {key: e for key, e in values.items() if e.value == e.value}
+    places = {name: _places([layer for layer in layers if (name, layer) in known], name, known) for name in columns}
+    best: dict[str, dict[str, str]] = {name: {} for name in columns}  # by block: the layer with the largest value
+    for name in columns:
+        for block, members in groups:
+            there = [layer for layer in members if (name, layer) in known]
+            if block and there:
+                best[name][block] = max(there, key=lambda layer: known[name, layer].value)
+    peaks = {name: heights({block: known[name, at].value for block, at in best[name].items()}) for name in columns}
+    found = []
+    for block, members in groups:
+        rows = [
+            Row(layer, role(layer, block), [_cell(values.get((n, layer)), places[n].get(layer)) for n in columns])
+            for layer in members
+        ]
+        largest = [
+            _cell(known[n, best[n][block]], peaks[n][block], f"the largest of the block, {best[n][block]}: ")
+            if block in best[n]
+            else Cell("", "", -1)
+            for n in columns
+        ]
+        found.append(Group(block, rows, largest))
+    return found
+
+
+def _places(layers: list[str], name: str, known: Values) -> dict[str, float]:
+    """Between 0 and 1 by rank: values of biases that shift nothing would take up every other scale."""
+    order = sorted(layers, key=lambda layer: known[name, layer].value)
+    return {layer: at / max(1, len(order) - 1) for at, layer in enumerate(order)}
+
+
+def _cell(estimate: Estimate | None, place: float | None, before: str = "") -> Cell:
+    if estimate is None:
+        return Cell("", "", -1)
+    if place is None:
+        return Cell("–", estimate.note, -1)
+    told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
+    return Cell(f"{estimate.value:.3g}", f"{before}{estimate.value!r} ({told})", round(place * (TINTS - 1)))
+
+
+def _svg(figure: Figure) -> str:
+    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec}
+    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", 1), allowed_base_urls=[])
+    return svg

@@ -1,0 +1,116 @@
+"""The page and the screens of one measured network with more than a hundred layers."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from rich.console import Console
+
+from flatlens.errors import UnknownName
+from flatlens.estimate import Estimate, Report, undefined
+from flatlens.measures import catalogue
+from flatlens.report.figures.depth import depth_figure, depth_frame
+from flatlens.report.measured import write_measure_page
+from flatlens.report.tables import measure_screen
+
+PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+LAYERS = ["stem<b>", *(f"blocks.{i}.{part}" for i in range(30) for part in PARTS), "head"]
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """mls is 2^-i in block i, but its bias is far below; relative flatness is defined at the head alone."""
+    estimates = {("mls", None): Estimate(2.5), ("relative_flatness.sum", None): undefined("elsewhere it is not")}
+    for at, layer in enumerate(LAYERS):
+        estimates["mls", layer] = Estimate(2.0 ** -(at // 4))
+        estimates["relative_flatness", layer] = Estimate(3.0) if layer == "head" else undefined("it curves")
+    estimates["ggn_trace", "blocks.7.norm.bias"] = Estimate(1e-20)
+    about = {"model": "Deep<i>", "n": 12, "outputs": 4, "layers": LAYERS, "loss": "cross_entropy", "parameters": 1000,
+             "device": "cpu", "dtype": "float32", "versions": {"torch": "2.13"},
+             "origin": {"weights": "random (seed 0)", "preparation": "its own <tokenizer>"}}  # fmt: skip
+    return Report(estimates, about)
+
+
+@pytest.fixture(scope="module")
+def page(deep, tmp_path_factory):
+    return write_measure_page(deep, catalogue(), tmp_path_factory.mktemp("page") / "page.html").read_text()
+
+
+class Rows(HTMLParser):
+    """What the rows of the table of layers are searched by."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.feed(html[html.index('id="by-layer"') :])
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr" and "data-search" in dict(attrs):
+            self.found.append(dict(attrs)["data-search"])
+
+
+def test_the_page_holds_every_layer_once_under_its_block(page):
+    assert sorted(Rows(page).found) == sorted([*LAYERS, "blocks.7.norm.bias"])
+    assert page.count('<tr class="group">') == 30
+    assert "2.5" in page
+    assert "elsewhere it is not" in page
+
+
+def test_the_page_says_what_was_measured_and_escapes_it(page):
+    assert "nobody trained this network" in page
+    assert "its own &lt;tokenizer&gt;" in page
+    assert "stem&lt;b&gt;" in page
+    assert "stem<b>" not in page
+    assert "Deep<i>" not in page
+    assert page.count("<script") == 1
+    assert re.search(r"script-src 'sha256-[\w+/=]{44}'", page)
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_the_script_s_hash_is_that_of_the_script(page):
+    from base64 import b64encode
+    from hashlib import sha256
+
+    script = page[page.index("<script>") + len("<script>") : page.index("</script>")]
+    assert f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" in page
+
+
+def test_the_depth_counts_blocks_and_knows_the_kinds_of_layers(deep):
+    data = depth_frame(deep)
+    assert set(data["kind"]) == {*PARTS, "outside the blocks"}
+    assert data.set_index("layer").loc["head", "depth"].to_list() == [31, 31]
+    assert data[data["layer"] == "blocks.7.mlp.fc1"]["depth"].to_list() == [8]
+    assert len(data) == len(LAYERS) + 1  # relative flatness at the head; what is undefined is left out
+    assert [panel["title"] for panel in depth_figure(deep).spec["concat"]] == ["mls"]
+
+
+def printed(report: Report, layers: str = "", width: int = 100) -> list[str]:
+    console = Console(width=width, color_system=None, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console.print(measure_screen(report, catalogue(), layers))
+    return console.export_text().splitlines()
+
+
+def test_the_screen_shows_the_way_through_the_blocks(deep):
+    lines = printed(deep)
+    assert any("123 layers in 30 blocks" in line for line in lines)
+    bars = next(line.split()[1] for line in lines if "█" in line)
+    assert len(bars) == 30
+    assert (bars[0], bars[-1]) == ("█", "▁")
+    assert len(lines) < 45
+    assert any(line.startswith("weights: random") for line in lines)
+
+
+def test_layers_asked_for_are_shown_each(deep):
+    lines = printed(deep, "blocks.7.", 80)
+    at = lines.index(next(line for line in lines if line.strip() == "blocks.7"))
+    assert [line.split()[0] for line in lines[at + 1 : at + 5]] == list(PARTS)
+    assert not any("blocks.8" in line for line in lines)
+    with pytest.raises(UnknownName, match=r"blocks\.77"):
+        printed(deep, "blocks.77.")
+
+
+def test_a_network_of_one_layer_has_a_page_too(tmp_path):
+    about = {"model": "Net", "n": 1, "outputs": 1, "layers": ["fc"], "loss": "mse", "parameters": 2, "device": "cpu",
+             "dtype": "float64", "versions": {"torch": "2.13"}}  # fmt: skip
+    report = Report({("mls", None): Estimate(1.0), ("mls", "fc"): Estimate(1.0)}, about)
+    assert Rows(write_measure_page(report, catalogue(), tmp_path / "page.html").read_text()).found == ["fc"]
