@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from flatlens.errors import BadInput, BadModel
+from flatlens.models import sources
 from flatlens.models.sources import load_model
 
 MINE = """
@@ -63,6 +64,15 @@ def test_a_missing_package_gives_the_command(monkeypatch, spec, package, extra):
     with pytest.raises(BadModel, match=rf"pip install 'flatlens\[{extra}\]'") as caught:
         load_model(spec)
     assert "\n" not in str(caught.value)
+
+
+def test_a_torchvision_of_another_torch_is_said(monkeypatch):
+    def broken(package: str) -> None:
+        raise RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(vars(sources), "__import__", broken)
+    with pytest.raises(BadModel, match=r"nms does not exist\): does the torchvision that is installed fit torch"):
+        load_model("timm:resnet18")
 
 
 @pytest.fixture

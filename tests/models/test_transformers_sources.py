@@ -103,6 +103,8 @@ def test_a_kind_of_network_is_enough_where_weights_are_to_be_random(offline):
         load_model("hf:vit")
     with pytest.raises(BadModel, match="hub cannot be reached"):
         load_model("hf:some/net", "random")
+    with pytest.raises(BadModel, match="there is no folder /some/net"):
+        load_model("hf:/some/net")
 
 
 def test_a_pickle_is_never_loaded(tmp_path):

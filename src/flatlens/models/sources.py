@@ -110,6 +110,8 @@ def _from_transformers(written: str, weights: Wanted) -> Named:
     transformers = _extra("transformers", "hf", f"hf:{written}")
     name, options = (written, {}) if Path(written).is_dir() else _with_options(written, spec)
     local = Path(name).is_dir()
+    if not local and (name[:1] in "./~" or name.count("/") > 1):  # no repository is called like that
+        raise BadModel(f"{spec}: there is no folder {name}")
     config, remark = _configured(transformers, name, options, weights, spec)
     architecture = next(iter(getattr(config, "architectures", None) or []), "")
     if not hasattr(transformers, architecture or "_"):
@@ -223,3 +225,9 @@ def _extra(package: str, extra: str, spec: str) -> ModuleType:
         return __import__(package)
     except ImportError as error:
         raise BadModel(f"MODEL: {spec} needs {package}: pip install 'flatlens[{extra}]' ({error})") from error
+    except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
+        told = " ".join(str(error).split())
+        raise BadModel(
+            f"MODEL: {spec}: {package} cannot be imported ({told}): does the torchvision that is installed fit torch "
+            f"{torch.__version__}?"
+        ) from error
