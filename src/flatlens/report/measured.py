@@ -7,17 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-import vl_convert
-
 from flatlens.estimate import Estimate, Report
 from flatlens.files import write_whole
 from flatlens.measures import Card
 from flatlens.report.blocks import grouped, heights, role
 from flatlens.report.cards import FAMILIES, MOVES, card_of, survives
 from flatlens.report.figures.depth import depth_figure
-from flatlens.report.figures.figure import Figure
 from flatlens.report.page import environment
-from flatlens.report.palette import theme
+from flatlens.report.render import svg_of
 from flatlens.report.tables import RISK, execution_order
 
 TINTS = 6
@@ -65,7 +62,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         origin=report.about.get("origin", {}),
         families=_families(report, cards),
         moves=[short for _, _, short in MOVES],
-        figures=[(drawn, _svg(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],
+        figures=[(drawn, svg_of(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],
         columns=columns,
         groups=_groups(values, layers, columns),
         total=len(layers),
@@ -128,9 +125,3 @@ def _cell(estimate: Estimate | None, place: float | None, before: str = "") -> C
         return Cell("–", estimate.note, -1)
     told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
     return Cell(f"{estimate.value:.3g}", f"{before}{estimate.value!r} ({told})", round(place * (TINTS - 1)))
-
-
-def _svg(figure: Figure) -> str:
-    spec = {"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec}
-    svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", 1), allowed_base_urls=[])
-    return svg
