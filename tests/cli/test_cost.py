@@ -114,7 +114,9 @@ def test_smaller_chunks_are_advised_where_they_would_do(lens, monkeypatch):
 def test_seconds_are_those_of_all_samples(lens, monkeypatch):
     clock = iter([0.0, 5.0, 10.0, 14.0])  # 5 s for 2 samples at first, then 4 s for 8
     monkeypatch.setattr(cost.time, "monotonic", lambda: next(clock))
-    assert cost.trials(lens, lambda few: None).seconds == 4.0 / 8 * 200
+    samples, chunks = 200 / 8, -(-200 // cost.chunk(lens, 200))
+    assert chunks < samples
+    assert cost.trials(lens, lambda few: None).seconds == pytest.approx(4.0 * (samples * chunks) ** 0.5)
 
 
 def test_the_process_is_weighed():

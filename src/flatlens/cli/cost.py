@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -110,7 +111,7 @@ def _extrapolated(lens: Lens, points: list[tuple[int, float, float | None]], gau
     cost = _by_rule(lens)
     if len(points) > 1:
         # the first trial warms up and pays for what is kept: it says nothing of the time
-        cost = replace(cost, seconds=seconds * lens.problem.n / n)
+        cost = replace(cost, seconds=seconds * _times(lens, n))
     used = gauge.used()
     if peak is None or used is None:
         return cost
@@ -118,6 +119,17 @@ def _extrapolated(lens: Lens, points: list[tuple[int, float, float | None]], gau
     slope = max(0.0, peak - (points[0][2] or peak)) / (last - first) if last > first else _per_sample(lens)
     most = peak + slope * (whole - last)
     return replace(cost, peak=most, least=max(float(used), most - slope * (whole - 1)), more=max(0.0, most - used))
+
+
+def _times(lens: Lens, n: int) -> float:
+    """How many times a trial on `n` samples goes into the work.
+
+    Some of a chunk's time is for its samples, some for itself, the more the larger the weights: a trial smaller than a
+    chunk lies between the ratio of samples and that of chunks, and is taken in the middle.
+    """
+    whole = lens.problem.n
+    samples, chunks = (whole / n, math.ceil(whole / chunk(lens, whole)) / math.ceil(n / chunk(lens, n)))
+    return math.sqrt(samples * chunks)
 
 
 def _by_rule(lens: Lens) -> Cost:

@@ -78,6 +78,8 @@ class Inputs:
                 dtype=None if self.dtype is None else getattr(torch, self.dtype),
                 memory=self.memory,
             )
+        if named.remark:
+            note(named.remark)
         told = {"weights": named.weights, "data": source.description, "preparation": source.preparation}
         found.origin = {what: words for what, words in told.items() if words}
         return found
@@ -100,8 +102,6 @@ class Inputs:
         untrained = str(self.weights) == "random" and not Path("random").exists()
         if named is None:
             named = load_model(model, "random" if untrained else "trained" if self.weights is None else "none")
-        if named.remark:
-            note(named.remark)
         if self.weights is None or (untrained and model.startswith(("timm:", "hf:"))):
             return named
         if untrained:

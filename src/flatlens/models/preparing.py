@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from torch import Tensor, nn
 
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, one_line
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -74,7 +74,7 @@ def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> 
     except (OSError, ValueError, ImportError) as error:
         if not folder.is_dir():  # a repository need not have one
             return None
-        told = " ".join(str(error).split())[:200]
+        told = one_line(error, 200)
         raise BadModel(f"MODEL: hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
 
 

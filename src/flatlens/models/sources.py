@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from flatlens import userfile
-from flatlens.errors import BadInput, BadModel, UnknownName
+from flatlens.errors import BadInput, BadModel, UnknownName, one_line
 from flatlens.models.hub import from_the_hub
 from flatlens.models.preparing import NetworkPreparation, of_timm, of_transformers
 from flatlens.models.weightfiles import IN_A_FOLDER
@@ -226,8 +226,7 @@ def _extra(package: str, extra: str, spec: str) -> ModuleType:
     except ImportError as error:
         raise BadModel(f"MODEL: {spec} needs {package}: pip install 'flatlens[{extra}]' ({error})") from error
     except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
-        told = " ".join(str(error).split())
         raise BadModel(
-            f"MODEL: {spec}: {package} cannot be imported ({told}): does the torchvision that is installed fit torch "
-            f"{torch.__version__}?"
+            f"MODEL: {spec}: {package} cannot be imported ({one_line(error)}): does the torchvision that is "
+            f"installed fit torch {torch.__version__}?"
         ) from error
