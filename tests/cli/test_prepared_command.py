@@ -90,3 +90,19 @@ def test_networks_that_prepare_alike_are_compared(folders, capsys):
 )
 def test_what_does_not_go_together_is_one_line(folders, refused, model, data, words):
     assert words in refused("measure", model, "--data", data, *ASKED)
+
+
+def test_a_language_model_predicts_the_next_token(folders, capsys):
+    import transformers
+
+    network = transformers_folders.language(Path("lm"), "language model").eval()
+    found, _ = measured(capsys, "hf:lm", "--data", "texts")
+    tokenizer = transformers.AutoTokenizer.from_pretrained("lm")
+    tokenizer.pad_token = tokenizer.eos_token
+    texts = [file.read_text() for file in sorted(Path("texts").rglob("*.txt"))]
+    x = tokenizer(texts, padding=True, truncation=True, max_length=6, return_tensors="pt")
+    labels = x["input_ids"].where(x["attention_mask"].bool(), -100)
+    with torch.no_grad():
+        theirs = float(network(**x, labels=labels).loss)  # transformers shifts the labels itself
+    assert {row["measure"]: row["value"] for row in found["estimates"]}["loss"] == pytest.approx(theirs, rel=1e-5)
+    assert "the next one" in found["about"]["origin"]["preparation"]

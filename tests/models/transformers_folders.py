@@ -26,7 +26,7 @@ def vision(folder: Path, processor: bool = True) -> transformers.PreTrainedModel
 
 
 def language(folder: Path, kind: str, weights: bool = True) -> transformers.PreTrainedModel:
-    """A "bert" or a "gpt2" of two classes with a tokenizer of its own, the latter's without padding."""
+    """A "bert" or a "gpt2" of two classes, or a "language model", with a tokenizer; only the first knows padding."""
     torch.manual_seed(2)
     words = [text for texts in TEXTS.values() for text in texts]
     labels = {"num_labels": 2, "label2id": LABELS, "id2label": {i: name for name, i in LABELS.items()}}
@@ -46,7 +46,8 @@ def language(folder: Path, kind: str, weights: bool = True) -> transformers.PreT
         config = transformers.GPT2Config(
             n_embd=12, n_layer=1, n_head=2, vocab_size=30, n_positions=6, bos_token_id=1, eos_token_id=1, **labels
         )
-        network = transformers.GPT2ForSequenceClassification(config)
+        head = transformers.GPT2LMHeadModel if kind == "language model" else transformers.GPT2ForSequenceClassification
+        network = head(config)
     network.save_pretrained(folder)
     if not weights:
         (folder / "model.safetensors").unlink()

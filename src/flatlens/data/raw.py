@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, final
@@ -99,7 +99,8 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
         if not isinstance(preparation, TextPreparation):
             reads = "reads images" if preparation else "comes with no tokenizer"
             raise BadData(f"{argument}: these are texts, and the network {reads}: name an hf: network with a tokenizer")
-        return preparation.encode(raw.texts), raw.targets
+        encoded = preparation.encode(raw.texts)
+        return encoded, next_tokens(encoded) if preparation.next_tokens else raw.targets
     if isinstance(preparation, TextPreparation):
         raise BadData(f"{argument}: these are images, and the network reads texts")
     known = preparation or ImagePreparation(_plain, PLAIN)
@@ -116,6 +117,19 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
     return torch.stack(images), raw.targets
 
 
+def next_tokens(encoded: Mapping[str, Tensor]) -> Tensor:
+    """Each token's target, (n, tokens): the next one; -100, which counts for nothing, at padding and at the end.
+
+    >>> next_tokens({"input_ids": torch.tensor([[7, 8, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])})
+    tensor([[   8,    9, -100, -100]])
+    """
+    ids, mask = encoded["input_ids"], encoded["attention_mask"].bool()
+    targets = torch.full_like(ids, IGNORED)
+    targets[:, :-1] = torch.where(mask[:, :-1] & mask[:, 1:], ids[:, 1:], IGNORED)
+    return targets
+
+
+IGNORED = -100
 PLAIN = "red, green and blue between 0 and 1"
 
 

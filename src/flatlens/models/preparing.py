@@ -37,6 +37,7 @@ class TextPreparation:
     encode: Callable[[Sequence[str]], dict[str, Tensor]]  #: the network's arguments, (n, tokens) each
     description: str
     labels: Mapping[str, int] = field(default_factory=dict)
+    next_tokens: bool = False  #: the network predicts each token's next one: these are the targets
 
 
 NetworkPreparation: TypeAlias = ImagePreparation | TextPreparation
@@ -116,7 +117,10 @@ def _of_tokenizer(tokenizer: Any, network: nn.Module, labels: Mapping[str, int])
         return dict(found)
 
     named = f"its own tokenizer ({type(tokenizer).__name__}): padded to the longest text, cut at {longest} tokens"
-    return TextPreparation(encode, "; ".join([named, *remarks]), labels)
+    causal = type(network).__name__.endswith(("LMHeadModel", "ForCausalLM"))
+    if causal:
+        remarks.append("each token's target is the next one")
+    return TextPreparation(encode, "; ".join([named, *remarks]), labels, causal)
 
 
 def _numbers(values: Any) -> str:
