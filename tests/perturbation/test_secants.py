@@ -131,3 +131,11 @@ def test_tokens_have_no_secants() -> None:
     net = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2))
     problem = fl.Problem(net, "mse", (torch.randint(0, 5, (4, 2)), torch.zeros(4, 2)))
     assert fl.measure(fl.Lens(problem), [mls_by_search])["mls_by_search"].kind == "undefined"
+
+
+def test_normalised_slopes_are_in_units_of_the_input():
+    """Of a linear network every secant is a slope: mean ||x||^2 ||W||_2^2, as `normalized_mls`."""
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one = mls_by_search(steps=200, normalized=True)
+    report = fl.measure(fl.Lens(linear_problem(x)), ["normalized_mls", one])
+    assert report[one.key].value == pytest.approx(report["normalized_mls"].value, rel=1e-6)

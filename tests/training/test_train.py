@@ -293,3 +293,12 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
         train(nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)), split.train, settings(batch_size=7))
     with pytest.raises(BadData, match="no integers"):
         train(model, (split.x, ONE_HOT[split.y]), settings(label_smoothing=0.1, until=Until()))
+
+
+def test_no_step_at_all_leaves_the_network_as_it_is(split):
+    """For networks that are measured as they come."""
+    model = MLP(64, (32,), 10).build()
+    before = copy.deepcopy(model.state_dict())
+    result = train(model, split.train, settings(until=Until(), max_steps=0), test=split.test)
+    assert (result.outcome, result.steps, result.curves["step"].tolist()) == ("finished", 0, [0])
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from flatlens.data.clusters import clusters
 from flatlens.data.digits import digits
+from flatlens.data.imagenet import imagenet
 from flatlens.data.local import cifar10, cifar100, fashion_mnist, mnist
 from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
@@ -22,8 +23,9 @@ SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
     "patches": (patches, {name: name for name in ("train", "test", "seed", "standardise", "scale", "flat")}),
     "clusters": (clusters, {"train": "n", "test": "test", "seed": "seed", "separation": "separation"}),
     "eight_points": (eight_points, {"seed": "seed"}),
+    "imagenet": (imagenet, {"train": "n", "test": "test", "seed": "seed"}),
 }
-"""Data sets that need no files, and what each calls the settings it takes."""
+"""Data sets that take settings of their own, and what each calls them."""
 
 IMAGES: Mapping[str, Callable[..., Split]] = {
     "mnist": mnist,

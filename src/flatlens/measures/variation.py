@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, Parts, Run, on_lens
-from flatlens.measures.perturbation import require_count, require_positive
+from flatlens.measures.perturbation import require_count, require_flag, require_positive
 from flatlens.measures.reduce import mean_of_finite
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Refused
@@ -69,23 +69,27 @@ def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
     of_parameters=False,
     on_request=True,
 )
-def mls_by_search(lens: Lens, run: Run, *, radius: float = 1e-3, restarts: int = 4, steps: int = 20) -> Estimate:
+def mls_by_search(
+    lens: Lens, run: Run, *, radius: float = 1e-3, restarts: int = 4, steps: int = 20, normalized: bool = False
+) -> Estimate:
     """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||.
 
     `radius` is relative to each input's own norm, so that it means the same at any scale of the data, and rounding with
     it. A lower bound of the steepest secants of that length, by gradient ascent from random starts. The slope itself,
-    which they tend to as the radius shrinks, is `mls`: exact, in one pass.
+    which they tend to as the radius shrinks, is `mls`: exact, in one pass. `normalized` is Definition F.1 of the slopes
+    found, mean_i ||x_i||^2 slope_i^2, as Appendix F approximates `normalized_mls`; its unit is output^2.
     """
     require_positive(radius=radius)
     require_count(1, restarts=restarts, steps=steps)
+    require_flag(normalized=normalized)
     try:
         slopes, coarse = steepest_secants(
             lens.problem, lens.model, radius, restarts=restarts, steps=steps, generator=run.generator,
-            progress=run.progress,
+            normalized=normalized, progress=run.progress,
         )  # fmt: skip
     except Refused as why:
         return undefined(str(why))
-    reduced = mean_of_finite(slopes, "0, and have no length to be relative to")
+    reduced = mean_of_finite(slopes**2 if normalized else slopes, "0, and have no length to be relative to")
     notes = ["of the steepest secants of that length, not of the slope"] if reduced.kind == "exact" else []
     notes += [reduced.note] if reduced.note else []
     if coarse:

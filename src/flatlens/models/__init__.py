@@ -9,14 +9,16 @@ from flatlens.models.coordinate import CoordinateNet
 from flatlens.models.initialisation import Init
 from flatlens.models.lenet import LeNet5
 from flatlens.models.mlp import MLP
+from flatlens.models.published import Published
 from flatlens.models.resnet import ResNet18
 from flatlens.models.vgg import VGG11, SmallVGG
+from flatlens.models.vit import ViT
 
-Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | CoordinateNet
-ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, CoordinateNet)
+Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | ViT | CoordinateNet | Published
+ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, ViT, CoordinateNet, Published)
 """All the types that a network's settings can be of."""
 
 __all__ = [
     "ARCHITECTURES", "MLP", "VGG11", "Activation", "Architecture", "CoordinateNet", "GaussianActivation", "Init",
-    "LeNet5", "ResNet18", "SmallVGG",
+    "LeNet5", "Published", "ResNet18", "SmallVGG", "ViT",
 ]  # fmt: skip

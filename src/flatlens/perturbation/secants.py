@@ -18,12 +18,14 @@ def steepest_secants(
     restarts: int,
     steps: int,
     generator: torch.Generator,
+    normalized: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Tensor, int]:
     """(max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||, (n,) float64; how many of them are rounding).
 
     compression Eq. (47). A lower bound of each maximum: the largest met by `restarts` ascents of `steps` gradients. NaN
-    where x_i = 0. Differences are taken in float64, of outputs in the model's dtype. Raises `Refused`.
+    where x_i = 0. `normalized`: each times ||x_i||. Differences are taken in float64, of outputs in the model's dtype.
+    Raises `Refused`.
 
     >>> net = nn.Linear(2, 1, dtype=torch.float64)
     >>> with torch.no_grad():
@@ -38,7 +40,9 @@ def steepest_secants(
     parts = []
     with problem.measuring(model):
         for inputs in inputs_of(problem, model, lambda _: restarts):
-            parts.append(_steepest(inputs, radius, restarts, steps, generator))
+            slopes, coarse = _steepest(inputs, radius, restarts, steps, generator)
+            norms = inputs.x.to(torch.float64).norm(dim=1).to(slopes.device) if normalized else 1.0
+            parts.append((slopes * norms, coarse))
             if progress is not None:
                 progress("secants", sum(len(slopes) for slopes, _ in parts), problem.n)
     return torch.cat([slopes for slopes, _ in parts]), sum(coarse for _, coarse in parts)

@@ -14,7 +14,7 @@ from flatlens.training.penalties import Penalty
 from flatlens.training.schedules import Constant, Schedule
 from flatlens.training.stopping import Until
 
-LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 1, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
+LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 0, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
 MAY_BE_NONE = ("batch_size", "ghost_batch", "max_steps", "max_epochs")
 
 

@@ -6,19 +6,25 @@ its logarithm, relative flatness is the last layer's, D (Eq. 48) and MLS are of 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
+import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
-from flatlens.experiments.evidence import changes, related, together, trend
+from flatlens.experiments.evidence import Evidence, changes, related, together, trend
 from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.papers.timm_vits import NAMES
 from flatlens.experiments.plots import banded, followed_curves, pairwise
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
-from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
-from flatlens.statistics import Statistic, average
+from flatlens.measures.registry import named
+from flatlens.models import MLP, Architecture, LeNet5, Published, SmallVGG, ViT
+from flatlens.statistics import Statistic, average, correlate
 from flatlens.training import SGD, Training, Until
 
 LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
@@ -274,6 +280,67 @@ def _slug(*words: str) -> str:
 
 
 PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
+# X5: many vision transformers as they are, untrained or published
+
+SHARPNESS_46 = 'average_sharpness(pairs=16,scale="published46")'
+SEARCHED = "mls_by_search(normalized=True)"
+POOLINGS: tuple[Literal["class"], Literal["mean"]] = ("class", "mean")
+VARIANTS = tuple(
+    ViT(classes=2, patch=patch, width=width, depth=depth, heads=heads, pooling=POOLINGS[mean], sigmoid=True)
+    for patch, width, depth, heads, mean in (
+        (8, 24, 2, 2, 0), (8, 24, 2, 2, 1), (8, 48, 2, 4, 0), (8, 48, 4, 4, 1),
+        (8, 96, 2, 4, 0), (8, 96, 4, 8, 0), (4, 24, 2, 2, 0), (4, 24, 4, 2, 1),
+        (4, 48, 2, 4, 1), (4, 48, 4, 4, 0), (16, 48, 4, 4, 0), (16, 96, 6, 8, 1),
+    )
+)  # fmt: skip
+
+
+def _x5(scale: Scale) -> Mapping[str, Study]:
+    data = DataSettings("patches", train=32, test=32)
+    variants: tuple[ViT | Published, ...] = VARIANTS
+    seeds: tuple[int, ...] = (0, 1, 2)
+    if scale == "smoke":
+        data, variants, seeds = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1)
+    if scale == "paper":
+        data = DataSettings("imagenet", train=100, test=100)
+        variants, seeds = tuple(Published(f"timm:{name}", sigmoid=True) for name in NAMES), (0,)
+    untouched = Training(SGD(FIXED_LR), loss="mse", max_steps=0)
+    exact = () if scale == "paper" else ("normalized_mls", "adaptive_sharpness_ggn")
+    measures = tuple(one.key for one in named((SHARPNESS_46, SEARCHED, *exact)))
+    base = NetworkSettings(data, variants[0], untouched, measures)
+    networks: tuple[ViT | Published, ...] = tuple(replace(variant, seed=seed) for variant in variants for seed in seeds)
+    return {"transformers": Study("transformers", base, (Axis("model", networks),))}
+
+
+def _x5_pair(y: str, x: str) -> Evidence:
+    def found(results: Results) -> Statistic:
+        networks = results["transformers"].networks
+        names = named(y)[0].key, named(x)[0].key
+        return correlate(networks[names[0]], networks[names[1]], "spearman", names=names)
+
+    return found
+
+
+def _x5_plots(results: Results) -> list[Plot]:
+    networks = results["transformers"].networks
+    x, y = (named(name)[0].key for name in (SEARCHED, SHARPNESS_46))
+    classes = networks["model"].map(_class_of)
+    data = pd.DataFrame({"panel": f"{len(networks)} networks", "x": networks[x], "y": networks[y], "group": classes})
+    caption = (
+        "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them."
+    )
+    title = "Adaptive sharpness against normalised MLS"
+    return [Plot("sharpness_mls", title, caption, "scatter", data, "normalised MLS", "adaptive sharpness")]
+
+
+def _class_of(model: str) -> str:
+    """What a colour stands for: the family of a published network, the pooling of ours."""
+    if name := re.search(r"timm:([a-z0-9]+)", model):
+        return name[1]
+    return "mean pooling" if "mean" in model else "class token"
+
+
+UNTRAINED = "Twelve small vision transformers with three random starts each, untrained, on patches of two photographs."
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
 GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
 SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
@@ -319,6 +386,29 @@ EXPERIMENTS = (
                 "A network of its own for each number of steps, from the same start: the same training.",
             ),
             "paper": ("Widths are not given: 784 in every layer.",),
+        },
+    ),
+    Experiment(
+        "X5",
+        "Vision transformers: adaptive sharpness against normalised sensitivity",
+        "compression Fig. 3",
+        _x5,
+        (
+            Claim(
+                "general_trend",
+                "For most models sharpness and MLS correlate positively: lower sharpness implies lower MLS.",
+                "compression section 4.4, Fig. 3",
+                _x5_pair(SHARPNESS_46, SEARCHED),
+            ),
+        ),
+        _x5_plots,
+        {
+            "smoke": (QUICK, UNTRAINED),
+            "laptop": (UNTRAINED,),
+            "paper": (
+                f"{len(NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
+                "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",
+            ),
         },
     ),
     Experiment(
