@@ -61,6 +61,7 @@ class Layout:
 
     weights: dict[str, Weight]  #: by layer, in execution order
     norms: dict[str, tuple[str, str | None]]  #: norm call -> names of its affine weight and bias
+    lookups: dict[str, tuple[str, ...]]  #: weight of an embedding -> its calls, where they are all it does
     leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
     batch_axis: dict[str, int]  #: per call: which axis counts samples
     inputs: tuple[int, ...]  #: which of the floating tensors fed in the outputs depend on
@@ -96,6 +97,14 @@ class Layout:
                     f"packing or loops that depend on the data cannot be measured per sample; pad to one length, or "
                     f"measure each kind apart"
                 )
+        for keys in self.lookups.values():
+            name = keys[0].partition(":")[0]
+            found = [key for key, call in tape.lookups.items() if call.name == name]
+            if found != list(keys) or any(len(tape.lookups[key].x) != n for key in keys):
+                raise BadModel(
+                    f"Problem(model=...): embedding {name!r} is called {len(found)} times on some batches and "
+                    f"{len(keys)} on others, or not on every sample: pad the data to one length"
+                )
         for weight in self.weights.values():
             made = sum(call.module is weight.module for call in tape.linear.values())
             if weight.explained and made > sum(tape.linear[key].module is weight.module for key in weight.calls):
@@ -113,15 +122,17 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         axes = _axes(trials)
         weights = _weights(problem, model, trials, axes)
         norms = _norms(trials, axes)
+        lookups = _lookups(trials)
         affine = frozenset.intersection(*(trial.affine(generator) for trial in trials))
     claimed = {name for w in weights.values() for name in (w.parameter, w.bias) if name}
-    claimed |= {name for names in norms.values() for name in names if name}
+    claimed |= {name for names in norms.values() for name in names if name} | set(lookups)
     sizes = {name: p.numel() for name, p in model.named_parameters() if name in problem.parameters}
     leftovers = tuple(name for name in sizes if name not in claimed)
     alone = (key for key in axes if all(trial.is_input(key, axes[key]) for trial in trials))
     return Layout(
         weights=weights,
         norms=norms,
+        lookups={name: calls for name, calls in lookups.items() if name in sizes},
         leftovers=leftovers,
         batch_axis=axes,
         inputs=tuple(sorted(set().union(*(trial.connected for trial in trials)))),
@@ -129,7 +140,8 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
         affine_norms=frozenset(call for call in norms if call in affine and _called_once(call, norms)),
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
-        held=sum(call.x.numel() + call.z.numel() for call in trials[0].calls.values()) // trials[0].n,
+        held=sum(call.x.numel() + call.z.numel() for call in (*trials[0].calls.values(), *trials[0].lookups.values()))
+        // trials[0].n,
         unexplained=sum(sizes[name] for name in leftovers),
         itemsize=trials[0].f.element_size(),
         hides_padding=all(trial.hides_padding for trial in trials),
@@ -195,6 +207,22 @@ def _norms(trials: list[Trial], axes: dict[str, int]) -> dict[str, tuple[str, st
             if names[0] is not None and all(name == names[0] for name in names):
                 found[key] = names[0]
     return found
+
+
+def _lookups(trials: list[Trial]) -> dict[str, tuple[str, ...]]:
+    """Embeddings whose calls explain their weight's gradient on every trial."""
+    together: dict[str, list[str]] = {}
+    for key in trials[0].lookups:
+        names = {trial.looks_up(key) if key in trial.lookups else None for trial in trials}
+        name = names.pop()
+        if name is not None and not names:
+            together.setdefault(name, []).append(key)
+    return {
+        name: tuple(keys)
+        for name, keys in together.items()
+        if len({id(trials[0].lookups[key].module) for key in keys}) == 1
+        and all(trial.explains_lookups(name, keys) for trial in trials)
+    }
 
 
 def _called_once(call: str, norms: dict[str, tuple[str, str | None]]) -> bool:

@@ -17,6 +17,7 @@ from flatlens.grams.first_layer import input_gram, input_squares, knows_its_inpu
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.leftover import per_sample_gradients
+from flatlens.grams.lookups import looked_up
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
 from flatlens.grams.sketch import Sketch
@@ -148,13 +149,14 @@ class _Walk:
             held = [layout.unpadded(x.detach(), tape) for x in inputs]
             network = _network_input(slots, held, place) if "G" in needs else None
         named = dict(model.named_parameters())
-        others = {
-            name: place(
-                weight=ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), C), counts_weight=True
-            )
+        jacobians = {
+            name: ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), C)
             for name, M in explicit.items()
         }
-        return network, layers, others
+        for name, keys in layout.lookups.items():
+            calls, buffers = [tape.lookups[key] for key in keys], [slots[f"e:{key}"].buffer for key in keys]
+            jacobians[name] = looked_up(named[name].detach(), calls, buffers, C)
+        return network, layers, {name: place(weight=J, counts_weight=True) for name, J in jacobians.items()}
 
 
 def _slots(
@@ -189,6 +191,8 @@ def _slots(
             add(f"x:{key}", call.x, flat, torch.float64)
     for key in layout.norms:
         add(f"n:{key}", tape.norms[key].z, lambda slope: slope, f.dtype)
+    for key in (key for calls in layout.lookups.values() for key in calls):
+        add(f"e:{key}", tape.lookups[key].z, lambda slope: slope.reshape(n, -1, slope.shape[-1]), f.dtype)
     if layout.input_is is None:
         for number, x in enumerate(inputs):
             add(f"input:{number}", x, lambda slope: slope.reshape(n, -1), torch.float64)

@@ -34,6 +34,7 @@ class Tape:
     linear: dict[str, Call] = field(default_factory=dict)
     norms: dict[str, Call] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
+    lookups: dict[str, Call] = field(default_factory=dict)  #: calls of embeddings, x the ids
     leaves: list[nn.Module] = field(default_factory=list)  #: every module without children
     before: dict[str, int] = field(default_factory=dict)  #: how many leaves had run when a call began
     mask: Tensor | None = None  #: 0 at padding, (n, T), where the batch says so
@@ -79,6 +80,9 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
 
     def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
         tape.embedded.append(z if z.requires_grad else z.detach().requires_grad_())
+        times = sum(call.module is module for call in tape.lookups.values())
+        key = names[module] if times == 0 else f"{names[module]}:{times}"
+        tape.lookups[key] = Call(key, names[module], module, args[0] if args else z, tape.embedded[-1])
         return tape.embedded[-1].clone()
 
     def passed(module: nn.Module, args: tuple[Any, ...], z: Any) -> None:

@@ -176,7 +176,7 @@ class ExplicitJacobian:
     explains."""
 
     M: Tensor  #: df/dtheta, (n, N, size)
-    theta: Tensor  #: the parameter's values, (size,) float64
+    theta: Tensor  #: the parameter's values, (size,) float64; (n, size) where each sample has entries of its own
     C: Tensor  #: output Hessians, (n, N, N)
 
     def gram(self) -> Tensor:
@@ -185,4 +185,4 @@ class ExplicitJacobian:
 
     def adaptive(self) -> Tensor:
         """sum_j theta_j^2 times the sample's own Gauss-Newton diagonal, (n,)."""
-        return quadratic(self.C, self.M.to(torch.float64)) @ self.theta.square()
+        return (quadratic(self.C, self.M.to(torch.float64)) * self.theta.square()).sum(1)

@@ -21,6 +21,13 @@ def stored(module: nn.Module, name: str, otherwise: object = None) -> object:
     return otherwise if kept is None else kept
 
 
+def without_padding(call: Call, slope: Tensor) -> Tensor:
+    """Slopes at an embedding's output (..., ids' shape, D), zero at the one id that it never trains."""
+    assert isinstance(call.module, nn.Embedding)
+    padding = call.module.padding_idx
+    return slope if padding is None else slope * torch.ne(call.x, padding)[..., None].to(slope)
+
+
 class Trial:
     """Slopes of sample 0 alone, which tell the sample axes, and of a random combination of all outputs, which must
     add up."""
@@ -37,13 +44,14 @@ class Trial:
         self.calls: dict[str, Call] = {call.key: call for call in self.tape.calls()}
         self.parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
         u = torch.randn(self.f.shape, generator=generator).to(self.f)
-        z = [call.z for call in self.calls.values()]
-        self.first = dict(zip(self.calls, _slopes((u[0] * self.f[0]).sum(), z), strict=True))
+        self.lookups = self.tape.lookups
+        z = [call.z for call in (*self.calls.values(), *self.lookups.values())]
+        self.first = dict(zip([*self.calls, *self.lookups], _slopes((u[0] * self.f[0]).sum(), z), strict=True))
         x = [call.x for call in self.calls.values()]
         wanted = [*z, *x, *self.inputs, *self.parameters.values()]
         self.total = (u * self.f).sum()
         slopes = iter(_slopes(self.total, wanted))
-        self.at_z = {key: next(slopes) for key in self.calls}
+        self.at_z = {key: next(slopes) for key in (*self.calls, *self.lookups)}
         self.at_x = {key: next(slopes) for key in self.calls}
         self.at_inputs = [next(slopes) for _ in self.inputs]
         self.at_parameters = {name: next(slopes) for name in self.parameters}
@@ -84,6 +92,22 @@ class Trial:
         true = torch.zeros_like(rebuilt) if true is None else true
         tolerance = 1e-9 if true.dtype == torch.float64 else 1e-3
         return float((true - rebuilt).norm()) <= max(tolerance * float(true.norm()), rounding)
+
+    def looks_up(self, key: str) -> str | None:
+        """The parameter of an embedding's call whose ids go sample by sample, (n, ...)."""
+        call = self.lookups[key]
+        names = {id(p): name for name, p in self.parameters.items()}
+        apart = call.x.ndim > 0 and len(call.x) == self.n and self.axis(key) in (0, "silent")
+        return names.get(id(stored(call.module, "weight"))) if apart else None
+
+    def explains_lookups(self, parameter: str, keys: list[str]) -> bool:
+        """Whether the slopes at these calls, each added to its id's row, are the parameter's gradient."""
+        rebuilt = torch.zeros_like(self.parameters[parameter])
+        for key in keys:
+            call, slope = self.lookups[key], self.at_z[key]
+            if slope is not None:
+                rebuilt.index_add_(0, call.x.flatten(), without_padding(call, slope).reshape(-1, rebuilt.shape[1]))
+        return self.explains(parameter, rebuilt)
 
     def explained_norm(self, key: str) -> tuple[str, str | None] | None:
         """Names of a norm's affine weight and bias, if its slopes imply their gradients."""

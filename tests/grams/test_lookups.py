@@ -1,0 +1,110 @@
+"""Embeddings in the pass: the same sums as per-sample autograd, without a row that no sample looked up."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+import flatlens as fl
+from flatlens.errors import BadModel
+
+IDS = torch.tensor([[0, 1, 1, 3], [2, 2, 2, 2], [3, 0, 4, 1]])  # ids that come again, and 0, the padding
+Y = torch.tensor([0, 1, 2])
+
+
+class Net(nn.Module):
+    """Sums of looked-up rows through a curved layer."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(5, 3, padding_idx=0 if kind == "padding" else None, sparse=kind == "sparse")
+        self.place = nn.Embedding(4, 3)
+        self.mix, self.head = nn.Linear(3, 4), nn.Linear(4, 5 if kind == "tied" else 3)
+        self.back = nn.Linear(3, 5, bias=False)
+        if kind == "tied":
+            self.back.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if self.kind == "twice":
+            x = x * self.embed(ids.flip(1)).sin()
+        if self.kind == "positions":
+            x = x + self.place(torch.arange(ids.shape[1]))[None]
+        if self.kind == "one row":
+            return self.head(torch.tanh(self.mix(self.embed(ids[:, 0]))))
+        h = torch.tanh(self.mix(x) * torch.arange(1, 5)[None, :, None]).mean(1)
+        return self.head(h) + (self.back(x.mean(1)) if self.kind == "tied" else 0)
+
+
+def made(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    net = Net(kind).double()
+    if kind == "frozen":
+        net.embed.weight.requires_grad_(False)
+    return net
+
+
+KINDS = {"plain": True, "padding": True, "sparse": True, "twice": True, "one row": True, "positions": True,
+         "tied": False, "frozen": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("outputs", ["exact", 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_over_parameters_are_those_of_explicit_jacobians(kind: str, outputs: str | int) -> None:
+    net = made(kind)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (IDS, Y)), outputs=outputs)
+    assert ("embed.weight" in lens.layout.lookups) == KINDS[kind]
+    values = {name: p.detach() for name, p in net.named_parameters() if p.requires_grad}
+    padded = net.embed.padding_idx
+
+    def out(values: dict[str, Tensor], i: int) -> Tensor:
+        return functional_call(net, values, (IDS[i : i + 1],))[0]
+
+    names = ["interpolation_sharpness", "ggn_trace", "adaptive_sharpness_ggn"]
+    report = fl.measure(lens, names, generator=torch.Generator().manual_seed(0))
+    truth = dict.fromkeys(names, 0.0)
+    net.embed.sparse = False  # jacrev knows no sparse gradients
+    for i in range(len(IDS)):
+        p = out(values, i).softmax(0)
+        C = torch.diag(p) - torch.outer(p, p)
+        for name, J in jacrev(out)(values, i).items():
+            M = J if name != "embed.weight" or padded is None else J.index_fill(1, torch.tensor(padded), 0.0)
+            M = M.flatten(1)
+            square = torch.einsum("ka,kl,la->a", M, C, M)
+            truth["interpolation_sharpness"] += float(M.square().sum()) / 3
+            truth["ggn_trace"] += float(square.sum()) / 3
+            truth["adaptive_sharpness_ggn"] += float((square * values[name].flatten().square()).sum()) / 3
+    for name in names:
+        found = report[name]
+        if outputs == "exact":
+            assert found.value == pytest.approx(truth[name], rel=1e-12)
+        else:
+            assert abs(found.value - truth[name]) <= 30 * found.stderr  # two probes
+
+
+def test_what_no_sample_looks_up_takes_no_memory() -> None:
+    class Big(Net):
+        def __init__(self) -> None:
+            super().__init__("plain")
+            self.embed = nn.Embedding(100_000, 3)
+
+    lens = fl.Lens(fl.Problem(Big().double(), "cross_entropy", (IDS, Y)))
+    assert lens.layout.unexplained == 12 + 15  # the two that nobody calls
+    assert lens.layout.bytes_per_sample(3) < 20_000
+
+
+def test_an_embedding_called_a_different_number_of_times_is_refused() -> None:
+    class Longer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(5, 3), nn.Linear(3, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(sum(self.embed(column) for column in ids.T[: 2 + len(ids) // 9]))
+
+    data = (torch.arange(90).reshape(30, 3) % 5, torch.arange(30) % 3)
+    with pytest.raises(BadModel, match=r"half their batch|is called"):
+        fl.measure(fl.Lens(fl.Problem(Longer(), "cross_entropy", data)), "ggn_trace")
