@@ -2,7 +2,7 @@
 
 A sample's output vector is its counted tokens' rows, one after another; the rows of masked tokens are zero, with no
 derivative, so that they add nothing to any Gram matrix. A token is masked by its label (`ignore_index`), by the
-`attention_mask` fed to the model, or by forward=. With l_it the loss of a token and c_i the number that count,
+`attention_mask` fed to the model, or by forward=. With l_it the loss of a token,
 
     cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over tokens
     half_squared_error                   l_i = 0.5 ||f_i - y_i||^2 over all rows, mass_i = 1: C = I
