@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadLoss, UnknownName
-from flatlens.problem.losses import as_loss, correct
+from flatlens.problem.loss import correct
+from flatlens.problem.losses import as_loss
 
 G = torch.Generator().manual_seed(0)
 F6 = torch.randn(6, 4, generator=G, dtype=torch.float64)

@@ -14,7 +14,8 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.covered import Covered, convex_support, covered, spread, steepest
 from flatlens.measures import jacobian_norm
-from flatlens.problem.losses import CrossEntropy, Loss, SquaredError
+from flatlens.problem.loss import Loss
+from flatlens.problem.losses import CrossEntropy, SquaredError
 
 PAIRED = 4096  #: samples of which all pairs are looked at
 BENT = math.sqrt(2) / (3 * math.sqrt(3))

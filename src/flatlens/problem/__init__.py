@@ -2,7 +2,7 @@
 
 from flatlens.problem.data import Batch, Data
 from flatlens.problem.layers import NORMS, LinearLayer, Norm, is_linear
-from flatlens.problem.losses import Loss
+from flatlens.problem.loss import Loss
 from flatlens.problem.problem import Problem
 from flatlens.problem.sequences import next_token
 from flatlens.problem.state import measuring

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
 from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
-from flatlens.problem.losses import Loss, LossFunction, as_loss
+from flatlens.problem.loss import Loss
+from flatlens.problem.losses import LossFunction, as_loss
 from flatlens.problem.sequences import Tokens, attention_mask, by_token, of_sequences
 from flatlens.problem.state import measuring
 

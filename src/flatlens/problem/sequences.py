@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData
-from flatlens.problem.losses import CustomLoss, Loss, require_apart
+from flatlens.problem.loss import Loss
+from flatlens.problem.losses import CustomLoss, require_apart
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadInput, UnknownName
-from flatlens.problem.losses import CrossEntropy, Loss, SquaredError, smoothed
+from flatlens.problem.loss import Loss, smoothed
+from flatlens.problem.losses import CrossEntropy, SquaredError
 
 LossName: TypeAlias = Literal["cross_entropy", "half_squared_error", "mse"]
 LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")

@@ -1,0 +1,149 @@
+"""What a loss is to flatlens: a value per sample, and its second derivative in the outputs.
+
+A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where torch divides by something else
+(class weights, `ignore_index`): sums are accumulated over all data and divided once, never averaged over batches.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flatlens.errors import BadData, BadLoss
+
+
+class Loss(ABC):
+    """l(f, y) per sample, for outputs f of shape (n, N) and targets y."""
+
+    name: str
+    ignore_index: int = -100  #: a label that counts as no sample
+    half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
+
+    @abstractmethod
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """The losses l_i, (n,), differentiable in f."""
+
+    def mass(self, f: Tensor, y: Any) -> Tensor:
+        """What each sample adds to the risk's denominator, (n,) float64."""
+        return torch.ones(len(f), dtype=torch.float64, device=f.device)
+
+    def output_hessian(self, f: Tensor, y: Any) -> Tensor:
+        """C_i = d2 l_i / df2, (n, N, N) float64: N backward passes through the loss alone unless a subclass knows
+        better."""
+        with torch.enable_grad():
+            leaf = f.detach().to(torch.float64).requires_grad_()
+            (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
+            if not slope.requires_grad:  # linear in the outputs
+                return leaf.new_zeros(*f.shape, f.shape[1])
+            rows = [torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(f.shape[1])]
+        return torch.stack(rows, dim=1)
+
+    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """u -> C_i u_i for u of f's shape: a backward pass through the loss's own slope, kept, unless a subclass knows
+        better."""
+        with torch.enable_grad():
+            leaf = f.detach().to(torch.float64).requires_grad_()
+            (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
+
+        def apply(u: Tensor) -> Tensor:
+            if not slope.requires_grad:  # linear in the outputs
+                return torch.zeros_like(leaf)
+            (row,) = torch.autograd.grad(slope, leaf, u.to(slope), retain_graph=True, allow_unused=True)
+            return torch.zeros_like(leaf) if row is None else row
+
+        return apply
+
+    def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.
+
+        One row R u where C = R R^T is known, as it is where C is diagonal and nonnegative; else u and C u, in either
+        order, half each.
+        """
+        bend = self.bend(f, y)
+        diagonal, Cu = bend(torch.ones_like(u)), bend(u)
+        v = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(0)).to(u)  # whatever u is
+        if bool((diagonal >= 0).all()) and bool(torch.isclose(bend(v), diagonal * v, rtol=1e-9, atol=0).all()):
+            return (diagonal.sqrt() * u)[:, None], diagonal.new_ones(len(f), 1, 1)
+        crossed = torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64, device=f.device)
+        return torch.stack([u.to(Cu), Cu], 1), crossed.expand(len(f), 2, 2)
+
+    def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """u -> mass_i E[s s^T] u_i, s the slope of -log p(y|f) for y drawn from the model itself."""
+        raise self._without_fisher()
+
+    def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
+        """s of targets drawn from the model, times sqrt(mass_i): (n, draws, N) float64."""
+        raise self._without_fisher()
+
+    def _without_fisher(self) -> BadLoss:
+        return BadLoss(
+            f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
+        )
+
+    def check(self, f: Tensor, y: Any) -> None:
+        """Refuse targets that do not fit the outputs."""
+        values = self.values(f, y)
+        if values.shape != (len(f),):
+            raise BadLoss(
+                f"Problem(loss={self.name}): a loss must give one value per sample, shape ({len(f)},), but gave "
+                f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
+            )
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """Which samples are classified rightly, (n,) float64, NaN where ignored; None where the targets are no
+        classes."""
+        return correct(f, y, self.ignore_index)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
+    """Regression targets of f's shape; integer class labels become one-hot, smoothed."""
+    target: Tensor = torch.as_tensor(y, device=f.device)
+    if not target.is_floating_point() and target.ndim == 1 and f.shape[1] > 1:
+        return smoothed(F.one_hot(class_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype), smoothing)
+    if target.numel() != f.numel():
+        raise BadData(
+            f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
+            f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
+        )
+    return target.reshape(f.shape).to(f.dtype)
+
+
+def smoothed(y: Tensor, a: float) -> Tensor:
+    """(1 - a) y + a / N of class probabilities y, (n, N)."""
+    return y if a == 0 else (1 - a) * y + a / y.shape[1]
+
+
+def class_labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
+    """Class labels, each in [0, classes) or equal to `ignore`."""
+    bad = (y < 0) | (y >= classes)
+    if ignore is not None:
+        bad &= y != ignore
+    if bad.any():
+        first = int(bad.nonzero()[0])
+        raise BadData(
+            f"Problem(data=...): label {int(y[first])} at sample {first} of its batch is out of range: the model has "
+            f"{classes} outputs, so labels run from 0 to {classes - 1}: are they counted from 1, or is the "
+            f"last layer too narrow?"
+        )
+    return y.long()
+
+
+def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
+    """Which samples are classified rightly, (n,) float64; None where the targets are no classes."""
+    y = torch.as_tensor(y, device=f.device)
+    if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
+        one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)
+        return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None
+    if y.is_floating_point() or y.shape != (len(f),) or f.shape[1] == 1:
+        return None
+    hit = (f.argmax(1) == y).to(torch.float64)
+    return torch.where(y == ignore, math.nan, hit)
