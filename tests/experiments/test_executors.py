@@ -190,7 +190,7 @@ def test_nobody_there_is_one_line(monkeypatch, address):
         pass
     assert address in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
 
 
 @pytest.mark.parametrize("missing", ["distributed", "dask_jobqueue"])

@@ -157,7 +157,7 @@ def _client(where: str | SLURMCluster, trouble: str) -> Iterator[Client]:
 
     try:
         client = Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, AssertionError) as error:  # the last where Dask's own thread takes 10 s to start
         raise BadInput(f"{trouble} within {ANSWER_WITHIN:g} s: is it running, and reachable from here?") from error
     try:
         yield client

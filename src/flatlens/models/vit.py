@@ -25,7 +25,7 @@ class ViT:
 
     >>> net = ViT(image=32, patch=8, width=32, depth=2, heads=2).build()
     >>> sum(p.numel() for p in net.parameters())
-    32586
+    32554
     >>> net(torch.zeros(5, 3, 32, 32)).shape
     torch.Size([5, 10])
     """
