@@ -1,4 +1,4 @@
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -29,6 +29,25 @@ def test_a_setting_is_found_by_its_last_name_or_its_whole_path():
     both = vary(NETWORK, "seed", 9)
     assert (both.model.seed, both.training.seed, both.data.seed) == (9, 9, 0)
     assert value_of(both, "seed") == 9
+
+
+def test_settings_that_go_together_are_set_together():
+    both = vary(NETWORK, "batch_size+lr", (7, 0.3))
+    assert (both.training.batch_size, both.training.optimiser.lr) == (7, 0.3)
+    assert value_of(both, "batch_size+lr") == (7, 0.3)
+    assert paths(NETWORK, "lr+seed") == ("training.optimiser.lr", "model.seed", "training.seed")
+    for value in ((7,), 7):
+        with pytest.raises(BadInput, match="take 2 values at a time"):
+            vary(NETWORK, "batch_size+lr", value)
+
+
+def test_an_axis_of_pairs_is_no_grid_of_both():
+    study = replace(Study.digits("smoke"), axes=(Axis("batch_size+lr", ((8, 0.1), (4, 0.05))), Axis("seed", (0, 1))))
+    pairs = [(n.training.batch_size, n.training.optimiser.lr) for n in study.networks()]
+    assert pairs == [(8, 0.1), (8, 0.1), (4, 0.05), (4, 0.05)]
+    assert Study.from_json(study.as_json()) == study
+    with pytest.raises(BadInput, match=r"set the same: training\.optimiser\.lr"):
+        study.over("lr", 0.1, 0.2)
 
 
 def test_settings_inside_settings_and_inside_tuples_can_be_varied():

@@ -74,7 +74,7 @@ class NetworkSettings:
 
 @dataclass(frozen=True)
 class Axis:
-    """A setting by its name, and the values it takes."""
+    """A setting by its name, and the values it takes; pairs of values for two that go together, "batch_size+lr"."""
 
     name: str
     values: tuple[Any, ...]

@@ -1,7 +1,8 @@
 """One setting of a network changed by its name: what a grid is made of.
 
 A name is a path of fields (`training.optimiser.lr`), or its last part where that is enough (`lr`). `seed` is that of
-the initial weights and that of the batches; the data's own is `data.seed`.
+the initial weights and that of the batches; the data's own is `data.seed`. Names joined by a plus are set together,
+each to its own value: `batch_size+lr`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from flatlens.errors import BadInput, UnknownName
 
 S = TypeVar("S")
 BOTH_SEEDS = ("model.seed", "training.seed")
+TOGETHER = "+"
 
 
 def vary(settings: S, name: str, value: Any) -> S:
@@ -23,6 +25,13 @@ def vary(settings: S, name: str, value: Any) -> S:
         UnknownName: there is no such setting, or one that has none inside here.
         BadInput: the name stands for several, or the value is impossible.
     """
+    if TOGETHER in name:
+        names = name.split(TOGETHER)
+        if not isinstance(value, tuple | list) or len(value) != len(names):
+            raise BadInput(f"the settings {name} take {len(names)} values at a time, not {value!r}")
+        for each, its in zip(names, value, strict=True):
+            settings = vary(settings, each, its)
+        return settings
     for path in paths(settings, name):
         settings = _replaced(settings, path.split("."), value)
     return settings
@@ -30,6 +39,8 @@ def vary(settings: S, name: str, value: Any) -> S:
 
 def value_of(settings: object, name: str) -> Any:
     """The value that `vary` would change."""
+    if TOGETHER in name:
+        return tuple(value_of(settings, each) for each in name.split(TOGETHER))
     found: Any = settings
     for part in paths(settings, name)[-1].split("."):
         found = found[int(part)] if isinstance(found, tuple) else getattr(found, part)
@@ -38,6 +49,8 @@ def value_of(settings: object, name: str) -> Any:
 
 def paths(settings: object, name: str) -> tuple[str, ...]:
     """The fields that a name stands for, as whole paths."""
+    if TOGETHER in name:
+        return tuple(path for each in name.split(TOGETHER) for path in paths(settings, each))
     known = list(_all(settings, ""))
     if name in known:
         return (name,)
