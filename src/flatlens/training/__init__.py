@@ -5,6 +5,7 @@ from flatlens.training.augmentation import Augmentation, Mixup
 from flatlens.training.losses import TrainingLoss
 from flatlens.training.optimisers import SGD, Adam, RMSProp
 from flatlens.training.penalties import InputJacobian, ParameterJacobian, RelativeFlatness
+from flatlens.training.ridge import Ridge
 from flatlens.training.run import REACHED, TrainingResult, Watcher
 from flatlens.training.schedules import Constant, Cosine, Steps
 from flatlens.training.settings import Training
@@ -12,7 +13,7 @@ from flatlens.training.stopping import Until
 from flatlens.training.train import train
 
 SETTINGS: tuple[type, ...] = (
-    Training, Until, SGD, Adam, RMSProp, Constant, Steps, Cosine, Augmentation, Mixup, SAM, ASAM,
+    Training, Until, SGD, Adam, RMSProp, Ridge, Constant, Steps, Cosine, Augmentation, Mixup, SAM, ASAM,
     InputJacobian, ParameterJacobian, RelativeFlatness,
 )  # fmt: skip
 """All the types that a run's settings are made of."""
@@ -32,6 +33,7 @@ __all__ = [
     "ParameterJacobian",
     "RMSProp",
     "RelativeFlatness",
+    "Ridge",
     "Steps",
     "Training",
     "TrainingLoss",

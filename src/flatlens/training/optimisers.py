@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import BadInput
+from flatlens.training.ridge import Ridge
 
 
 @dataclass(frozen=True)
@@ -98,10 +99,11 @@ class RMSProp:
         )
 
 
-Optimiser: TypeAlias = SGD | Adam | RMSProp
+Stepping: TypeAlias = SGD | Adam | RMSProp
+Optimiser: TypeAlias = Stepping | Ridge
 
 
-def _require(settings: Optimiser, *, lr: float, weight_decay: float, rates: dict[str, float]) -> None:
+def _require(settings: Stepping, *, lr: float, weight_decay: float, rates: dict[str, float]) -> None:
     """Refuse what cannot train."""
     name = type(settings).__name__
     if not (lr > 0 and math.isfinite(lr)):

@@ -11,6 +11,7 @@ from flatlens.training.augmentation import Augmentation, Mixup
 from flatlens.training.losses import LossName, TrainingLoss
 from flatlens.training.optimisers import Optimiser
 from flatlens.training.penalties import Penalty
+from flatlens.training.ridge import Ridge
 from flatlens.training.schedules import Constant, Schedule
 from flatlens.training.stopping import Until
 
@@ -57,6 +58,10 @@ class Training:
                 raise BadInput(f"Training({name}={value!r}): a whole number, at least {least} is needed")
         if self.max_steps is None and self.max_epochs is None:
             raise BadInput("Training: give max_steps or max_epochs, so that it ends whatever happens")
+        if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):
+            raise BadInput(
+                "Training(Ridge()): it solves for a squared error alone: loss='half_squared_error', no penalties"
+            )
 
     def _require_types(self) -> None:
         """Refuse what is no settings at all."""

@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from flatlens.grams.record import record
 from flatlens.training.penalties import Pass
+from flatlens.training.ridge import Ridge
 from flatlens.training.settings import Training
 
 
@@ -23,6 +24,7 @@ class Stepper:
         self.loss = settings.objective
         self.penalties = tuple(penalty for penalty in settings.penalties if penalty.coefficient > 0)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        assert not isinstance(settings.optimiser, Ridge)  # takes no steps: see train
         self.optimiser = settings.optimiser.build(self.parameters)
         self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
 

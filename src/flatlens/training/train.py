@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +15,9 @@ from flatlens.errors import BadModel
 from flatlens.estimate import Progress
 from flatlens.problem.state import modes_kept
 from flatlens.training import checkpoint
-from flatlens.training.held import Pair, pair
-from flatlens.training.run import Run, TrainingResult, Watcher
+from flatlens.training.held import Held, Pair, pair
+from flatlens.training.ridge import Ridge, solve
+from flatlens.training.run import ROW, Run, TrainingResult, Watcher, require_followed
 from flatlens.training.settings import Training
 from flatlens.training.step import stream
 
@@ -61,6 +63,8 @@ def train(
         if save is not None:
             checkpoint.require_place(Path(save))
         data, test = pair(data, "data"), None if test is None else pair(test, "test")
+        if isinstance(settings.optimiser, Ridge):
+            return _solved(model, data, test, settings, settings.optimiser, watch)
         run = Run(model, data, test, settings, watch)
         if save is None:
             run.go(None, progress)
@@ -70,6 +74,26 @@ def train(
             run.load_state_dict(state)
         run.go(lambda: checkpoint.save(where, whose, run.state_dict()), progress)
         return run.result()
+
+
+def _solved(
+    model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None
+) -> TrainingResult:
+    """A run of the one step that solves; nothing of it lasts long enough for a checkpoint."""
+    require_followed(watch, model)
+    held = Held(model, data, settings, "data")
+    held_out = None if test is None else Held(model, test, settings, "test")
+    rows = []
+    for step in (0, 1):
+        if step:
+            solve(model, held, ridge.penalty)
+        if watch is not None:
+            watch.step(step)
+        rows.append([*held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
+    columns = torch.tensor(rows, dtype=torch.float64).T
+    curves = {"step": torch.arange(2), **dict(zip(ROW, (c.clone() for c in columns), strict=True))}
+    loss, right = rows[-1][:2]
+    return TrainingResult("finished" if math.isfinite(loss) else "diverged", 1, 1.0, loss, right, curves)
 
 
 @contextmanager

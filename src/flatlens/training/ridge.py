@@ -1,0 +1,73 @@
+"""Ridge regression of a network's last linear layer on the features below it: solved, where others take steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadInput, BadModel
+
+if TYPE_CHECKING:
+    from flatlens.training.held import Held
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """The last linear layer at the minimum of sum_i ||W phi_i + b - y_i||^2 + penalty ||W||_F^2; the others stay.
+
+    The bias bears no penalty, as in scikit-learn. A run is this one step, whatever its number of steps.
+    """
+
+    penalty: float = 1.0
+    lr: ClassVar[float] = 0.0  #: there is none; for the tables of networks
+
+    def __post_init__(self) -> None:
+        if not (self.penalty > 0 and math.isfinite(self.penalty)):
+            raise BadInput(f"Ridge(penalty={self.penalty}): it must be positive, so that there is one solution")
+
+
+@torch.no_grad()
+def solve(model: nn.Module, held: Held, penalty: float) -> None:
+    """Put the solution into the last linear layer, in place; computed in float64.
+
+    Raises:
+        BadModel: the network does not end in an `nn.Linear`.
+    """
+    last = _last(model)
+    phi = _features(model, last, held.x).double()
+    y = held.targets.double()
+    centre, level = phi.mean(0), y.mean(0)
+    if last.bias is None:
+        centre, level = torch.zeros_like(centre), torch.zeros_like(level)
+    phi, y = phi - centre, y - level
+    units = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device)
+    W = torch.linalg.solve(phi.T @ phi + penalty * units, phi.T @ y).T
+    last.weight.copy_(W)
+    if last.bias is not None:
+        last.bias.copy_(level - W @ centre)
+
+
+def _last(model: nn.Module) -> nn.Linear:
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not layers:
+        raise BadModel("Training(Ridge()): the network has no nn.Linear whose weights could be solved for")
+    return layers[-1]
+
+
+def _features(model: nn.Module, last: nn.Linear, x: Tensor) -> Tensor:
+    """What the layer reads, (n, m)."""
+    seen: list[Tensor] = []
+    handle = last.register_forward_hook(lambda _, inputs, outputs: seen.extend((inputs[0], outputs)))
+    was = model.training
+    try:
+        f = model.eval()(x)
+    finally:
+        handle.remove()
+        model.train(was)
+    if len(seen) != 2 or f.shape != seen[1].shape or not bool((f == seen[1]).all()):
+        raise BadModel("Training(Ridge()): the network must end in an nn.Linear, called once")
+    return seen[0]
