@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.data import Split, clusters, inverted
+from flatlens.data import DataSettings, Split, clusters, inverted, inverted_clusters
 from flatlens.errors import BadInput, BadModel
+from flatlens.models import MLP
 
 
 def network(widths, seed=0, dtype=torch.float64, last=True):
@@ -162,3 +163,32 @@ def test_features_that_do_not_fit_are_refused():
         inverted(replace(features, x=features.x * float("nan")), network((20, 8)))
     with pytest.raises(BadInput, match="reach=1"):
         inverted(features, network((20, 8)), reach=1.0)
+
+
+def features_of(inputs, seed):
+    """What the last layer reads in the network of five layers with that seed."""
+    below = MLP(784, (512, 128, 16, 8), 2, "tanh", seed, "xavier_uniform").build()[:-1]
+    with torch.no_grad():
+        return below(inputs)
+
+
+def test_the_networks_features_are_the_clusters():
+    found, drawn = inverted_clusters(3.0, n=40, test=60, seed=5), clusters(3.0, n=40, test=60, seed=5)
+    for inputs, x in ((found.x, drawn.x), (found.test_x, drawn.test_x)):
+        phi = features_of(inputs, 5)
+        scale = phi.norm() / x.norm()
+        assert torch.allclose(phi, scale * x, atol=1e-4)
+    assert torch.equal(found.y, drawn.y)
+    assert not torch.allclose(features_of(found.x, 6), features_of(found.x, 5), atol=0.1)
+
+
+def test_each_sample_is_held_out_in_one_fold():
+    folds = [DataSettings("inverted_clusters", train=40, test=20, separation=3.0, fold=k).load() for k in range(3)]
+    whole = torch.cat([folds[0].test_x, folds[0].x])
+    assert torch.allclose(torch.cat([fold.test_x for fold in folds]), whole, atol=1e-5)
+    for fold in folds:
+        assert (len(fold.x), len(fold.test_x), len(fold.y)) == (40, 20, 40)
+        assert torch.cdist(fold.x, fold.test_x).min() > 1e-3
+    for wrong in ({"fold": 3}, {"fold": -1}, {"test": 25, "fold": 0}):
+        with pytest.raises(BadInput, match="no such fold"):
+            inverted_clusters(**{"n": 40, "test": 20} | wrong)

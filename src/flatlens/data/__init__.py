@@ -8,7 +8,7 @@ from flatlens.data.clusters import clusters
 from flatlens.data.digits import digits
 from flatlens.data.fetch import Fetched, fetch
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
-from flatlens.data.inversion import Inversion, inverted
+from flatlens.data.inversion import Inversion, inverted, inverted_clusters
 from flatlens.data.local import cifar10, cifar100, default_root, fashion_mnist, mnist
 from flatlens.data.named import DataSettings
 from flatlens.data.patches import patches
@@ -33,6 +33,7 @@ __all__ = [
     "fashion_mnist",
     "fetch",
     "inverted",
+    "inverted_clusters",
     "mnist",
     "patches",
 ]

@@ -8,8 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from flatlens.data.clusters import clusters
 from flatlens.data.split import Split
 from flatlens.errors import BadInput, BadModel
+from flatlens.models import MLP
 
 REACH = 0.9
 """The largest feature, in absolute value, once they are scaled: atanh(0.9) is 1.5."""
@@ -84,6 +86,37 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> I
             return _result(features, network, inputs, wanted * scale * SHRINK**shrunk, scale * SHRINK**shrunk, 0)
     inputs, clipped = back(wanted * scale)
     return _result(features, network, inputs, wanted * scale, scale, int(clipped.sum()))
+
+
+def inverted_clusters(
+    separation: float = 4.0, n: int = 500, test: int = 4500, seed: int = 0, fold: int | None = None
+) -> Split:
+    """`clusters` as inputs (., 784) of relative2021's random tanh network: `MLP.feature_extractor(seed)`, uniform.
+
+    A network whose first four layers are those, `MLP(784, (512, 128, 16, 8), 2, "tanh", seed, "xavier_uniform")`, has
+    the clusters' features before its last layer, times one number. The law is that of the authors' code, where the
+    paper says Glorot and no more. With `fold` the samples are cut into equal parts of `test`, of which that one is held
+    out, for cross-validation.
+
+    Raises:
+        BadInput: as `clusters`, or there is no such fold.
+    """
+    features = clusters(separation, n, test, seed)
+    if fold is not None:
+        features = _other_fold(features, fold)
+    network = MLP.feature_extractor(seed, init="xavier_uniform").build()
+    return inverted(features, network).split
+
+
+def _other_fold(split: Split, fold: int) -> Split:
+    n, size = len(split.x) + len(split.test_x), len(split.test_x)
+    if n % size or not 0 <= fold < n // size:
+        raise BadInput(f"inverted_clusters(fold={fold}): {n} samples in parts of {size} have no such fold")
+    x, y = torch.cat([split.test_x, split.x]), torch.cat([split.test_y, split.y])
+    held = torch.zeros(n, dtype=torch.bool)
+    held[fold * size : (fold + 1) * size] = True
+    said = f"{split.description}; fold {fold} held out"
+    return replace(split, x=x[~held], y=y[~held], test_x=x[held], test_y=y[held], description=said)
 
 
 def _layers(network: nn.Sequential) -> list[nn.Module]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from flatlens.data.clusters import clusters
 from flatlens.data.digits import digits
 from flatlens.data.imagenet import imagenet
+from flatlens.data.inversion import inverted_clusters
 from flatlens.data.local import cifar10, cifar100, fashion_mnist, mnist
 from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
@@ -22,6 +23,10 @@ SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
     "digits": (digits, {"train": "train", "seed": "seed"}),
     "patches": (patches, {name: name for name in ("train", "test", "seed", "standardise", "scale", "flat")}),
     "clusters": (clusters, {"train": "n", "test": "test", "seed": "seed", "separation": "separation"}),
+    "inverted_clusters": (
+        inverted_clusters,
+        {"train": "n", "test": "test", "seed": "seed", "separation": "separation", "fold": "fold"},
+    ),
     "eight_points": (eight_points, {"seed": "seed"}),
     "imagenet": (imagenet, {"train": "n", "test": "test", "seed": "seed"}),
 }
@@ -57,6 +62,7 @@ class DataSettings:
     scale: float | None = None
     flat: bool | None = None
     separation: float | None = None
+    fold: int | None = None
 
     def __post_init__(self) -> None:
         if self.name not in (*SYNTHETIC, *IMAGES):
