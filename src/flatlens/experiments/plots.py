@@ -59,3 +59,27 @@ def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str
     return Plot(
         name, title, caption, "bars", pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"]), x, y
     )
+
+
+def scatter(
+    networks: pd.DataFrame,
+    name: str,
+    title: str,
+    caption: str,
+    panels: Mapping[str, str],
+    against: str,
+    group: str,
+    *,
+    x: str,
+    y: str,
+) -> Plot:
+    """A panel a column, whose values stand against another column's; marks by a setting."""
+    parts = [
+        pd.DataFrame({"panel": panel, "x": networks[column], "y": networks[against], "group": networks[group]})
+        for panel, column in panels.items()
+        if {column, against, group} <= set(networks.columns)
+    ]
+    columns = ["panel", "x", "y", "group"]
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+    data["group"] = data["group"].astype(str)
+    return Plot(name, title, caption, "scatter", data.dropna(subset=["x", "y"]).reset_index(drop=True), x, y)

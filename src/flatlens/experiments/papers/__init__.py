@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flatlens.experiments.experiment import Experiment
-from flatlens.experiments.papers import compression
+from flatlens.experiments.papers import compression, relative2021, reparam2019
 
-EXPERIMENTS: Mapping[str, Experiment] = {one.id: one for one in compression.EXPERIMENTS}
+EXPERIMENTS: Mapping[str, Experiment] = {
+    one.id: one for paper in (compression, reparam2019, relative2021) for one in paper.EXPERIMENTS
+}
 """By the catalogue's row."""
 
 __all__ = ["EXPERIMENTS"]

@@ -1,0 +1,138 @@
+"""Statistics that claims rest on where two correlations are held against each other, over any table of networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.claims import Results
+from flatlens.experiments.evidence import Evidence
+from flatlens.statistics import Statistic, average, correlate, pearson, resamples, with_interval
+from flatlens.statistics.bootstrap import Coefficient
+from flatlens.statistics.coefficients import Array
+from flatlens.statistics.correlations import Name, methods
+from flatlens.statistics.draws import generator
+from flatlens.training import REACHED
+
+Table: TypeAlias = Callable[[Results], pd.DataFrame]
+"""One row a network, one column a number of it."""
+RESAMPLED = 2000
+
+
+def reached(study: str) -> Table:
+    """The networks of a study whose training reached its end, with all that was measured."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = results[study].networks
+        return networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+
+    return found
+
+
+def correlated(table: Table, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
+    """The correlation of two columns."""
+
+    def found(results: Results) -> Statistic:
+        networks = _with(table(results), [x, y])
+        return correlate(networks[x], networks[y], coefficient, names=(x, y))
+
+    return found
+
+
+def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """The smallest of these columns' Pearson's r with y, less the largest of the others'."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = _complete(table(results), [*these, *others, y])
+        of = {name: kept[name].to_numpy() for name in kept}
+
+        def coefficient(counts: Array) -> Array:
+            mine, rival = (np.stack([pearson(of[x], of[y], counts) for x in xs]) for xs in (these, others))
+            return np.asarray(mine.min(0) - rival.max(0))
+
+        mine, rival = _one_of(these, "the least of"), _one_of(others, "the largest of")
+        return _statistic(f"Pearson r with {y}: {mine} less {rival}", coefficient, len(kept), lost)
+
+    return found
+
+
+def weakest(table: Table, xs: Sequence[str], y: str) -> Evidence:
+    """The smallest of several columns' Pearson's r with y."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = _complete(table(results), [*xs, y])
+        of = {name: kept[name].to_numpy() for name in kept}
+
+        def coefficient(counts: Array) -> Array:
+            return np.asarray(np.stack([pearson(of[x], of[y], counts) for x in xs]).min(0))
+
+        return _statistic(f"least Pearson r with {y} of {', '.join(xs)}", coefficient, len(kept), lost)
+
+    return found
+
+
+def unchanged(table: Table, before: str, after: str) -> Evidence:
+    """The mean over networks of |log(after / before)|, which is 0 for what a move leaves as it was."""
+
+    def found(results: Results) -> Statistic:
+        networks = _with(table(results), [before, after])
+        ratios = (networks[after] / networks[before]).to_numpy()
+        logs = np.abs(np.log(np.where(ratios > 0, ratios, np.nan)))
+        return average(logs, name=f"|log({after} / {before})|")
+
+    return found
+
+
+def mean_of(table: Table, column: str) -> Evidence:
+    """The mean of a column."""
+
+    def found(results: Results) -> Statistic:
+        return average(_with(table(results), [column])[column], name=column)
+
+    return found
+
+
+def rising(table: Table, group: str, x: str, y: str) -> Evidence:
+    """Kendall's tau of a setting with the Pearson's r of x and y among its networks: 1 where r rises throughout."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = _complete(table(results), [group, x, y])
+        members = [(kept[group] == value).to_numpy() for value in sorted(kept[group].unique())]
+        a, b = kept[x].to_numpy(), kept[y].to_numpy()
+
+        def coefficient(counts: Array) -> Array:
+            found = [pearson(a[mine], b[mine], counts[:, mine]) for mine in members]
+            signs = [np.sign(later - earlier) for earlier, later in combinations(found, 2)]
+            return np.asarray(np.mean(signs, 0)) if signs else np.full(len(counts), np.nan)
+
+        return _statistic(f"Kendall tau of {group} and Pearson r of {x} and {y}", coefficient, len(kept), lost)
+
+    return found
+
+
+def _with(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The columns as numbers; missing ones, where no network has been measured, are NaN."""
+    return table.reindex(columns=list(dict.fromkeys(columns))).astype(float)
+
+
+def _complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
+    """Rows that have them all, and how many have not."""
+    numbers = _with(table, columns)
+    kept = numbers.loc[np.isfinite(numbers.to_numpy()).all(1)].reset_index(drop=True)
+    return kept, len(numbers) - len(kept)
+
+
+def _one_of(columns: Sequence[str], which: str) -> str:
+    return columns[0] if len(columns) == 1 else f"{which} {', '.join(columns)}"
+
+
+def _statistic(name: str, coefficient: Coefficient, n: int, lost: int) -> Statistic:
+    if n == 0:
+        return Statistic(name, float("nan"), 0, note="no network is left")
+    found = with_interval(coefficient, resamples(n, generator(0), RESAMPLED))
+    excluded = (("a value is missing", lost),) if lost else ()
+    return Statistic(name, found.value, n, found.low, found.high, excluded=excluded, method=methods(RESAMPLED, 0))

@@ -1,0 +1,90 @@
+"""Statistics that hold one correlation against another, on tables whose correlations are known."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.experiments.contrasts import correlated, mean_of, reached, rising, stronger, unchanged, weakest
+
+TABLE = reached("s")
+
+
+def results(**columns):
+    table = pd.DataFrame(columns)
+    if "outcome" not in table:
+        table["outcome"] = "converged"
+    return {"s": SimpleNamespace(networks=table)}
+
+
+def noisy(n=60):
+    rng = np.random.default_rng(0)
+    gap, noise = rng.normal(size=n), rng.normal(size=(2, n))
+    return {"gap": gap, "near": gap + 0.2 * noise[0], "far": gap + 2 * noise[1]}
+
+
+def r(columns, x):
+    return np.corrcoef(columns[x], columns["gap"])[0, 1]
+
+
+def test_networks_that_did_not_get_there_are_left_out():
+    columns = noisy(8) | {"outcome": ["converged", "out of steps", "finished", "diverged"] * 2}
+    kept = TABLE(results(**columns))
+    assert kept["outcome"].tolist() == ["converged", "finished"] * 2
+    assert correlated(TABLE, "near", "gap")(results(**columns)).n == 4
+
+
+def test_the_stronger_correlation_is_told_with_its_margin():
+    columns = noisy()
+    found = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns))
+    assert found.value == pytest.approx(r(columns, "near") - r(columns, "far"))
+    assert 0 < found.low < found.value < found.high
+    assert stronger(TABLE, ["far"], ["near"], "gap")(results(**columns)).high < 0
+    three = columns | {"against": -columns["gap"]}
+    among = stronger(TABLE, ["near"], ["far", "against"], "gap")(results(**three))
+    assert among.value == pytest.approx(found.value)
+    least = stronger(TABLE, ["near", "against"], ["far"], "gap")(results(**three))
+    assert least.value == pytest.approx(-1 - r(columns, "far"))
+
+
+def test_the_weakest_is_the_smallest_of_them():
+    columns = noisy()
+    found = weakest(TABLE, ["near", "far"], "gap")(results(**columns))
+    assert found.value == pytest.approx(r(columns, "far"))
+    assert found.low < found.value < found.high
+
+
+def test_rows_with_a_missing_value_are_left_out_and_counted():
+    columns = noisy()
+    columns["far"][:3] = np.nan
+    found = stronger(TABLE, ["near"], ["far"], "gap")(results(**columns))
+    assert (found.n, found.left_out) == (57, 3)
+    nothing = stronger(TABLE, ["near"], ["nowhere"], "gap")(results(**columns))
+    assert (nothing.n, nothing.note) == (0, "no network is left")
+
+
+def test_what_a_move_leaves_is_0():
+    before = np.array([1.0, 2.0, 3.0, 4.0])
+    same = unchanged(TABLE, "before", "after")(results(before=before, after=before * (1 + 1e-9)))
+    assert 0 < same.value < 1e-8
+    moved = unchanged(TABLE, "before", "after")(results(before=before, after=before * [2, 0.5, 2, 0.5]))
+    assert moved.value == pytest.approx(np.log(2))
+
+
+def test_a_mean_is_over_the_rows():
+    found = mean_of(TABLE, "x")(results(x=[1.0, 2.0, 3.0, 6.0]))
+    assert (found.value, found.n) == (3.0, 4)
+
+
+def test_a_correlation_that_rises_with_a_setting():
+    rng = np.random.default_rng(0)
+    setting = np.repeat([1.0, 2.0, 3.0], 40)
+    gap, noise = rng.normal(size=(2, 120))
+    found = rising(TABLE, "c", "x", "gap")(results(c=setting, x=gap + 3 * noise / setting**2, gap=gap))
+    assert found.value == found.high == 1.0
+    assert found.low > 0
+    falling = rising(TABLE, "c", "x", "gap")(results(c=-setting, x=gap + 3 * noise / setting**2, gap=gap))
+    assert falling.value == -1.0
+    alone = rising(TABLE, "c", "x", "gap")(results(c=np.ones(120), x=noise, gap=gap))
+    assert np.isnan(alone.value)

@@ -1,0 +1,156 @@
+"""The experiments of the two papers of Petzka et al.: that they run and say what their claims need, not what comes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from flatlens.bounds.relative_generalisation import rate
+from flatlens.experiments import Study
+from flatlens.experiments.experiment import SCALES
+from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.papers.relative2021 import CODED, FLATNESS, RIGHT, approximated, minima
+from flatlens.experiments.papers.reparam2019 import SUMMED, fifth_layer, well_trained
+from flatlens.experiments.reproduce import reproduce
+
+COLUMNS = {
+    "scatter": ["panel", "x", "y", "group"],
+    "curves": ["panel", "x", "line", "y", "low", "high"],
+}
+NETWORKS = {
+    "X14": {"smoke": 4, "laptop": 48, "paper": 144},
+    "X15": {"smoke": 4, "laptop": 48, "paper": 40},
+    "X16": {"smoke": 8, "laptop": 600, "paper": 600},
+    "X17": {"smoke": 12, "laptop": 240, "paper": 720},
+    "X18": {"smoke": 4, "laptop": 48, "paper": 450},
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Every experiment at the smallest scale, each run when first asked for."""
+    done = {}
+
+    def of(name):
+        if name not in done:
+            with ThreadPoolExecutor(1) as executor:
+                done[name] = reproduce(name, tmp_path_factory.mktemp(name) / "out", scale="smoke", executor=executor)
+        return done[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_measured_and_every_claim_weighed(found, name):
+    one = found(name)
+    assert one.unfinished == 0
+    assert not any(result.failed or result.excluded for result in one.results.values())
+    assert len({claim.name for claim in one.experiment.claims}) == len(one.verdicts)
+    for verdict in one.verdicts:
+        assert np.isfinite(verdict.statistic.value), verdict
+        assert verdict.statistic.left_out == 0, verdict
+        assert verdict.claim.source.startswith(one.experiment.paper)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_figure_has_its_data(found, name):
+    one = found(name)
+    assert len({plot.name for plot in one.plots}) == len(one.plots)
+    for plot in one.plots:
+        assert len(plot.data), plot.name
+        if plot.kind == "matrix":
+            assert set(plot.data) == {q.name for q in one.results[plot.study].quantities}
+            assert plot.data.notna().all(axis=None), plot.name
+        else:
+            assert list(plot.data.columns) == COLUMNS[plot.kind]
+            assert np.isfinite(plot.data[["x", "y"]].to_numpy(dtype=float)).all()
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_studies_are_what_their_text_says(name, scale):
+    experiment = EXPERIMENTS[name]
+    assert experiment.differs[scale]
+    total = 0
+    for study in experiment.studies(scale).values():
+        assert Study.from_json(study.as_json()) == study
+        keys = [network.key for network in study.networks()]
+        assert len(keys) == len(set(keys))
+        total += len(keys)
+    assert total == NETWORKS[name][scale]
+
+
+def test_the_published_settings():
+    (lenet,) = EXPERIMENTS["X14"].studies("paper").values()
+    seen = {(n.training.batch_size, n.training.optimiser.lr) for n in lenet.networks()}
+    assert seen == {(4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)}
+    assert {n.model.init for n in lenet.networks()} == {"xavier_normal", "kaiming_uniform", "uniform", "normal"}
+    (mlp,) = EXPERIMENTS["X15"].studies("paper").values()
+    assert len({n.training.optimiser.lr / n.training.batch_size for n in mlp.networks()}) == 1
+    assert mlp.base.model.widths == (50, 50, 50, 30)
+    (minima_of,) = EXPERIMENTS["X18"].studies("paper").values()
+    kinds = {type(n.training.optimiser).__name__ for n in minima_of.networks()}
+    assert kinds == {"SGD", "Adam", "RMSProp"}
+    assert {n.data.name for n in (*lenet.networks(), *minima_of.networks())} == {"cifar10"}
+
+
+def test_the_published_gap_stands_beside_the_plain_one(found):
+    result = found("X14").results["lenet"]
+    plain, summed = result.networks["generalisation_gap"], result.networks[SUMMED]
+    loss, n = result.networks["loss"], 30
+    assert np.allclose(summed, 5 * n * (plain + loss) - n * loss)
+
+
+def test_layer_five_before_and_after(found):
+    results = found("X14").results
+    table, networks = fifth_layer("lenet")(results), results["lenet"].networks
+    assert np.allclose(table["kappa"], table["lmax"] * networks["weight_norm[fc3]"] ** 2)
+    assert np.allclose(table["kappa_tau"], table["trace"] * networks["weight_norm[fc3]"] ** 2)
+    for name in ("kappa", "kappa_tau"):
+        assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-3)
+    for name in ("lmax", "trace"):
+        assert (table[f"moved {name}"] > 100 * table[name]).all()  # four factors of 5 at least, squared
+
+
+def test_networks_of_a_larger_training_loss_are_left_out(found):
+    results = found("X15").results
+    networks = results["mlp"].networks
+    networks = networks.assign(loss=[0.01, 0.0701, 0.07, 0.3])
+    results = {"mlp": type(results["mlp"])(**{**vars(results["mlp"]), "networks": networks})}
+    assert well_trained("mlp")(results)["loss"].tolist() == [0.01, 0.07]
+
+
+def test_the_random_network_is_the_same_in_data_and_model(found):
+    studies = EXPERIMENTS["X16"].studies("smoke") | EXPERIMENTS["X17"].studies("smoke")
+    for study in studies.values():
+        assert all(n.data.seed == n.model.seed == n.training.seed for n in study.networks())
+    networks = found("X16").results["clusters"].networks
+    assert networks.groupby("separation")["test_accuracy"].mean().is_monotonic_increasing
+    assert networks["test_accuracy"].max() > 0.9  # the head sees the clusters and no noise
+
+
+def test_the_approximated_bound_is_the_theorems(found):
+    results = found("X17").results
+    networks, samples = results["folds"].networks, approximated(results)
+    one = networks[(networks["separation"] == 4.0) & (networks["seed"] == 1)]
+    assert sorted(one["fold"]) == [0, 1, 2]
+    bound = one["representativeness"] + 60 ** (-2 / 12) * one[FLATNESS] / 16
+    row = samples[(samples["separation"] == 4.0) & (samples["seed"] == 1)].iloc[0]
+    assert row["bound"] == pytest.approx(bound.mean())
+    assert row["slack"] == pytest.approx(bound.mean() - one["generalisation_gap"].mean())
+    assert rate(60, 8) == pytest.approx(60 ** (-2 / 12))
+
+
+def test_measures_as_defined_and_as_coded(found):
+    results = found("X18").results
+    table, networks = minima(results), results["lenet"].networks
+    assert table[[*RIGHT, *CODED]].notna().all(axis=None)
+    assert np.allclose(table[CODED[3]] ** 2, table["PAC-Bayes"])
+    norm = networks["weight_norm[fc3]"]
+    assert np.allclose(table[CODED[1]] * norm**2, networks["kappa_trace[fc3]"])
+    assert (table[CODED[1]] < table["Hessian trace"]).all()  # one layer's of all
+    for name in ("relative flatness", "Fisher-Rao norm", "relative flatness, fc2", CODED[0]):
+        assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-6), name
+    for name in ("Hessian trace", "weight norm", CODED[1], CODED[4]):
+        assert not np.isclose(table[name], table[f"moved {name}"], rtol=0.1).any(), name
+    assert set(table["optimiser"]) == {"SGD", "Adam"}
