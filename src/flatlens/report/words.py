@@ -12,6 +12,8 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
+#: Between the names of settings that an axis changes together.
+TOGETHER = "+"
 #: In the order of the marks' shapes in the figures.
 _SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
 
@@ -25,7 +27,7 @@ def title(result: StudyResult) -> str:
 def what_was_run(result: StudyResult) -> str:
     """The study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})
-    axes = [axis for axis in result.settings.get("axes", ()) if axis["name"] != "seed"]
+    axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
     grid = ", ".join(f"{_spoken(axis['name'], len(axis['values']))} {_values(axis)}" for axis in axes)
     seeds = counted(result.networks["seed"].nunique(), "seed")
     each = f"{grid}, {seeds} for each{' combination' if len(axes) > 1 else ''}" if grid else seeds
@@ -33,12 +35,28 @@ def what_was_run(result: StudyResult) -> str:
     return f"{trained}: {each}.{_stop(base)}"
 
 
+def _is_seed(name: str) -> bool:
+    """Whether an axis changes seeds alone, of whatever."""
+    return all(one.rpartition(".")[2] == "seed" for one in name.split(TOGETHER))
+
+
 def _values(axis: Mapping[str, Any]) -> str:
-    told = [f"{value:g}" if isinstance(value, float) else _item(value) for value in axis["values"]]
-    return listed(told)
+    return listed([_value(value) for value in axis["values"]])
+
+
+def _value(value: Any) -> str:
+    """A value of an axis: a number, those of settings that go together, an optimiser at its learning rate."""
+    if isinstance(value, list | tuple):
+        return " with ".join(map(_value, value))
+    if isinstance(value, Mapping) and {"type", "lr"} <= set(value):
+        return f"{value['type']} at {value['lr']:g}"
+    return f"{value:g}" if isinstance(value, float) else _item(value)
 
 
 def _spoken(name: str, count: int) -> str:
+    if TOGETHER in name:
+        return " with ".join(_spoken(one, count) for one in name.split(TOGETHER))
+    name = name.rpartition(".")[2]
     noun = {"lr": "learning rate", "batch_size": "batch size"}.get(name)
     return name.replace("_", " ") if noun is None else noun + "s" * (count > 1)
 

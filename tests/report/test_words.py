@@ -1,0 +1,33 @@
+"""What was run, in words, from a study's settings."""
+
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from flatlens.experiments import Study
+from flatlens.experiments.settings import Axis
+from flatlens.report.words import what_was_run
+from flatlens.training import SGD, Adam
+
+
+@pytest.mark.parametrize(
+    ("axis", "said"),
+    [
+        (Axis("batch_size+lr", ((4, 0.1), (8, 0.2))), "batch sizes with learning rates 4 with 0.1 and 8 with 0.2, 2"),
+        (Axis("training.optimiser", (SGD(0.1), Adam(1e-4))), "optimiser SGD at 0.1 and Adam at 0.0001, 2 seeds"),
+        (Axis("lr", (0.1, 0.2)), "learning rates 0.1 and 0.2, 2 seeds for each"),
+    ],
+)
+def test_axes_are_told_with_their_values(axis, said):
+    study = Study("told", Study.digits("smoke").base, (axis, Axis("seed", (0, 1))))
+    networks = pd.DataFrame({"seed": [0, 1, 0, 1]})
+    assert said in what_was_run(SimpleNamespace(settings=study.as_json(), networks=networks))
+
+
+def test_seeds_are_counted_and_not_listed():
+    seeds = Axis("data.seed+model.seed+training.seed", tuple((k, k, k) for k in range(100)))
+    study = Study("told", Study.digits("smoke").base, (seeds,))
+    told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=pd.DataFrame({"seed": range(100)})))
+    assert ": 100 seeds." in told
+    assert "seed+" not in told
