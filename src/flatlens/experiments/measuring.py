@@ -14,6 +14,7 @@ from flatlens.data import Split
 from flatlens.estimate import Estimate, Key, Report
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.measures import Lens, measure
+from flatlens.plain import digest
 from flatlens.problem import Problem
 from flatlens.tracking import Tracker
 from flatlens.transforms.registry import TRANSFORMS
@@ -33,11 +34,16 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
     if settings.bounds:
         found |= dict(_sides(lens, settings.bounds))
     for name in settings.moved:
-        generator = torch.Generator().manual_seed(settings.training.seed)
+        generator = torch.Generator().manual_seed(_own_seed(settings))
         moved = TRANSFORMS[name].apply(problem, generator).problem
         after = measure(Lens(moved), list(settings.measures))
         found |= {(f"{measured}@{name}", layer): e for (measured, layer), e in after.items()}
     return Report(found, report.about)
+
+
+def _own_seed(settings: NetworkSettings) -> int:
+    """A number of this network alone: with its seed instead, networks of one seed would all be moved alike."""
+    return int(digest((settings.data, settings.model, settings.training)), 16)
 
 
 def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
