@@ -277,7 +277,8 @@ GAPS = (
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 QUICK = "Far too short and small for the effects: only to see that it runs."
 FACTORS = (
-    "Every layer but the last is multiplied by a factor of its own; the authors' later code moves the last two alone."
+    "Each layer is multiplied by a factor of its own and the next divided by it; the authors' later code moves the "
+    "last two alone."
 )
 CONVERGED = (
     '"Until convergence" is taken as in relative2021, a mean loss of an epoch below 0.1: the paper says no more, and '
