@@ -161,11 +161,14 @@ def approximated(results: Results) -> pd.DataFrame:
     found["bound"] = shift + rate(int(settings["train"]), FEATURES) * kappa / (2 * FEATURES)
     found["as coded"] = shift + 0.01 * kappa / FEATURES
     samples = found.groupby(["separation", "seed"], as_index=False).mean()
-    samples["slack"] = samples["bound"] - samples["generalisation_gap"]
+    for bound, of in (("bound", ""), ("as coded", " as coded")):
+        samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
+        samples[f"excess{of}"] = samples[bound] - TIGHT * samples["generalisation_gap"]
     return samples
 
 
-TIGHT = 0.1
+TIGHT = 10
+"""How many times the gap a bound may be and still be called tight."""
 
 
 def _x17_claims() -> tuple[Claim, ...]:
@@ -179,11 +182,17 @@ def _x17_claims() -> tuple[Claim, ...]:
         ),
         Claim(
             "tight",
-            f"It is tight: less than {TIGHT:g} above it, where guessing has a loss of 0.25.",
+            f"It is tight: less than {TIGHT} times the gap, in the mean over samples.",
             source,
-            mean_of(approximated, "slack"),
+            mean_of(approximated, "excess"),
             "below",
-            TIGHT,
+        ),
+        Claim(
+            "tight.as_coded",
+            "The same with delta = 0.1, as in the authors' code.",
+            source,
+            mean_of(approximated, "excess as coded"),
+            "below",
         ),
         Claim(
             "easier",

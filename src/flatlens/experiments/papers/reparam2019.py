@@ -46,7 +46,7 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         "paper": DataSettings("cifar10"),
     }[scale]
     until = Until(loss_below=0.5 if scale == "smoke" else 0.1, loss_over="epoch")
-    epochs = {"smoke": 40, "laptop": 150, "paper": 500}[scale]
+    epochs = {"smoke": 40, "laptop": 300, "paper": 500}[scale]
     base = NetworkSettings(
         data,
         LeNet5(classes=10 if scale == "paper" else 2),
