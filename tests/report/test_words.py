@@ -1,5 +1,6 @@
 """What was run, in words, from a study's settings."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
@@ -31,3 +32,12 @@ def test_seeds_are_counted_and_not_listed():
     told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=pd.DataFrame({"seed": range(100)})))
     assert ": 100 seeds." in told
     assert "seed+" not in told
+
+
+def test_architectures_are_counted_and_not_listed(laptop):
+    axes = [{"name": "model", "values": [{"type": "ViT", "depth": d} for d in range(36)]}]
+    base = {**laptop.settings["base"], "training": {"max_steps": 0, "loss": "mse"}, "model": {"type": "ViT"}}
+    networks = laptop.networks.assign(seed=0)
+    told = what_was_run(replace(laptop, networks=networks, settings={"base": base, "axes": axes}))
+    trained = "48 networks (ViT), as they come on 600 training samples of digits with the mean squared error"
+    assert told == f"{trained}: 36 models."

@@ -28,16 +28,27 @@ def what_was_run(result: StudyResult) -> str:
     """The study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})
     axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
-    grid = ", ".join(f"{_spoken(axis['name'], len(axis['values']))} {_values(axis)}" for axis in axes)
-    seeds = counted(result.networks["seed"].nunique(), "seed")
-    each = f"{grid}, {seeds} for each{' combination' if len(axes) > 1 else ''}" if grid else seeds
-    trained = f"{counted(len(result.networks), 'network')}{_made_of(base)}, trained{_how(base)}{_on_data(base)}"
-    return f"{trained}: {each}.{_stop(base)}"
+    grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
+    seeds = counted(number, "seed")
+    if grid:
+        seeds = f", {seeds} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
+    untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
+    how = "as they come" if untrained else f"trained{_how(base)}"
+    networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base)}"
+    return f"{networks}: {grid}{seeds}.{_stop(base)}"
 
 
 def _is_seed(name: str) -> bool:
     """Whether an axis changes seeds alone, of whatever."""
     return all(one.rpartition(".")[2] == "seed" for one in name.split(TOGETHER))
+
+
+def _in_words(axis: Mapping[str, Any]) -> str:
+    """An axis and its values; of settings in settings, such as architectures, how many."""
+    name, values = axis["name"], axis["values"]
+    if any(isinstance(value, Mapping) and "lr" not in value for value in values):
+        return counted(len(values), name.rpartition(".")[2].replace("_", " "))
+    return f"{_spoken(name, len(values))} {_values(axis)}"
 
 
 def _values(axis: Mapping[str, Any]) -> str:
@@ -80,7 +91,8 @@ def _on_data(base: Mapping[str, Any]) -> str:
     data, loss = base.get("data"), base.get("training", {}).get("loss")
     size = f"{data['train']} training samples of " if data and data.get("train") else ""
     on = f" on {size}{data['name']}" if data else ""
-    return f"{on} with the {str(loss).replace('_', ' ')}" if loss else on
+    told = "mean squared error" if loss == "mse" else str(loss).replace("_", " ")
+    return f"{on} with the {told}" if loss else on
 
 
 def _stop(base: Mapping[str, Any]) -> str:

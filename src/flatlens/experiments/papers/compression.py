@@ -25,7 +25,7 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.measures.registry import named
 from flatlens.models import MLP, Architecture, LeNet5, Published, SmallVGG, ViT
 from flatlens.statistics import Statistic, average, correlate
-from flatlens.training import SGD, Training, Until
+from flatlens.training import SGD, Adam, Training, Until
 
 LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
 FIXED_LR, FIXED_BATCH = 0.1, 20
@@ -296,25 +296,29 @@ VARIANTS = tuple(
 
 
 def _x5(scale: Scale) -> Mapping[str, Study]:
-    data = DataSettings("patches", train=32, test=32)
+    data = DataSettings("patches", train=200, test=200)
     variants: tuple[ViT | Published, ...] = VARIANTS
     seeds: tuple[int, ...] = (0, 1, 2)
+    steps: tuple[int, ...] = (0, 300)
     if scale == "smoke":
-        data, variants, seeds = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1)
+        data, variants, seeds, steps = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1), (0, 2)
     if scale == "paper":
         data = DataSettings("imagenet", train=100, test=100)
-        variants, seeds = tuple(Published(f"timm:{name}", sigmoid=True) for name in NAMES), (0,)
-    untouched = Training(SGD(FIXED_LR), loss="mse", max_steps=0)
+        variants = tuple(Published(f"timm:{name}", sigmoid=True) for name in NAMES)
+        seeds, steps = (0,), (0,)
+    training = Training(Adam(1e-3), batch_size=32, loss="mse", max_steps=0)
     exact = () if scale == "paper" else ("normalized_mls", "adaptive_sharpness_ggn")
     measures = tuple(one.key for one in named((SHARPNESS_46, SEARCHED, *exact)))
-    base = NetworkSettings(data, variants[0], untouched, measures)
+    samples = data.train if scale == "paper" else min(32, data.train or 32)
+    base = NetworkSettings(data, variants[0], training, measures, samples=samples)
     networks: tuple[ViT | Published, ...] = tuple(replace(variant, seed=seed) for variant in variants for seed in seeds)
-    return {"transformers": Study("transformers", base, (Axis("model", networks),))}
+    return {"transformers": Study("transformers", base, (Axis("model", networks), Axis("max_steps", steps)))}
 
 
 def _x5_pair(y: str, x: str) -> Evidence:
     def found(results: Results) -> Statistic:
         networks = results["transformers"].networks
+        networks = networks[networks["steps"] == networks["steps"].max()]  # those that were trained, where some were
         names = named(y)[0].key, named(x)[0].key
         return correlate(networks[names[0]], networks[names[1]], "spearman", names=names)
 
@@ -324,13 +328,17 @@ def _x5_pair(y: str, x: str) -> Evidence:
 def _x5_plots(results: Results) -> list[Plot]:
     networks = results["transformers"].networks
     x, y = (named(name)[0].key for name in (SEARCHED, SHARPNESS_46))
-    classes = networks["model"].map(_class_of)
+    classes = networks["model"].map(_class_of) + networks["steps"].map(_training_of)
     data = pd.DataFrame({"panel": f"{len(networks)} networks", "x": networks[x], "y": networks[y], "group": classes})
     caption = (
         "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them."
     )
     title = "Adaptive sharpness against normalised MLS"
     return [Plot("sharpness_mls", title, caption, "scatter", data, "normalised MLS", "adaptive sharpness")]
+
+
+def _training_of(steps: int) -> str:
+    return f", {steps} steps" if steps else ""
 
 
 def _class_of(model: str) -> str:
@@ -340,7 +348,7 @@ def _class_of(model: str) -> str:
     return "mean pooling" if "mean" in model else "class token"
 
 
-UNTRAINED = "Twelve small vision transformers with three random starts each, untrained, on patches of two photographs."
+OWN = "Twelve small vision transformers, three starts each, untrained and after 300 steps on patches of photographs."
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
 GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
 SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
@@ -403,8 +411,8 @@ EXPERIMENTS = (
         ),
         _x5_plots,
         {
-            "smoke": (QUICK, UNTRAINED),
-            "laptop": (UNTRAINED,),
+            "smoke": (QUICK, OWN),
+            "laptop": (OWN,),
             "paper": (
                 f"{len(NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
                 "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",
