@@ -36,6 +36,7 @@ class Plot:
     x: str = ""  #: the axes' titles
     y: str = ""
     log_y: bool = False
+    log_x: bool = False
     study: str = ""  #: whose quantities a matrix shows
 
 

@@ -334,7 +334,7 @@ def _x5_plots(results: Results) -> list[Plot]:
         "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them."
     )
     title = "Adaptive sharpness against normalised MLS"
-    return [Plot("sharpness_mls", title, caption, "scatter", data, "normalised MLS", "adaptive sharpness")]
+    return [Plot("sharpness_mls", title, caption, "scatter", data, "normalised MLS", "adaptive sharpness", log_x=True)]
 
 
 def _training_of(steps: int) -> str:

@@ -52,7 +52,7 @@ def _scatter(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawin
     legend = alt.Legend(orient="top", title=None) if len(groups) > 1 else None
     marks = alt.Chart(data).mark_point(filled=True, size=45, opacity=0.8)
     drawn = marks.encode(
-        x=alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5)),
+        x=_across(data, plot),
         y=_vertical(data, plot, "y:Q"),
         color=alt.Color("group:N", scale=alt.Scale(domain=groups), legend=legend),
         shape=alt.Shape("group:N", scale=alt.Scale(domain=groups, range=shapes), legend=legend),
@@ -75,9 +75,16 @@ def _bars(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
     return alt.layer(bar, reach).properties(width=width, height=210, title=title)
 
 
+def _across(data: pd.DataFrame, plot: Plot) -> alt.X:
+    if plot.log_x and bool((data["x"] > 0).all()):
+        return alt.X("x:Q", scale=alt.Scale(type="log", nice=False), axis=log_axis(data["x"], plot.x))
+    return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
+
+
 def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
     title = None if plot.kind == "curves" else plot.y
-    if plot.log_y and bool((data["y"] > 0).all()):
+    drawn = data[[name for name in ("y", "low") if name in data]]
+    if plot.log_y and not bool((drawn <= 0).any(axis=None)):
         return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))
     zero = plot.kind == "bars"
     return alt.Y(field, title=title, scale=alt.Scale(zero=zero), axis=alt.Axis(tickCount=5))

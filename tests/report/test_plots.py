@@ -1,0 +1,63 @@
+"""The figures of experiments: each kind of plot becomes a picture of its own data."""
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from flatlens.experiments.experiment import Plot
+from flatlens.report.figures.plots import plot_figure
+from flatlens.report.render import svg_of
+
+CURVES = pd.DataFrame(
+    {"panel": ["a"] * 4 + ["b"] * 4, "x": [0, 10] * 4, "line": [0.1, 0.1, 0.2, 0.2] * 2,
+     "y": [1.0, 2.0, 3.0, 4.0, -1.0, 2.0, 3.0, 4.0], "low": [0.5] * 4 + [-2.0] * 4, "high": 5.0}
+)  # fmt: skip
+SCATTER = pd.DataFrame({"panel": "one", "x": [0.01, 1.0, 100.0], "y": [1.0, -2.0, 3.0], "group": ["g", "g", "h"]})
+BARS = pd.DataFrame(
+    {"panel": "one", "x": ["a", "a", "b", "b"], "group": ["g", "h"] * 2, "y": [0.5, -0.2, 0.1, 0.3],
+     "low": [0.4, -0.3, float("nan"), 0.2], "high": [0.6, -0.1, float("nan"), 0.4]}
+)  # fmt: skip
+PLOTS = [
+    Plot("curves", "Curves", "How to read it.", "curves", CURVES, "step", "learning rate", log_y=True),
+    Plot("scatter", "Scatter", "How to read it.", "scatter", SCATTER, "x", "y", log_x=True),
+    Plot("bars", "Bars", "How to read it.", "bars", BARS, "quantity", "r"),
+]
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.kind)
+def test_it_is_a_valid_picture_with_its_panels_and_data(plot):
+    figure = plot_figure(plot, {})
+    assert figure.data is plot.data
+    assert len(figure.panels) == plot.data["panel"].nunique()
+    for drawing in (figure.whole, *figure.panels):
+        drawing.to_dict(validate=True)
+    svg = svg_of(figure)
+    assert all(title in svg for title in set(plot.data["panel"]))
+
+
+def axis(figure, panel, channel):
+    spec = figure.panel_specs[panel]
+    return next(layer["encoding"][channel] for layer in spec.get("layer", [spec]) if channel in layer["encoding"])
+
+
+def test_axes_are_logarithmic_where_all_is_positive():
+    curves, scatter, _ = (plot_figure(plot, {}) for plot in PLOTS)
+    assert axis(curves, 0, "y")["scale"]["type"] == "log"
+    assert "type" not in axis(curves, 1, "y")["scale"]
+    assert axis(scatter, 0, "x")["scale"]["type"] == "log"
+    below = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(low=0.0)), {})
+    assert "type" not in axis(below, 0, "y")["scale"]  # the band would not fit
+    linear = plot_figure(replace(PLOTS[1], data=SCATTER.assign(x=[0.0, 1.0, 2.0])), {})
+    assert "type" not in axis(linear, 0, "x")["scale"]
+
+
+def test_a_matrix_is_that_of_its_study(smoke):
+    figure = plot_figure(Plot("pairs", "Pairs", "", "matrix", pd.DataFrame(), study="mlp"), {"mlp": smoke})
+    assert (figure.name, figure.title) == ("pairs", "Pairs")
+    assert len(figure.data) == len(smoke.networks)
+
+
+def test_nothing_to_draw_is_said():
+    nothing = Plot("none", "None", "", "curves", CURVES[:0], "step", "")
+    assert "no network" in svg_of(plot_figure(nothing, {}))
