@@ -6,8 +6,8 @@ from __future__ import annotations
 import pytest
 import torch
 from literal import definition_3
-from literal_curvature import along_columns
-from modern import Case, plain_attention
+from literal_curvature import along_columns, twice_differentiable
+from modern import Case
 from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
@@ -23,7 +23,7 @@ class Literal:
         self.values = {name: p.detach() for name, p in this.net.named_parameters()}
         self.names = [name for name, p in this.net.named_parameters() if p.requires_grad]
         flat = torch.cat([self.values[name].flatten() for name in self.names])
-        with plain_attention():
+        with twice_differentiable():
             self.f = [this.rows(self.values, i) for i in range(self.n)]
             self.J = [jacobian(lambda v, i=i: this.rows(self.at(v), i), flat, vectorize=True) for i in range(self.n)]
             self.H = hessian(self.risk, flat, vectorize=True)

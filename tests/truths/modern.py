@@ -6,8 +6,7 @@ i under other parameters (its unmasked tokens' rows, one after another), and `lo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Values = dict[str, Tensor]
 
@@ -161,18 +159,6 @@ class Case:
     @property
     def n(self) -> int:
         return len(self.inputs)
-
-
-@contextmanager
-def plain_attention() -> Iterator[None]:
-    """Attention with two derivatives."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _spread(net: nn.Module) -> nn.Module:
