@@ -8,13 +8,12 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
+from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed
 from flatlens.training import REACHED
 
 FEW = 20
-SPOKEN = {"lr": "learning rate"}
 
 
 def findings(
@@ -82,7 +81,7 @@ def _held_fixed(study: Study) -> dict[str, str]:
     axes = study.varied
     told = {}
     for names in held_fixed(axes):
-        words = " and ".join(SPOKEN.get(name, name.replace("_", " ")) for name in names)
+        words = " and ".join(map(in_words, names))
         only_seed = "seed" in axes and len(names) == len(axes) - 1 and len(names) > 1
         more = ", where only the seed differs" if only_seed else ""
         more = ", where all networks start from the same weights" if names == ("seed",) else more

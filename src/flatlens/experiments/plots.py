@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.experiment import Plot
+from flatlens.experiments.quantities import in_words
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import average
 
@@ -34,7 +35,7 @@ def followed_curves(result: StudyResult, setting: str, measures: Mapping[str, st
     table = table.assign(panel=panels).rename(columns={"step": "x", setting: "line", "value": "y"})
     order = list(dict.fromkeys(measures.values()))
     table = table.sort_values("panel", key=lambda p: p.map(order.index), kind="stable")
-    words = {"lr": "learning rate", "batch_size": "batch size"}.get(setting, setting.replace("_", " "))
+    words = in_words(setting)
     seeds = result.networks["seed"].nunique()
     caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
     return banded(table, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)

@@ -84,6 +84,15 @@ SHOWN = {
 """How a measure is shown where its own name will not do."""
 
 
+def in_words(setting: str) -> str:
+    """A setting's name for reading.
+
+    >>> in_words("lr"), in_words("label_smoothing")
+    ('learning rate', 'label smoothing')
+    """
+    return "learning rate" if setting == "lr" else setting.replace("_", " ")
+
+
 def setting(name: str, values: Sequence[object]) -> Quantity | None:
     """A setting as an axis of the comparison; None for a seed, and for what is no number.
 
@@ -94,7 +103,7 @@ def setting(name: str, values: Sequence[object]) -> Quantity | None:
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
     if name.rpartition(".")[2] == "seed" or not numbers:
         return None
-    return known.get(name) or Quantity(name.rpartition(".")[2].replace("_", " "), name, role="setting")
+    return known.get(name) or Quantity(in_words(name.rpartition(".")[2]), name, role="setting")
 
 
 def quantities(

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
+from flatlens.experiments.quantities import in_words
+
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
@@ -68,8 +70,7 @@ def _spoken(name: str, count: int) -> str:
     if TOGETHER in name:
         return " with ".join(_spoken(one, count) for one in name.split(TOGETHER))
     name = name.rpartition(".")[2]
-    noun = {"lr": "learning rate", "batch_size": "batch size"}.get(name)
-    return name.replace("_", " ") if noun is None else noun + "s" * (count > 1)
+    return in_words(name) + "s" * (count > 1 and name in ("lr", "batch_size"))
 
 
 def _made_of(base: Mapping[str, Any]) -> str:
