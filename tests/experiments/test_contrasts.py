@@ -6,7 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.contrasts import correlated, mean_of, reached, rising, stronger, unchanged, weakest
+from flatlens.experiments.contrasts import mean_of, rising, stronger, unchanged, weakest
+from flatlens.experiments.evidence import correlated, reached
 
 TABLE = reached("s")
 

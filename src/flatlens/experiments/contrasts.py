@@ -2,45 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import combinations
-from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
 from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Evidence
-from flatlens.statistics import Statistic, average, correlate, pearson, resamples, with_interval
+from flatlens.experiments.evidence import Evidence, Table, numbers_of
+from flatlens.statistics import Statistic, average, pearson, resamples, with_interval
 from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array
-from flatlens.statistics.correlations import Name, methods
+from flatlens.statistics.correlations import methods
 from flatlens.statistics.draws import generator
-from flatlens.training import REACHED
 
-Table: TypeAlias = Callable[[Results], pd.DataFrame]
-"""One row a network, one column a number of it."""
 RESAMPLED = 2000
-
-
-def reached(study: str) -> Table:
-    """The networks of a study whose training reached its end, with all that was measured."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = results[study].networks
-        return networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
-
-    return found
-
-
-def correlated(table: Table, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
-    """The correlation of two columns."""
-
-    def found(results: Results) -> Statistic:
-        networks = _with(table(results), [x, y])
-        return correlate(networks[x], networks[y], coefficient, names=(x, y))
-
-    return found
 
 
 def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
@@ -79,7 +55,7 @@ def unchanged(table: Table, before: str, after: str) -> Evidence:
     """The mean over networks of |log(after / before)|, which is 0 for what a move leaves as it was."""
 
     def found(results: Results) -> Statistic:
-        networks = _with(table(results), [before, after])
+        networks = numbers_of(table(results), [before, after])
         ratios = (networks[after] / networks[before]).to_numpy()
         logs = np.abs(np.log(np.where(ratios > 0, ratios, np.nan)))
         return average(logs, name=f"|log({after} / {before})|")
@@ -91,7 +67,7 @@ def mean_of(table: Table, column: str) -> Evidence:
     """The mean of a column."""
 
     def found(results: Results) -> Statistic:
-        return average(_with(table(results), [column])[column], name=column)
+        return average(numbers_of(table(results), [column])[column], name=column)
 
     return found
 
@@ -114,14 +90,9 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
     return found
 
 
-def _with(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """The columns as numbers; missing ones, where no network has been measured, are NaN."""
-    return table.reindex(columns=list(dict.fromkeys(columns))).astype(float)
-
-
 def _complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
     """Rows that have them all, and how many have not."""
-    numbers = _with(table, columns)
+    numbers = numbers_of(table, columns)
     kept = numbers.loc[np.isfinite(numbers.to_numpy()).all(1)].reset_index(drop=True)
     return kept, len(numbers) - len(kept)
 

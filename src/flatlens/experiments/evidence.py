@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,6 +15,29 @@ from flatlens.statistics.correlations import Name
 from flatlens.training import REACHED
 
 Evidence: TypeAlias = Callable[[Results], Statistic]
+
+Table: TypeAlias = Callable[[Results], pd.DataFrame]
+"""One row a network, one column a number of it."""
+
+
+def reached(study: str) -> Table:
+    """The networks of a study whose training reached its end, with all that was measured."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = results[study].networks
+        return networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+
+    return found
+
+
+def correlated(table: Table, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
+    """The correlation of two columns."""
+
+    def found(results: Results) -> Statistic:
+        networks = numbers_of(table(results), [x, y])
+        return correlate(networks[x], networks[y], coefficient, names=(x, y))
+
+    return found
 
 
 def related(study: str, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
@@ -30,13 +53,7 @@ def related(study: str, x: str, y: str, coefficient: Name = "pearson") -> Eviden
 
 def trend(study: str, setting: str, column: str) -> Evidence:
     """Kendall's tau-b of a setting and a column of the table of networks, over the networks that reached the end."""
-
-    def found(results: Results) -> Statistic:
-        networks = results[study].networks
-        kept = networks[networks["outcome"].isin(REACHED)]
-        return correlate(kept[setting].astype(float), kept[column], "kendall", names=(setting, column))
-
-    return found
+    return correlated(reached(study), setting, column, "kendall")
 
 
 def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
@@ -80,6 +97,11 @@ def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFram
         low = table["loss"] < below
         tables.append(table[low.cummax()] if "loss" in table else table)
     return tables
+
+
+def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """The columns as numbers; missing ones, where no network has been measured, are NaN."""
+    return table.reindex(columns=list(dict.fromkeys(columns))).astype(float)
 
 
 def _kendall(x: pd.Series, y: pd.Series) -> float:

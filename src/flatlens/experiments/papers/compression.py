@@ -16,7 +16,7 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
-from flatlens.experiments.evidence import Evidence, changes, related, together, trend
+from flatlens.experiments.evidence import changes, correlated, related, together, trend
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.timm_vits import NAMES
 from flatlens.experiments.plots import banded, followed_curves, pairwise
@@ -24,7 +24,7 @@ from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.measures.registry import named
 from flatlens.models import MLP, Architecture, LeNet5, Published, SmallVGG, ViT
-from flatlens.statistics import Statistic, average, correlate
+from flatlens.statistics import Statistic, average
 from flatlens.training import SGD, Adam, Training, Until
 
 LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
@@ -282,8 +282,9 @@ def _slug(*words: str) -> str:
 PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
 # X5: many vision transformers as they are, untrained or published
 
-SHARPNESS_46 = 'average_sharpness(pairs=16,scale="published46")'
-SEARCHED = "mls_by_search(normalized=True)"
+SHARPNESS_46, SEARCHED = (
+    one.key for one in named(["average_sharpness(pairs=16,scale='published46')", "mls_by_search(normalized=True)"])
+)
 POOLINGS: tuple[Literal["class"], Literal["mean"]] = ("class", "mean")
 VARIANTS = tuple(
     ViT(classes=2, patch=patch, width=width, depth=depth, heads=heads, pooling=POOLINGS[mean], sigmoid=True)
@@ -308,28 +309,25 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
         seeds, steps = (0,), (0,)
     training = Training(Adam(1e-3), batch_size=32, loss="mse", max_steps=0)
     exact = () if scale == "paper" else ("normalized_mls", "adaptive_sharpness_ggn")
-    measures = tuple(one.key for one in named((SHARPNESS_46, SEARCHED, *exact)))
+    measures = (SHARPNESS_46, SEARCHED, *exact)
     samples = data.train if scale == "paper" else min(32, data.train or 32)
     base = NetworkSettings(data, variants[0], training, measures, samples=samples)
     networks: tuple[ViT | Published, ...] = tuple(replace(variant, seed=seed) for variant in variants for seed in seeds)
     return {"transformers": Study("transformers", base, (Axis("model", networks), Axis("max_steps", steps)))}
 
 
-def _x5_pair(y: str, x: str) -> Evidence:
-    def found(results: Results) -> Statistic:
-        networks = results["transformers"].networks
-        networks = networks[networks["steps"] == networks["steps"].max()]  # those that were trained, where some were
-        names = named(y)[0].key, named(x)[0].key
-        return correlate(networks[names[0]], networks[names[1]], "spearman", names=names)
-
-    return found
+def _trained_most(results: Results) -> pd.DataFrame:
+    """Those that were trained, where some were."""
+    networks = results["transformers"].networks
+    kept: pd.DataFrame = networks[networks["steps"] == networks["steps"].max()]
+    return kept
 
 
 def _x5_plots(results: Results) -> list[Plot]:
     networks = results["transformers"].networks
-    x, y = (named(name)[0].key for name in (SEARCHED, SHARPNESS_46))
     classes = networks["model"].map(_class_of) + networks["steps"].map(_training_of)
-    data = pd.DataFrame({"panel": f"{len(networks)} networks", "x": networks[x], "y": networks[y], "group": classes})
+    shown = {"x": networks[SEARCHED], "y": networks[SHARPNESS_46], "group": classes}
+    data = pd.DataFrame({"panel": f"{len(networks)} networks", **shown})
     caption = (
         "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them."
     )
@@ -406,7 +404,7 @@ EXPERIMENTS = (
                 "general_trend",
                 "For most models sharpness and MLS correlate positively: lower sharpness implies lower MLS.",
                 "compression section 4.4, Fig. 3",
-                _x5_pair(SHARPNESS_46, SEARCHED),
+                correlated(_trained_most, SHARPNESS_46, SEARCHED, "spearman"),
             ),
         ),
         _x5_plots,

@@ -15,7 +15,8 @@ import pandas as pd
 from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
-from flatlens.experiments.contrasts import Table, correlated, mean_of, reached, rising, stronger, unchanged
+from flatlens.experiments.contrasts import mean_of, rising, stronger, unchanged
+from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity

@@ -14,7 +14,8 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
-from flatlens.experiments.contrasts import Table, correlated, reached, stronger, unchanged, weakest
+from flatlens.experiments.contrasts import stronger, unchanged, weakest
+from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
