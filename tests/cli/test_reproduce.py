@@ -5,6 +5,10 @@ import json
 import pytest
 
 from flatlens.cli import run
+from flatlens.cli.reproduce import _expected
+from flatlens.experiments import cost
+from flatlens.experiments.cost import Cost
+from flatlens.experiments.papers import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +46,13 @@ def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypa
     monkeypatch.setattr(module, "EXPERIMENTS", {"X3": module.EXPERIMENTS["X3"]})
     assert run(["reproduce", "all", "--scale", "smoke", "--out", str(tmp_path / "atlas"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["experiments"][0]["id"] == "X3"
+
+
+def test_paper_scale_says_beforehand_how_long_it_takes(monkeypatch):
+    monkeypatch.setattr(cost, "cost_of", lambda studies: Cost(100, training=7200.0, measuring=720.0))
+    told = _expected(EXPERIMENTS["X3"], "paper", workers=2)
+    assert told == "100 networks, at most about 66 min with 2 workers, 91% of it training"
+    assert _expected(EXPERIMENTS["X3"], "smoke", workers=2) == "4 networks"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar
+from flatlens.cli.bar import Bar, in_words
 from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
 from flatlens.cli.study import elsewhere
 from flatlens.errors import BadInput
@@ -90,9 +90,12 @@ def _expected(one: Experiment, scale: Scale, workers: int) -> str:
     studies = one.studies(scale).values()
     if scale != "paper":
         return f"{sum(len(study.networks()) for study in studies)} networks"
-    from flatlens.experiments.cost import cost_of, in_words
+    from flatlens.experiments.cost import cost_of
 
-    return in_words(cost_of(studies), workers)
+    cost = cost_of(studies)
+    most = in_words(cost.seconds / min(workers, max(cost.networks, 1)))
+    share = cost.training / cost.seconds if cost.seconds else 0.0
+    return f"{cost.networks} networks, at most about {most} with {workers} workers, {share:.0%} of it training"
 
 
 def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> None:

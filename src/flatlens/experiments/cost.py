@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import ceil
 
 from flatlens.experiments.measuring import tracker_of
 from flatlens.experiments.network import compute
@@ -79,29 +78,3 @@ def _moment(settings: NetworkSettings) -> float:
     start = time.perf_counter()
     tracker.step(1)
     return time.perf_counter() - start
-
-
-def in_words(cost: Cost, workers: int) -> str:
-    """For people, before it starts.
-
-    >>> in_words(Cost(100, 7200.0, 720.0), workers=2)
-    '100 networks, at most about 66 minutes with 2 workers, 91% of it training'
-    """
-    seconds = cost.seconds / min(workers, max(cost.networks, 1))
-    share = cost.training / cost.seconds if cost.seconds else 0.0
-    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
-        if seconds > 1.5 * length:
-            told = f"{_rounded(seconds / length)} {unit}"
-            break
-    else:
-        told = f"{ceil(seconds)} s"
-    return f"{cost.networks} networks, at most about {told} with {workers} workers, {share:.0%} of it training"
-
-
-def _rounded(value: float) -> str:
-    """Two digits.
-
-    >>> _rounded(66.0), _rounded(3.14), _rounded(456.0)
-    ('66', '3.1', '460')
-    """
-    return f"{float(f'{value:.2g}'):g}"
