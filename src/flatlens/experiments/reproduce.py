@@ -72,8 +72,8 @@ def reproduce(
         raise UnknownName.among("scale", scale, SCALES)
     studies = experiment.studies(scale)
     _claim(out, experiment, scale)
-    for study, settings in studies.items():
-        run_study(
+    results = {
+        study: run_study(
             settings,
             out / study,
             workers=workers,
@@ -83,7 +83,9 @@ def reproduce(
             retry_failed=retry_failed,
             mixed=mixed,
         )
-    return load_reproduction(out)
+        for study, settings in studies.items()
+    }
+    return _weighed(out, experiment, scale, results)
 
 
 def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
@@ -94,7 +96,10 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
     """
     out = Path(out)
     experiment, scale = _claimed(out)
-    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    return _weighed(out, experiment, scale, {study: load_study(out / study) for study in experiment.studies(scale)})
+
+
+def _weighed(out: Path, experiment: Experiment, scale: Scale, results: Results) -> Reproduction:
     verdicts = tuple(claim.weigh(results) for claim in experiment.claims)
     rows = [verdict.as_json() for verdict in verdicts]
     write_whole(out / "claims.json", json.dumps(rows, indent=1) + "\n")
