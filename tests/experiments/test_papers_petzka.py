@@ -10,7 +10,8 @@ from flatlens.experiments import Study
 from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.relative2021 import CODED, FLATNESS, RIGHT, approximated, minima
-from flatlens.experiments.papers.reparam2019 import SUMMED, fifth_layer, well_trained
+from flatlens.experiments.papers.remarks import SUMMED
+from flatlens.experiments.papers.reparam2019 import fifth_layer, well_trained
 from flatlens.experiments.reproduce import reproduce
 
 COLUMNS = {

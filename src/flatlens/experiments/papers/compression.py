@@ -18,6 +18,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.evidence import changes, correlated, related, together, trend
 from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.papers.remarks import QUICK
 from flatlens.experiments.papers.timm_vits import NAMES
 from flatlens.experiments.plots import banded, followed_curves, pairwise
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
@@ -350,7 +351,6 @@ OWN = "Twelve small vision transformers, three starts each, untrained and after 
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
 GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
 SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
-QUICK = "Far too short and small for the effects: only to see that it runs."
 
 EXPERIMENTS = (
     Experiment(

@@ -18,15 +18,13 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of, rising, stronger, unchanged
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, SUMMED, WEAK
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.statistics import average, correlate
 from flatlens.training import SGD, Adam, Ridge, RMSProp, Training, Until
-
-SUMMED = "generalisation_gap(convention='summed_x5')"
-
 
 # X16 and X17: clusters, pulled back through a random network
 
@@ -35,8 +33,6 @@ SEEDS = "data.seed+model.seed+training.seed"
 """The random network is in the data and in the model: one seed for both, and for the sample."""
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalize='variance')"
-WEAK = 0.3
-"""What "does not correlate" is taken to be at most."""
 
 
 def _clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
@@ -243,7 +239,6 @@ def _x17_plots(results: Results) -> list[Plot]:
 # X18: LeNet5, relative flatness among other measures
 
 LAST, ANOTHER = "fc3", "fc2"
-MOVED = "layerwise"
 PAC_BAYES = "pac_bayes_flatness(draws=4)"
 NORMALISED = "relative_flatness(normalize='std')"
 RIGHT: Mapping[str, str] = {
@@ -410,7 +405,6 @@ def _x18_plots(results: Results) -> list[Plot]:
     ]  # fmt: skip
 
 
-QUICK = "Far too short and small for the effects: only to see that it runs."
 SEPARATION = (
     "Class separation is the smallest distance between cluster centres, covariances A A' / 6; the paper leaves open "
     "how these are drawn, and which separations it takes. The authors' code puts the centres on corners of a cube."
@@ -433,7 +427,6 @@ FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' code moves the last two "
     "layers alone."
 )
-COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 SPLIT_GAP = (
     "The gap is the mean test loss less the mean training loss; the code sums both, the test's five times, which is "
     "measured beside it, by name, and proportional where the test samples are a fifth."

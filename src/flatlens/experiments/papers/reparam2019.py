@@ -17,17 +17,12 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, SUMMED, WEAK
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5
 from flatlens.training import SGD, Training, Until
-
-SUMMED = "generalisation_gap(convention='summed_x5')"
-MOVED = "layerwise"
-WEAK = 0.3
-"""What "very weak correlation" is taken to be at most."""
-
 
 # X14: LeNet5, one layer's flatness, before and after a reparametrisation
 
@@ -275,8 +270,6 @@ GAPS = (
     "Claims and figures are of the mean test loss less the mean training loss. The paper's summed one is it times the "
     "number of training samples, where those are five times the test samples; it is measured beside it, by name."
 )
-COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
-QUICK = "Far too short and small for the effects: only to see that it runs."
 FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' later code moves the "
     "last two alone."

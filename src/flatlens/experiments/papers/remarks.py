@@ -1,0 +1,11 @@
+"""What several experiments have to say of how they differ from their papers, and names that they share."""
+
+QUICK = "Far too short and small for the effects: only to see that it runs."
+COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
+
+SUMMED = "generalisation_gap(convention='summed_x5')"
+"""The gap as both papers of Petzka et al. compute it."""
+MOVED = "layerwise"
+"""The reparametrisation that their networks are measured after once more."""
+WEAK = 0.3
+"""What "very weak" or "does not correlate" is taken to be at most."""
