@@ -9,7 +9,8 @@ from flatlens.bounds.relative_generalisation import rate
 from flatlens.experiments import Study
 from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
-from flatlens.experiments.papers.relative2021 import CODED, FLATNESS, RIGHT, approximated, minima
+from flatlens.experiments.papers.relative2021.clusters import FLATNESS, approximated
+from flatlens.experiments.papers.relative2021.minima import CODED, RIGHT, minima
 from flatlens.experiments.papers.remarks import SUMMED
 from flatlens.experiments.papers.reparam2019 import fifth_layer, well_trained
 from flatlens.experiments.reproduce import reproduce

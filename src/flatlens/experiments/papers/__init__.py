@@ -1,4 +1,4 @@
-"""The papers' figures and tables as recipes, one file a paper."""
+"""The papers' figures and tables as recipes, one module a paper."""
 
 from __future__ import annotations
 

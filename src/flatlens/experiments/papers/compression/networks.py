@@ -1,0 +1,42 @@
+"""The networks that the paper trains, by SGD on the half squared error, and the data of each."""
+
+from __future__ import annotations
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.experiment import Scale
+from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
+
+FIXED_LR, FIXED_BATCH = 0.1, 20
+INTERPOLATES = 0.01
+"""The loss below which a network is taken to interpolate, where the paper says "after the loss is minimized"."""
+SAMPLES = 100
+PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
+DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
+SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
+
+
+def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
+    """Its small VGG, on two classes of images."""
+    if scale == "paper":
+        return DataSettings("cifar10", classes=(0, 1)), SmallVGG(classes=2)
+    return DataSettings("patches", train=600 if scale == "laptop" else 60), SmallVGG(classes=2)
+
+
+def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
+    """Four layers, on images as rows."""
+    if scale == "paper":
+        return DataSettings("fashion_mnist", flat=True), MLP(784, (784, 784, 784), 10)
+    train, width = (600, 64) if scale == "laptop" else (100, 16)
+    return DataSettings("digits", train=train), MLP(64, (width, width, width), 10)
+
+
+def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
+    """LeNet5."""
+    if scale == "paper":
+        return DataSettings("cifar10"), LeNet5()
+    return DataSettings("patches", train=600 if scale == "laptop" else 60), LeNet5(classes=2)
+
+
+def samples(data: DataSettings) -> int:
+    """How many training samples are measured on."""
+    return min(SAMPLES, data.train or SAMPLES)

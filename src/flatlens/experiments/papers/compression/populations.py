@@ -1,0 +1,141 @@
+"""X4: a hundred networks of each kind, everything against everything.
+
+As in the paper's figures sharpness is sqrt(S), volume its logarithm, relative flatness the last layer's, D (Eq. 48) of
+the first layer, MLS of the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flatlens.experiments.claims import Claim
+from flatlens.experiments.evidence import related
+from flatlens.experiments.experiment import Experiment, Scale
+from flatlens.experiments.papers.compression.networks import (
+    DIGITS,
+    FIXED_BATCH,
+    FIXED_LR,
+    INTERPOLATES,
+    PATCHES,
+    SMALL,
+    lenet,
+    mlp,
+    samples,
+    vgg,
+)
+from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.plots import pairwise
+from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
+from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.training import SGD, Training, Until
+
+SHOWN = (
+    GAP,
+    SHARPNESS,
+    Quantity("log volume", "log_volume"),
+    Quantity("local dimension", "local_dimension"),
+    Quantity("MLS", "mls"),
+    Quantity("NMLS", "nmls"),
+    Quantity("D", "mls_chain.rhs[fc1]"),
+    Quantity("bound of NMLS", "nmls_bound.rhs"),
+    Quantity("relative flatness, last layer", "relative_flatness"),
+)
+"""The nine quantities of Fig. G.5 to G.7."""
+
+KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
+
+GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
+    "smoke": ((0.05, 0.1), (8,), 2),
+    "laptop": ((0.05, 0.1, 0.2), (8, 16, 32), 3),
+    "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
+}
+
+
+def _x4(scale: Scale) -> Mapping[str, Study]:
+    lrs, batches, seeds = GRIDS[scale]
+    axes = (Axis("lr", lrs), Axis("batch_size", batches), Axis("seed", tuple(range(seeds))))
+    steps = {"smoke": 400, "laptop": 20_000, "paper": 200_000}[scale]
+    loss = {"smoke": 0.2, "laptop": INTERPOLATES, "paper": INTERPOLATES}[scale]
+    studies = {}
+    for name, (data, model), first in (
+        ("vgg", vgg(scale), "conv1"),
+        ("mlp", mlp(scale), "fc1"),
+        ("lenet", lenet(scale), "conv1"),
+    ):
+        training = Training(
+            SGD(FIXED_LR),
+            batch_size=FIXED_BATCH,
+            loss="half_squared_error",
+            until=Until(loss_below=loss),
+            max_steps=steps,
+        )
+        columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in SHOWN}
+        base = NetworkSettings(
+            data, model, training,
+            measures=tuple(c for c in sorted(columns) if not c.endswith(("_chain", "_bound"))),
+            bounds=("mls_chain", "nmls_bound"),
+            samples=samples(data),
+        )  # fmt: skip
+        shown = tuple(Quantity(q.name, q.column.replace("fc1", first), q.transform, q.role) for q in SHOWN)
+        studies[name] = Study(name, base, axes, shown, scale=scale)
+    return studies
+
+
+def _x4_claims() -> tuple[Claim, ...]:
+    claims = []
+    for study in ("vgg", "mlp", "lenet"):
+        for x, y, number in (
+            ("bound of NMLS", GAP.name, 1),
+            ("MLS", GAP.name, 1),
+            ("NMLS", GAP.name, 1),
+            ("log volume", SHARPNESS.name, 2),
+            ("log volume", "MLS", 2),
+            (SHARPNESS.name, GAP.name, 3),
+            ("bound of NMLS", "NMLS", 4),
+        ):
+            says = f"{KINDS[study]}: {x} correlates positively with {y}."
+            claims.append(Claim(_slug(study, x, y), says, f"compression G.2 ({number})", related(study, x, y)))
+        weak = related(study, "relative flatness, last layer", GAP.name)
+        claims.append(
+            Claim(
+                f"{study}.relative_flatness",
+                f"{KINDS[study]}: relative flatness of the last layer correlates weakly with the gap, r below 1/2.",
+                "compression G.2 (6)",
+                weak,
+                "below",
+                0.5,
+            )
+        )
+    claims.append(
+        Claim(
+            "mlp.D_against_mls",
+            "MLPs: D, the bound of MLS by the sharpness of all layers, correlates negatively with MLS.",
+            "compression Fig. G.4, G.2 (5)",
+            related("mlp", "D", "MLS"),
+            "below",
+        )
+    )
+    return tuple(claims)
+
+
+def _slug(*words: str) -> str:
+    return ".".join(word.replace(" ", "_").replace(",", "") for word in words)
+
+
+GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
+
+EXPERIMENTS = (
+    Experiment(
+        "X4",
+        "A hundred networks each: how sharpness, compression, bounds and the gap go together",
+        "compression Fig. G.5, G.6, G.7",
+        _x4,
+        _x4_claims(),
+        lambda results: [pairwise(name, result) for name, result in results.items()],
+        {
+            "smoke": (QUICK, PATCHES, DIGITS),
+            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", GRID),
+            "paper": (SMALL, GRID, "Measured on 100 training samples."),
+        },
+    ),
+)
