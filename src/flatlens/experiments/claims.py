@@ -12,6 +12,7 @@ from flatlens.statistics import Statistic
 Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
 
+Side: TypeAlias = Literal["above", "below"]
 Outcome: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
 
 
@@ -23,7 +24,7 @@ class Claim:
     says: str  #: in our words
     source: str  #: where the paper says it
     statistic: Callable[[Results], Statistic]
-    side: Literal["above", "below"] = "above"
+    side: Side = "above"
     than: float = 0.0
 
     def weigh(self, results: Results) -> Verdict:
@@ -50,7 +51,7 @@ class Verdict:
         }  # fmt: skip
 
 
-def outcome_of(found: Statistic, side: Literal["above", "below"], than: float) -> Outcome:
+def outcome_of(found: Statistic, side: Side, than: float) -> Outcome:
     """Where the interval lies.
 
     >>> outcome_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0), outcome_of(Statistic("r", 0.5, 9), "above", 0.0)

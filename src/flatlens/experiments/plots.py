@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from flatlens.experiments.experiment import Plot
-from flatlens.experiments.quantities import in_words
+from flatlens.experiments.quantities import Quantity, in_words
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import average
 
@@ -27,18 +27,19 @@ def pairwise(name: str, result: StudyResult) -> Plot:
     )
 
 
-def followed_curves(result: StudyResult, setting: str, measures: Mapping[str, str], held: str) -> Plot:
+def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
     """What was followed in training, a line a value of the setting: the mean over seeds, with its extremes."""
-    table = result.histories
-    table = table[(table["layer"] == "") & table["measure"].isin(measures)]
-    panels = table["measure"].map(measures)
-    table = table.assign(panel=panels).rename(columns={"step": "x", setting: "line", "value": "y"})
-    order = list(dict.fromkeys(measures.values()))
-    table = table.sort_values("panel", key=lambda p: p.map(order.index), kind="stable")
+    table = result.histories[result.histories["layer"] == ""]
+    parts = [
+        rows.assign(panel=one.name, y=one.of(rows.rename(columns={"value": one.column})))
+        for one in shown
+        for rows in [table[table["measure"] == one.column]]
+    ]
+    rows = pd.concat(parts, ignore_index=True).rename(columns={"step": "x", setting: "line"})
     words = in_words(setting)
     seeds = result.networks["seed"].nunique()
     caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
-    return banded(table, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
+    return banded(rows, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
 
 
 def banded(rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "") -> Plot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.experiment import Scale
+from flatlens.experiments.quantities import Quantity
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 
 FIXED_LR, FIXED_BATCH = 0.1, 20
@@ -13,6 +14,11 @@ SAMPLES = 100
 PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
 SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
+
+LOG_VOLUME = Quantity("log volume", "log_volume")
+TOP_THREE = Quantity("log volume, 3 largest eigenvalues (code)", "log_volume(top_k=3)")
+LOG_DIMENSION = Quantity("log local dimension (code)", "local_dimension", "log")
+"""The last two are the text's quantities as the authors' figures show them."""
 
 
 def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
@@ -40,3 +46,8 @@ def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
 def samples(data: DataSettings) -> int:
     """How many training samples are measured on."""
     return min(SAMPLES, data.train or SAMPLES)
+
+
+def top_three(model: Architecture) -> tuple[Quantity, ...]:
+    """The volume of the three largest eigenvalues, where there are more: with two outputs it is the volume."""
+    return (TOP_THREE,) if getattr(model, "classes", None) != 2 else ()

@@ -1,12 +1,15 @@
 """X4: a hundred networks of each kind, everything against everything.
 
 As in the paper's figures sharpness is sqrt(S), volume its logarithm, relative flatness the last layer's, D (Eq. 48) of
-the first layer, MLS of the input.
+the first layer, MLS of the input; by name also the volume of the three largest eigenvalues and the logarithm of the
+dimension, which the authors' code draws.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from flatlens.experiments.claims import Claim
 from flatlens.experiments.evidence import related
@@ -16,11 +19,15 @@ from flatlens.experiments.papers.compression.networks import (
     FIXED_BATCH,
     FIXED_LR,
     INTERPOLATES,
+    LOG_DIMENSION,
+    LOG_VOLUME,
     PATCHES,
     SMALL,
+    TOP_THREE,
     lenet,
     mlp,
     samples,
+    top_three,
     vgg,
 )
 from flatlens.experiments.papers.remarks import QUICK
@@ -32,15 +39,16 @@ from flatlens.training import SGD, Training, Until
 SHOWN = (
     GAP,
     SHARPNESS,
-    Quantity("log volume", "log_volume"),
+    LOG_VOLUME,
     Quantity("local dimension", "local_dimension"),
     Quantity("MLS", "mls"),
     Quantity("NMLS", "nmls"),
     Quantity("D", "mls_chain.rhs[fc1]"),
     Quantity("bound of NMLS", "nmls_bound.rhs"),
     Quantity("relative flatness, last layer", "relative_flatness"),
+    LOG_DIMENSION,
 )
-"""The nine quantities of Fig. G.5 to G.7."""
+"""The nine quantities of Fig. G.5 to G.7, and the dimension as the authors' code draws it."""
 
 KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
 
@@ -69,14 +77,15 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             until=Until(loss_below=loss),
             max_steps=steps,
         )
-        columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in SHOWN}
+        shown = (*SHOWN, *top_three(model))
+        columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in shown}
         base = NetworkSettings(
             data, model, training,
             measures=tuple(c for c in sorted(columns) if not c.endswith(("_chain", "_bound"))),
             bounds=("mls_chain", "nmls_bound"),
             samples=samples(data),
         )  # fmt: skip
-        shown = tuple(Quantity(q.name, q.column.replace("fc1", first), q.transform, q.role) for q in SHOWN)
+        shown = tuple(replace(q, column=q.column.replace("fc1", first)) for q in shown)
         studies[name] = Study(name, base, axes, shown, scale=scale)
     return studies
 
@@ -84,15 +93,18 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
 def _x4_claims() -> tuple[Claim, ...]:
     claims = []
     for study in ("vgg", "mlp", "lenet"):
-        for x, y, number in (
+        pairs: tuple[tuple[str, str, int], ...] = (
             ("bound of NMLS", GAP.name, 1),
             ("MLS", GAP.name, 1),
             ("NMLS", GAP.name, 1),
-            ("log volume", SHARPNESS.name, 2),
-            ("log volume", "MLS", 2),
+            (LOG_VOLUME.name, SHARPNESS.name, 2),
+            (LOG_VOLUME.name, "MLS", 2),
             (SHARPNESS.name, GAP.name, 3),
             ("bound of NMLS", "NMLS", 4),
-        ):
+        )
+        if study == "mlp":  # the only one of ten outputs at every scale
+            pairs += ((TOP_THREE.name, SHARPNESS.name, 2), (TOP_THREE.name, "MLS", 2))
+        for x, y, number in pairs:
             says = f"{KINDS[study]}: {x} correlates positively with {y}."
             claims.append(Claim(_slug(study, x, y), says, f"compression G.2 ({number})", related(study, x, y)))
         weak = related(study, "relative flatness, last layer", GAP.name)
@@ -119,7 +131,7 @@ def _x4_claims() -> tuple[Claim, ...]:
 
 
 def _slug(*words: str) -> str:
-    return ".".join(word.replace(" ", "_").replace(",", "") for word in words)
+    return ".".join(re.sub(r"[^\w ]", "", word).replace(" ", "_") for word in words)
 
 
 GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."

@@ -1,6 +1,7 @@
 """X1 to X3: sharpness, compression and the steps of the bound through training.
 
-As in the paper's figures volume is its logarithm; Eq. 48's chain is of the first layer.
+As in the paper's figures sharpness is sqrt(S) and volume its logarithm; by name also the volume of the three largest
+eigenvalues and the logarithm of the dimension, which the authors' code draws. Eq. 48's chain is of the first layer.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.evidence import changes, together, trend
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.networks import (
@@ -18,29 +19,35 @@ from flatlens.experiments.papers.compression.networks import (
     FIXED_BATCH,
     FIXED_LR,
     INTERPOLATES,
+    LOG_DIMENSION,
+    LOG_VOLUME,
     PATCHES,
     SMALL,
+    TOP_THREE,
     mlp,
     samples,
+    top_three,
     vgg,
 )
 from flatlens.experiments.papers.remarks import QUICK
 from flatlens.experiments.plots import banded, followed_curves
+from flatlens.experiments.quantities import SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.statistics import Statistic, average
 from flatlens.training import SGD, Training
 
 LRS, BATCHES = (0.05, 0.1, 0.2), (8, 20, 32)
-IN_TRAINING = ("loss", "nmls", "interpolation_sharpness", "log_volume", "mls", "local_dimension")
-TITLES = {
-    "loss": "training loss",
-    "nmls": "NMLS",
-    "interpolation_sharpness": "S",
-    "log_volume": "log volume",
-    "mls": "MLS",
-    "local_dimension": "local dimension",
-}
+IN_TRAINING = (
+    Quantity("training loss", "loss"),
+    Quantity("NMLS", "nmls"),
+    SHARPNESS,
+    LOG_VOLUME,
+    Quantity("MLS", "mls"),
+    Quantity("local dimension", "local_dimension"),
+    LOG_DIMENSION,
+)
+"""What Fig. 1 shows, from left to right, and the last once more as the authors' code draws it."""
 
 
 # X1 and X2: through training, at three learning rates and three batch sizes
@@ -67,24 +74,30 @@ def _x2(scale: Scale) -> Mapping[str, Study]:
 
 def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
     training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=steps)
-    measures = (*IN_TRAINING, "generalisation_gap", "test_accuracy", "accuracy")
-    followed = Followed(IN_TRAINING, every, samples(data))
+    shown = tuple(dict.fromkeys(q.column for q in in_training(model)))
+    measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
+    followed = Followed(shown, every, samples(data))
     return NetworkSettings(data, model, training, measures, samples=samples(data), followed=followed)
 
 
-def _in_training_claims(figures: str) -> tuple[Claim, ...]:
-    sharp, late = "interpolation_sharpness", INTERPOLATES
+def in_training(model: Architecture) -> tuple[Quantity, ...]:
+    """What is followed of a network: with more than three classes also the volume of the three largest eigenvalues."""
+    return (*IN_TRAINING, *top_three(model))
+
+
+def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
+    sharp, late = SHARPNESS.column, INTERPOLATES
+    volumes = {"volume": LOG_VOLUME.column}
+    if top:
+        volumes["volume_of_top_3"] = TOP_THREE.column
     claims = []
-    for study, setting, side in (("learning_rates", "lr", "below"), ("batch_sizes", "batch_size", "above")):
-        larger = {"lr": "Higher learning rates", "batch_size": "Larger batches"}[setting]
-        less = "lower" if side == "below" else "higher"
+    sides: tuple[tuple[str, str, str, Side], ...] = (
+        ("learning_rates", "lr", "Higher learning rates", "below"),
+        ("batch_sizes", "batch_size", "Larger batches", "above"),
+    )
+    for study, setting, larger, side in sides:
+        less, compression = ("lower", "stronger") if side == "below" else ("higher", "weaker")
         claims += [
-            Claim(
-                f"{study}.volume_follows_sharpness",
-                "Once the loss is minimised, sharpness and volume decrease together.",
-                f"compression {figures}",
-                together(study, sharp, "log_volume", below=late),
-            ),
             Claim(
                 f"{study}.mls_follows_sharpness",
                 "MLS follows sharpness.",
@@ -96,14 +109,7 @@ def _in_training_claims(figures: str) -> tuple[Claim, ...]:
                 f"{larger} lead to {less} sharpness.",
                 f"compression {figures}",
                 trend(study, setting, sharp),
-                side,  # type: ignore[arg-type]
-            ),
-            Claim(
-                f"{study}.volume",
-                f"{larger} lead to {'stronger' if side == 'below' else 'weaker'} compression of volume.",
-                f"compression {figures}",
-                trend(study, setting, "log_volume"),
-                side,  # type: ignore[arg-type]
+                side,
             ),
             Claim(
                 f"{study}.dimension",
@@ -113,14 +119,37 @@ def _in_training_claims(figures: str) -> tuple[Claim, ...]:
                 "below",
             ),
         ]
+        for name, column in volumes.items():
+            coded = "" if name == "volume" else " (the three largest eigenvalues', as in the authors' code)"
+            claims += [
+                Claim(
+                    f"{study}.{name}_follows_sharpness",
+                    f"Once the loss is minimised, sharpness and volume{coded} decrease together.",
+                    f"compression {figures}",
+                    together(study, sharp, column, below=late),
+                ),
+                Claim(
+                    f"{study}.{name}",
+                    f"{larger} lead to {compression} compression of volume{coded}.",
+                    f"compression {figures}",
+                    trend(study, setting, column),
+                    side,
+                ),
+            ]
     return tuple(claims)
 
 
 def _in_training_plots(results: Results) -> list[Plot]:
-    return [
-        followed_curves(results["learning_rates"], "lr", TITLES, f"batch size {FIXED_BATCH}"),
-        followed_curves(results["batch_sizes"], "batch_size", TITLES, f"learning rate {FIXED_LR:g}"),
-    ]
+    plots = []
+    for study, setting, held in (
+        ("learning_rates", "lr", f"batch size {FIXED_BATCH}"),
+        ("batch_sizes", "batch_size", f"learning rate {FIXED_LR:g}"),
+    ):
+        result = results[study]
+        measured = set(result.histories["measure"])
+        shown = [q for q in (*IN_TRAINING, TOP_THREE) if q.column in measured]
+        plots.append(followed_curves(result, setting, shown, held))
+    return plots
 
 
 # X3: the steps of the bound, network by network trained longer
@@ -161,22 +190,26 @@ def _x3_plots(results: Results) -> list[Plot]:
     return [banded(long.rename(columns={"max_steps": "x"}), "tightness", "The steps of the bound", caption, "step")]
 
 
+TWO_OUTPUTS = (
+    "Of two outputs the volume of the three largest eigenvalues, as in the authors' figures, is the whole volume."
+)
+
 EXPERIMENTS = (
     Experiment(
         "X1",
         "Sharpness, volume and sensitivity through the training of a VGG",
         "compression Fig. 1, 2",
         _x1,
-        _in_training_claims("Fig. 1, 2"),
+        _in_training_claims("Fig. 1, 2", top=False),
         _in_training_plots,
-        {"smoke": (QUICK, PATCHES), "laptop": (PATCHES, SMALL, "3 seeds."), "paper": (SMALL,)},
+        {"smoke": (QUICK, PATCHES), "laptop": (PATCHES, SMALL, "3 seeds.", TWO_OUTPUTS), "paper": (SMALL, TWO_OUTPUTS)},
     ),
     Experiment(
         "X2",
         "The same through the training of a 4-layer MLP",
         "compression Fig. H.8, H.9",
         _x2,
-        _in_training_claims("Fig. H.8, H.9"),
+        _in_training_claims("Fig. H.8, H.9", top=True),
         _in_training_plots,
         {"smoke": (QUICK, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
     ),
