@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar, in_words
-from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
-from flatlens.cli.study import elsewhere
+from flatlens.cli.output import Flag, note, show, show_json
+from flatlens.cli.running import Running
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,11 +22,8 @@ def reproduce(
     *experiments: str,
     out: Path,
     scale: Literal["smoke", "laptop", "paper"] = "laptop",
-    workers: int = 2,
-    dask: str | None = None,
-    slurm: str | None = None,
-    retry_failed: Annotated[bool, Flag] = False,
-    mixed: Annotated[bool, Flag] = False,
+    again: Annotated[bool, Flag] = False,
+    running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
@@ -40,20 +38,15 @@ def reproduce(
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
         scale: `smoke` is for seconds, `laptop` for minutes, `paper` is the published setting on the published data.
-        workers: Processes that train and measure, one thread each.
-        dask: The address of a Dask scheduler whose workers see the same folder.
-        slurm: Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`.
-        retry_failed: Run the networks again that ended in an error.
-        mixed: Carry on what was begun with other versions of the software.
+        again: Where a claim is not reproduced, run its experiment once more at other seeds and on half as many samples
+            again; the page shows both verdicts.
+        running: Where to run.
         strict: Exit with 1 if a claim is not reproduced.
         as_json: Print JSON.
     """
     if not experiments:
         raise BadInput("name an experiment, such as X4 (`flatlens list experiments` has them), or all")
-    if workers < 1:
-        raise BadInput(f"--workers {workers}: at least 1 is needed")
-    if dask is not None and slurm is not None:
-        raise BadInput("--dask and --slurm: give one of them")
+    running.check()
     from flatlens.experiments import reproduce as module
     from flatlens.report.reproduction import write_atlas
 
@@ -61,26 +54,12 @@ def reproduce(
     alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
     folders = [out] if alone else [out / one.id for one in chosen]
     found = []
-    try:
-        with stdout_to_stderr(), elsewhere(dask, slurm, mixed) as executor:
-            for one, folder in zip(chosen, folders, strict=True):
-                with Bar(f"{one.id} at {scale} scale: {_expected(one, scale, workers)}") as bar:
-                    found.append(
-                        module.reproduce(
-                            one.id,
-                            folder,
-                            scale=scale,
-                            workers=workers,
-                            executor=executor,
-                            progress=bar,
-                            retry_failed=retry_failed,
-                            mixed=mixed,
-                        )
-                    )
-            with Bar() as bar:
-                files = write_atlas(found, out, folders, progress=bar)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
+    with running.started() as options:
+        for one, folder in zip(chosen, folders, strict=True):
+            with Bar(f"{one.id} at {scale} scale: {_expected(one, scale, running.workers)}") as bar:
+                found.append(module.reproduce(one.id, folder, scale=scale, again=again, progress=bar, **options))
+        with Bar() as bar:
+            files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
     return int(strict and any(v.outcome == "not reproduced" for one in found for v in one.verdicts))
 
@@ -105,12 +84,12 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
     from rich.table import Table
 
     for one in found:
-        table = Table("claim", "verdict", "statistic", "n", box=None, pad_edge=False, header_style="bold")
+        table = Table("claim", "verdict", *["once more"] * bool(one.again), "statistic", "n",
+                      box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
-        for v in one.verdicts:
-            s = v.statistic
-            value = f"{s.value:.2f} [{s.low:.2f}, {s.high:.2f}]" if s.value == s.value else "undefined"
-            table.add_row(v.claim.says, v.outcome, value, str(s.n))
+        for v, again in zip_longest(one.verdicts, one.again):
+            second = [again.outcome] if again else []
+            table.add_row(v.claim.says, v.outcome, *second, v.statistic.in_words, str(v.statistic.n))
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")
@@ -124,6 +103,6 @@ def _facts(one: Reproduction) -> dict[str, Any]:
         "id": one.experiment.id,
         "scale": one.scale,
         "differs": list(one.experiment.differs.get(one.scale, ())),
-        "claims": [verdict.as_json() for verdict in one.verdicts],
+        "claims": one.claims(),
         "unfinished": one.unfinished,
     }

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,11 +11,9 @@ from cyclopts import Parameter
 from flatlens.cli.bar import Bar
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
-from flatlens.errors import BadInput, UnknownName
+from flatlens.cli.running import Running
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from flatlens.experiments.study import Study, StudyResult
 
 STUDIES = {
@@ -37,12 +33,7 @@ def study(
     settings: Settings = (),
     measures: Names = (),
     scale: Literal["smoke", "laptop"] = "laptop",
-    workers: int = 2,
-    dask: str | None = None,
-    slurm: str | None = None,
-    pack: int = 1,
-    retry_failed: Annotated[bool, Flag] = False,
-    mixed: Annotated[bool, Flag] = False,
+    running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
@@ -64,40 +55,19 @@ def study(
             `seed=0:5`). Repeat it for more. With an axis, the axes are exactly those given.
         measures: What to measure, with commas between. Without it: all that one pass over the data gives.
         scale: `smoke` is for seconds, `laptop` for minutes.
-        workers: Processes that train and measure, one thread each.
-        dask: The address of a Dask scheduler whose workers see the same folder.
-        slurm: Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`.
-        pack: Networks handed out at a time; more for very short ones on many machines.
-        retry_failed: Run the networks again that ended in an error.
-        mixed: Carry on a study that was begun with other versions of the software.
+        running: Where to run.
         strict: Exit with 1 if a network failed or did not reach the end of its training.
         as_json: Print JSON.
     """
-    for name, number in (("workers", workers), ("pack", pack)):
-        if number < 1:
-            raise BadInput(f"--{name} {number}: at least 1 is needed")
-    if dask is not None and slurm is not None:
-        raise BadInput("--dask and --slurm: give one of them")
+    running.check()
     from flatlens.experiments.building import study_of
     from flatlens.experiments.study import run_study
     from flatlens.report import write_study_page
 
     chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
-    try:
-        with stdout_to_stderr(), elsewhere(dask, slurm, mixed) as executor, Bar(_expected(chosen)) as bar:
-            result = run_study(
-                chosen,
-                out,
-                workers=workers,
-                executor=executor,
-                pack=pack,
-                retry_failed=retry_failed,
-                progress=bar,
-                mixed=mixed,
-            )
-            files = write_study_page(result, out, progress=bar)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
+    with running.started() as options, Bar(_expected(chosen)) as bar:
+        result = run_study(chosen, out, progress=bar, **options)
+        files = write_study_page(result, out, progress=bar)
     _conclude(result, files, as_json)
     return int(strict and bool(result.failed or result.excluded))
 
@@ -126,33 +96,6 @@ def report(
         write_tables(result, folder)
         files = write_study_page(result, folder, progress=bar)
     _conclude(result, files, as_json)
-
-
-def elsewhere(dask: str | None, slurm: str | None, mixed: bool) -> AbstractContextManager[Executor | None]:
-    """Where to run, if not in processes of our own."""
-    if dask is None and slurm is None:
-        return nullcontext()
-    from flatlens.experiments.executors import SlurmSettings, dask_executor, slurm_executor
-
-    if dask is not None:
-        return dask_executor(dask, mixed=mixed)
-    return slurm_executor(_slurm_settings(slurm or "", SlurmSettings), mixed=mixed)
-
-
-def _slurm_settings(text: str, kind: type[Any]) -> Any:
-    """`jobs=8,queue=short` as settings; a value that holds a comma does not fit here."""
-    known = {field.name: field for field in fields(kind)}
-    given: dict[str, Any] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        name, equals, value = part.partition("=")
-        if not equals:
-            raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
-        if name not in known:
-            raise UnknownName.among("setting of --slurm", name, known)
-        several = isinstance(known[name].default, tuple)
-        given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
-        given[name] = (value,) if several else given[name]
-    return kind(**given)
 
 
 def _expected(chosen: Study) -> str:

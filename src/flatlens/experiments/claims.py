@@ -42,11 +42,12 @@ class Verdict:
     outcome: Outcome
 
     def as_json(self) -> dict[str, Any]:
-        """Plain: the claim, the statistic with its interval, n and who was left out, the outcome."""
+        """Plain: the claim, the statistic with its interval, n and who was left out, the outcome; None for NaN."""
         s = self.statistic
+        value, low, high = (None if number != number else number for number in (s.value, s.low, s.high))
         return {
             "claim": self.claim.name, "says": self.claim.says, "source": self.claim.source, "outcome": self.outcome,
-            "statistic": s.name, "value": s.value, "low": s.low, "high": s.high, "n": s.n,
+            "statistic": s.name, "value": value, "low": low, "high": high, "n": s.n,
             "predicted": f"{self.claim.side} {self.claim.than:g}", "why": s.why, "method": s.method, "note": s.note,
         }  # fmt: skip
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, Unpack
 
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.estimate import Progress
+from flatlens.experiments.again import once_more
 from flatlens.experiments.claims import Results, Verdict
 from flatlens.experiments.experiment import SCALES, Experiment, Plot, Scale
 from flatlens.experiments.papers import EXPERIMENTS
-from flatlens.experiments.study import load_study, run_study
+from flatlens.experiments.settings import Study
+from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 
 MARK = "experiment.json"
+AGAIN = "again"
+"""The folder, below an experiment's, of its studies at other seeds and of another size."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -29,6 +34,12 @@ class Reproduction:
     results: Results
     verdicts: tuple[Verdict, ...]
     plots: tuple[Plot, ...]
+    again: tuple[Verdict, ...] = ()  #: at other seeds and of another size, a verdict a claim; empty if not run
+
+    def claims(self) -> list[dict[str, Any]]:
+        """Every claim with what came of it, plain."""
+        rows = [verdict.as_json() for verdict in self.verdicts]
+        return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
 
     @property
     def unfinished(self) -> int:
@@ -52,16 +63,22 @@ def reproduce(
     out: str | os.PathLike[str],
     *,
     scale: Scale = "laptop",
-    workers: int = 2,
-    executor: Executor | None = None,
-    pack: int = 1,
+    again: bool = False,
     progress: Progress | None = None,
-    retry_failed: bool = False,
-    mixed: bool = False,
+    **options: Unpack[RunOptions],
 ) -> Reproduction:
     """Run every study of an experiment into `out/<study>`, then weigh its claims; killed, it carries on.
 
-    It leaves claims.json and claims.csv in `out`. The other arguments are those of `run_study`.
+    It leaves claims.json in `out`.
+
+    Args:
+        name: the catalogue's row, "X4".
+        out: a new or empty folder, or one where this experiment was begun.
+        scale: "smoke", "laptop" or "paper".
+        again: where a claim is not reproduced, run all once more at other seeds and on half as many samples again,
+            into `out/again`.
+        progress: as for `run_study`.
+        options: its other ones.
 
     Raises:
         BadInput: an unknown scale; UnknownName: an unknown experiment.
@@ -72,19 +89,13 @@ def reproduce(
         raise UnknownName.among("scale", scale, SCALES)
     studies = experiment.studies(scale)
     _claim(out, experiment, scale)
-    results = {
-        study: run_study(
-            settings,
-            out / study,
-            workers=workers,
-            executor=executor,
-            pack=pack,
-            progress=progress,
-            retry_failed=retry_failed,
-            mixed=mixed,
-        )
-        for study, settings in studies.items()
-    }
+
+    def run(studies: Mapping[str, Study], into: Path) -> Results:
+        return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
+
+    results = run(studies, out)
+    if again and any(claim.weigh(results).outcome == "not reproduced" for claim in experiment.claims):
+        run({study: once_more(settings) for study, settings in studies.items()}, out / AGAIN)
     return _weighed(out, experiment, scale, results)
 
 
@@ -101,9 +112,18 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
 
 def _weighed(out: Path, experiment: Experiment, scale: Scale, results: Results) -> Reproduction:
     verdicts = tuple(claim.weigh(results) for claim in experiment.claims)
-    rows = [verdict.as_json() for verdict in verdicts]
-    write_whole(out / "claims.json", json.dumps(rows, indent=1) + "\n")
-    return Reproduction(experiment, scale, results, verdicts, tuple(experiment.plots(results)))
+    second = _second(out, experiment, results)
+    found = Reproduction(experiment, scale, results, verdicts, tuple(experiment.plots(results)), second)
+    write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
+    return found
+
+
+def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Verdict, ...]:
+    """The verdicts at other seeds and another size, where all studies have been run there."""
+    if not all((out / AGAIN / study).is_dir() for study in results):
+        return ()
+    again = {study: load_study(out / AGAIN / study) for study in results}
+    return () if any(one.unfinished for one in again.values()) else tuple(c.weigh(again) for c in experiment.claims)
 
 
 def is_reproduction(out: Path) -> bool:

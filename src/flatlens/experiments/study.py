@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
+from typing import TypedDict
 
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
@@ -30,7 +31,17 @@ from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
 from flatlens.training import REACHED
 
-__all__ = ["Quantity", "Study", "StudyResult", "load_study", "run_study"]
+__all__ = ["Quantity", "RunOptions", "Study", "StudyResult", "load_study", "run_study"]
+
+
+class RunOptions(TypedDict, total=False):
+    """Where and how a study is run: keyword arguments of `run_study`, and of all that runs studies."""
+
+    workers: int
+    executor: Executor | None
+    pack: int
+    retry_failed: bool
+    mixed: bool
 
 
 def run_study(
@@ -47,7 +58,7 @@ def run_study(
     """Train and measure every network of the study that `out` does not hold yet, then relate them all.
 
     Killed and called again it carries on, and ends in the same digits.
-    Beside the networks' folders it leaves table.csv, relations.csv and gap.csv in `out`.
+    Beside the networks' folders it leaves the tables of `write_tables` in `out`.
 
     Args:
         study: what to run.
@@ -87,11 +98,14 @@ def run_study(
 
 
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
-    """The networks and their relations as table.csv, relations.csv and gap.csv in the study's folder."""
+    """The networks and their relations as table.csv, relations.csv and gap.csv in the study's folder; what was followed
+    in training as histories.csv."""
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
     store.write_table("gap.csv", result.against)
+    if len(result.histories):
+        store.write_table("histories.csv", result.histories)
 
 
 def load_study(out: str | os.PathLike[str]) -> StudyResult:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from flatlens.estimate import Progress
+from flatlens.experiments.again import IN_WORDS
+from flatlens.experiments.claims import Outcome
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
 from flatlens.report import words
@@ -17,6 +20,7 @@ from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
 
 if TYPE_CHECKING:
+    from flatlens.experiments.claims import Verdict
     from flatlens.experiments.reproduce import Reproduction
 
 COLOURS = 4
@@ -62,8 +66,9 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
     return environment().get_template("atlas.html.j2").render(
         title=_title(found),
-        counts=_counts(found),
+        counts=_counts([verdict for one in found for verdict in one.verdicts]),
         rows=rows,
+        again=IN_WORDS,
         papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
         swatches={mode: ordered_colours(COLOURS, mode) for mode in MODES},
         specs=script_json(specs),
@@ -78,9 +83,9 @@ def _title(found: Sequence[Reproduction]) -> str:
     return "Atlas: the papers' figures and claims, reproduced"
 
 
-def _counts(found: Sequence[Reproduction]) -> dict[str, int]:
-    outcomes = [verdict.outcome for one in found for verdict in one.verdicts]
-    return {name: outcomes.count(name) for name in ("reproduced", "not reproduced", "inconclusive")}
+def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return {name: outcomes.count(name) for name in get_args(Outcome)}
 
 
 def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, Any]:
@@ -89,7 +94,10 @@ def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, 
         "experiment": one.experiment,
         "scale": one.scale,
         "differs": one.experiment.differs.get(one.scale, ()),
-        "verdicts": [verdict.as_json() for verdict in one.verdicts],
+        "verdicts": list(zip_longest(one.verdicts, one.again)),
+        "again": bool(one.again),
+        "networks": sum(len(result.networks) for result in one.results.values()),
+        "counts": _counts(one.verdicts),
         "studies": [_study(name, one, place) for name in one.results],
         "unfinished": one.unfinished,
         "figures": figures,
@@ -106,5 +114,6 @@ def _study(name: str, one: Reproduction, place: str) -> dict[str, Any]:
         "run": words.what_was_run(result),
         "excluded": len(result.excluded),
         "failed": len(result.failed),
+        "followed": len(result.histories) > 0,
         "versions": result.versions,
     }

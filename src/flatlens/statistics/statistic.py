@@ -37,9 +37,25 @@ class Statistic:
         """Who was left out, in words; empty where nobody was."""
         return "; ".join(f"{number} left out: {reason}" for reason, number in self.excluded)
 
+    @property
+    def in_words(self) -> str:
+        """The value with its interval, to two decimals.
+
+        >>> Statistic("r", 0.5, 20, -0.2, 0.75).in_words, Statistic("r", NAN, 0).in_words
+        ('0.50 [-0.20, 0.75]', 'undefined')
+        """
+        if self.value != self.value:
+            return "undefined"
+        interval = f" [{_short(self.low)}, {_short(self.high)}]" if self.low == self.low else ""
+        return _short(self.value) + interval
+
     def __repr__(self) -> str:
         interval = f" [{self.low:.3g}, {self.high:.3g}]" if self.low == self.low else ""
         p = f", p = {self.p:.2g}" if self.p == self.p else ""
         value = f"{self.value:.3g}" if self.value == self.value else "undefined"
         said = "; ".join(part for part in (f"n = {self.n}", self.why, self.note) if part)
         return f"{self.name} = {value}{interval}{p} ({said})"
+
+
+def _short(number: float) -> str:
+    return f"{number:.1g}" if 0 < abs(number) < 0.005 else f"{number:.2f}"

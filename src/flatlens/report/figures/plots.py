@@ -76,18 +76,23 @@ def _bars(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
 
 
 def _across(data: pd.DataFrame, plot: Plot) -> alt.X:
-    if plot.log_x and bool((data["x"] > 0).all()):
+    if plot.log_x and _decades(data["x"]):
         return alt.X("x:Q", scale=alt.Scale(type="log", nice=False), axis=log_axis(data["x"], plot.x))
     return alt.X("x:Q", title=plot.x, scale=alt.Scale(zero=False), axis=alt.Axis(tickCount=5))
 
 
 def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
     title = None if plot.kind == "curves" else plot.y
-    drawn = data[[name for name in ("y", "low") if name in data]]
-    if plot.log_y and not bool((drawn <= 0).any(axis=None)):
+    drawn = [data[name] for name in ("y", "low", "high") if name in data]
+    if plot.log_y and _decades(pd.concat(drawn)):
         return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))
     zero = plot.kind == "bars"
     return alt.Y(field, title=title, scale=alt.Scale(zero=zero), axis=alt.Axis(tickCount=5))
+
+
+def _decades(values: pd.Series[float]) -> bool:
+    """Whether a logarithmic axis is possible and shows more than a plain one."""
+    return bool(values.min() > 0 and values.max() > 10 * values.min())
 
 
 def _tooltip(data: pd.DataFrame) -> list[alt.Tooltip]:

@@ -1,0 +1,91 @@
+"""The options that say where and how a sweep of networks runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from flatlens.cli.output import Flag, stdout_to_stderr
+from flatlens.errors import BadInput, UnknownName
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from flatlens.experiments.study import RunOptions
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Running:
+    """Where networks are trained and measured."""
+
+    workers: int = 2
+    """Processes that train and measure, one thread each."""
+
+    dask: str | None = None
+    """The address of a Dask scheduler whose workers see the same folder."""
+
+    slurm: str | None = None
+    """Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`."""
+
+    pack: int = 1
+    """Networks handed out at a time; more for very short ones on many machines."""
+
+    retry_failed: Annotated[bool, Flag] = False
+    """Run the networks again that ended in an error."""
+
+    mixed: Annotated[bool, Flag] = False
+    """Carry on what was begun with other versions of the software."""
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is imported or written."""
+        for name, number in (("workers", self.workers), ("pack", self.pack)):
+            if number < 1:
+                raise BadInput(f"--{name} {number}: at least 1 is needed")
+        if self.dask is not None and self.slurm is not None:
+            raise BadInput("--dask and --slurm: give one of them")
+
+    @contextmanager
+    def started(self) -> Iterator[RunOptions]:
+        """The keyword arguments of `run_study`; whoever interrupts is told that nothing is lost."""
+        try:
+            with stdout_to_stderr(), self._executor() as executor:
+                yield {
+                    "workers": self.workers,
+                    "executor": executor,
+                    "pack": self.pack,
+                    "retry_failed": self.retry_failed,
+                    "mixed": self.mixed,
+                }
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
+
+    def _executor(self) -> AbstractContextManager[Executor | None]:
+        """Where to run, if not in processes of our own."""
+        if self.dask is None and self.slurm is None:
+            return nullcontext()
+        from flatlens.experiments.executors import SlurmSettings, dask_executor, slurm_executor
+
+        if self.dask is not None:
+            return dask_executor(self.dask, mixed=self.mixed)
+        return slurm_executor(_slurm_settings(self.slurm or "", SlurmSettings), mixed=self.mixed)
+
+
+def _slurm_settings(text: str, kind: type[Any]) -> Any:
+    """`jobs=8,queue=short` as settings; a value that holds a comma does not fit here."""
+    known = {field.name: field for field in fields(kind)}
+    given: dict[str, Any] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise BadInput(f"--slurm {part}: write NAME=VALUE, with commas between")
+        if name not in known:
+            raise UnknownName.among("setting of --slurm", name, known)
+        several = isinstance(known[name].default, tuple)
+        given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
+        given[name] = (value,) if several else given[name]
+    return kind(**given)

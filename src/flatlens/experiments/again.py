@@ -1,0 +1,47 @@
+"""The same study once more, at other seeds and of another size: whether a verdict was an accident of either."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+from flatlens.experiments.settings import Axis, Study
+from flatlens.experiments.vary import TOGETHER
+
+SHIFT = 1000
+"""What is added to every seed."""
+
+SIZE = 1.5
+"""What the numbers of training and test samples are multiplied by, where a study sets them."""
+
+IN_WORDS = f"every seed {SHIFT} higher, {SIZE:g} times as many samples"
+
+
+def once_more(study: Study) -> Study:
+    """The study at other seeds, on half as many samples again.
+
+    >>> again = once_more(Study.digits("smoke"))
+    >>> again.base.data.train, again.base.data.seed, again.axes[-1].values
+    (300, 1000, (1000, 1001))
+    """
+    axes = [Axis(axis.name, tuple(_shifted(axis.name.split(TOGETHER), v) for v in axis.values)) for axis in study.axes]
+    base = _reseeded(study.base)
+    sizes = {name: round(SIZE * n) for name in ("train", "test") if (n := getattr(base.data, name)) is not None}
+    return replace(study, base=replace(base, data=replace(base.data, **sizes)), axes=tuple(axes))
+
+
+def _shifted(names: list[str], value: Any) -> Any:
+    """A value of an axis: a seed, several settings that go together, or settings with a seed inside."""
+    if len(names) > 1:
+        return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
+    return value + SHIFT if names[0].rpartition(".")[2] == "seed" else _reseeded(value)
+
+
+def _reseeded(settings: Any) -> Any:
+    """Every field called seed, at any depth."""
+    if isinstance(settings, tuple):
+        return tuple(map(_reseeded, settings))
+    if not is_dataclass(settings) or isinstance(settings, type):
+        return settings
+    inside = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    return replace(settings, **{n: v + SHIFT if n == "seed" else _reseeded(v) for n, v in inside.items()})
