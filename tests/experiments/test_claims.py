@@ -106,8 +106,6 @@ def test_curves_have_their_means_and_extremes():
     assert plot.data.to_dict("list") == {
         "panel": ["p", "p"], "x": [1, 2], "line": ["l", "l"], "y": [2.0, 2.0], "low": [1.0, 2.0], "high": [3.0, 2.0],
     }  # fmt: skip
-    assert plot.log_y
-    assert not banded(rows.assign(y=[0.0, 1.0, 1.0, 1.0]), "name", "title", "caption", "step").log_y
 
 
 def test_bars_have_intervals_where_there_are_enough_networks():

@@ -206,7 +206,7 @@ def test_nobody_is_asked_what_is_under_way_when_nobody_looks(note):
         run_all(range(2), lambda _: None, note, executor=executor, under_way=lambda: pytest.fail("asked"))
 
 
-def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path, noted, note):
+def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path, noted, note, heeded):
     def slow(task):
         import pathlib
         import time
@@ -227,6 +227,14 @@ def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path, not
         run_all(range(4), slow, note, workers=1)
     assert time.monotonic() - start < 30
     assert done(tmp_path) == [0]
+
+
+@pytest.fixture
+def heeded():
+    """SIGINT interrupts, also where a shell started the tests in the background and had it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("what", ["workers", "pack"])

@@ -11,9 +11,12 @@ from flatlens.report.render import svg_of
 
 CURVES = pd.DataFrame(
     {"panel": ["a"] * 4 + ["b"] * 4, "x": [0, 10] * 4, "line": [0.1, 0.1, 0.2, 0.2] * 2,
-     "y": [1.0, 2.0, 3.0, 4.0, -1.0, 2.0, 3.0, 4.0], "low": [0.5] * 4 + [-2.0] * 4, "high": 5.0}
+     "y": [1.0, 2.0, 3.0, 4.0, -1.0, 2.0, 3.0, 4.0], "low": [0.5] * 4 + [-2.0] * 4, "high": 6.0}
 )  # fmt: skip
-SCATTER = pd.DataFrame({"panel": "one", "x": [0.01, 1.0, 100.0], "y": [1.0, -2.0, 3.0], "group": ["g", "g", "h"]})
+SCATTER = pd.DataFrame(
+    {"panel": "one", "x": [0.01, 1.0, 100.0], "y": [1.0, -2.0, 3.0], "group": ["g", "g", "h"],
+     "key": ["a", "b", "c"]}
+)  # fmt: skip
 BARS = pd.DataFrame(
     {"panel": "one", "x": ["a", "a", "b", "b"], "group": ["g", "h"] * 2, "y": [0.5, -0.2, 0.1, 0.3],
      "low": [0.4, -0.3, float("nan"), 0.2], "high": [0.6, -0.1, float("nan"), 0.4]}
@@ -41,13 +44,15 @@ def axis(figure, panel, channel):
     return next(layer["encoding"][channel] for layer in spec.get("layer", [spec]) if channel in layer["encoding"])
 
 
-def test_axes_are_logarithmic_where_all_is_positive():
+def test_axes_are_logarithmic_where_all_is_positive_over_decades():
     curves, scatter, _ = (plot_figure(plot, {}) for plot in PLOTS)
     assert axis(curves, 0, "y")["scale"]["type"] == "log"
     assert "type" not in axis(curves, 1, "y")["scale"]
     assert axis(scatter, 0, "x")["scale"]["type"] == "log"
     below = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(low=0.0)), {})
     assert "type" not in axis(below, 0, "y")["scale"]  # the band would not fit
+    near = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(high=4.9)), {})
+    assert "type" not in axis(near, 0, "y")["scale"]
     linear = plot_figure(replace(PLOTS[1], data=SCATTER.assign(x=[0.0, 1.0, 2.0])), {})
     assert "type" not in axis(linear, 0, "x")["scale"]
 

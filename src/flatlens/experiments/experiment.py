@@ -24,7 +24,7 @@ class Plot:
 
         matrix    one column a quantity: each against each, with Pearson's r
         curves    panel, x, line, y, low, high: a line a setting, a band round it
-        scatter   panel, x, y, group
+        scatter   panel, x, y, group, key: a mark a network, whose folder the key names
         bars      panel, x, group, y, low, high
     """
 
@@ -35,7 +35,7 @@ class Plot:
     data: pd.DataFrame
     x: str = ""  #: the axes' titles
     y: str = ""
-    log_y: bool = False
+    log_y: bool = False  #: panels of positive values over more than a decade have a logarithmic axis
     log_x: bool = False
     study: str = ""  #: whose quantities a matrix shows
 

@@ -43,12 +43,12 @@ def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity]
 
 
 def banded(rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "") -> Plot:
-    """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest."""
+    """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest, by decades where they are
+    several."""
     grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
     data = grouped.agg(y="mean", low="min", high="max").reset_index()
-    positive = bool((data["low"] > 0).all())
     columns = ["panel", "x", "line", "y", "low", "high"]
-    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=positive)
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True)
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:
@@ -75,13 +75,19 @@ def scatter(
     x: str,
     y: str,
 ) -> Plot:
-    """A panel a column, whose values stand against another column's; marks by a setting."""
+    """A panel a column, whose values stand against another column's; marks by a setting, with their networks' keys."""
     parts = [
-        pd.DataFrame({"panel": panel, "x": networks[column], "y": networks[against], "group": networks[group]})
+        pd.DataFrame(
+            {
+                "panel": panel,
+                "x": networks[column],
+                "y": networks[against],
+                "group": networks[group].astype(str),
+                "key": networks["key"],
+            }
+        )
         for panel, column in panels.items()
         if {column, against, group} <= set(networks.columns)
     ]
-    columns = ["panel", "x", "y", "group"]
-    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
-    data["group"] = data["group"].astype(str)
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "y", "group", "key"])
     return Plot(name, title, caption, "scatter", data.dropna(subset=["x", "y"]).reset_index(drop=True), x, y)

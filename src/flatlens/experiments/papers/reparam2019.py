@@ -74,7 +74,7 @@ def fifth_layer(study: str) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
-        columns = {"gap": networks.get("generalisation_gap"), "init": networks.get("init")}
+        columns = {"key": networks["key"], "gap": networks.get("generalisation_gap"), "init": networks.get("init")}
         for prefix, at in (("", ""), ("moved ", f"@{MOVED}")):
             kappa_trace, norm = (networks.get(f"{name}{at}[{FIFTH}]") for name in ("kappa_trace", "weight_norm"))
             columns |= {

@@ -25,7 +25,7 @@ def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
     """Its small VGG, on two classes of images."""
     if scale == "paper":
         return DataSettings("cifar10", classes=(0, 1)), SmallVGG(classes=2)
-    return DataSettings("patches", train=600 if scale == "laptop" else 60), SmallVGG(classes=2)
+    return DataSettings("patches", train=600 if scale == "laptop" else 30), SmallVGG(classes=2)
 
 
 def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
@@ -40,7 +40,7 @@ def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
     """LeNet5."""
     if scale == "paper":
         return DataSettings("cifar10"), LeNet5()
-    return DataSettings("patches", train=600 if scale == "laptop" else 60), LeNet5(classes=2)
+    return DataSettings("patches", train=600 if scale == "laptop" else 30), LeNet5(classes=2)
 
 
 def samples(data: DataSettings) -> int:

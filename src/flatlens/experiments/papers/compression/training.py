@@ -63,7 +63,7 @@ def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
 
 
 def _x1(scale: Scale) -> Mapping[str, Study]:
-    steps, every, seeds = {"smoke": (40, 20, 1), "laptop": (2000, 100, 3), "paper": (100_000, 1000, 5)}[scale]
+    steps, every, seeds = {"smoke": (30, 15, 1), "laptop": (2000, 100, 3), "paper": (100_000, 1000, 5)}[scale]
     return _through_training(_followed(*vgg(scale), steps, every), seeds)
 
 
@@ -96,11 +96,12 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
         ("batch_sizes", "batch_size", "Larger batches", "above"),
     )
     for study, setting, larger, side in sides:
+        over = study.replace("_", " ")
         less, compression = ("lower", "stronger") if side == "below" else ("higher", "weaker")
         claims += [
             Claim(
                 f"{study}.mls_follows_sharpness",
-                "MLS follows sharpness.",
+                f"Over three {over}: MLS follows sharpness.",
                 f"compression {figures}, section 4.1",
                 together(study, sharp, "mls", below=late),
             ),
@@ -113,7 +114,7 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
             ),
             Claim(
                 f"{study}.dimension",
-                "Local dimension decreases as the loss decreases to near 0.",
+                f"Over three {over}: local dimension decreases as the loss decreases to near 0.",
                 "compression section 4.2",
                 changes(study, "local_dimension"),
                 "below",
@@ -124,7 +125,7 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
             claims += [
                 Claim(
                     f"{study}.{name}_follows_sharpness",
-                    f"Once the loss is minimised, sharpness and volume{coded} decrease together.",
+                    f"Over three {over}: once the loss is minimised, sharpness and volume{coded} decrease together.",
                     f"compression {figures}",
                     together(study, sharp, column, below=late),
                 ),

@@ -15,6 +15,7 @@ from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.timm_vits import NAMES
 from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.plots import scatter
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.measures.registry import named
 from flatlens.models import Published, ViT
@@ -64,13 +65,18 @@ def _trained_most(results: Results) -> pd.DataFrame:
 def _x5_plots(results: Results) -> list[Plot]:
     networks = results["transformers"].networks
     classes = networks["model"].map(_class_of) + networks["steps"].map(_training_of)
-    shown = {"x": networks[SEARCHED], "y": networks[SHARPNESS_46], "group": classes}
-    data = pd.DataFrame({"panel": f"{len(networks)} networks", **shown})
-    caption = (
-        "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them."
+    drawn = scatter(
+        networks.assign(kind=classes),
+        "sharpness_mls",
+        "Adaptive sharpness against normalised MLS",
+        "One mark a network: adaptive sharpness (Eq. 46) over normalised MLS, both as Appendix F approximates them.",
+        {f"{len(networks)} networks": SEARCHED},
+        SHARPNESS_46,
+        "kind",
+        x="normalised MLS",
+        y="adaptive sharpness",
     )
-    title = "Adaptive sharpness against normalised MLS"
-    return [Plot("sharpness_mls", title, caption, "scatter", data, "normalised MLS", "adaptive sharpness", log_x=True)]
+    return [replace(drawn, log_x=True)]
 
 
 def _training_of(steps: int) -> str:

@@ -80,7 +80,11 @@ def minima(results: Results) -> pd.DataFrame:
         found = networks.get(f"{name}{at}[{layer}]" if layer else f"{name}{at}")
         return nothing if found is None else found.astype(float)
 
-    columns = {"gap": column("generalisation_gap", ""), "batch size": networks["batch_size"]}
+    columns = {
+        "key": networks["key"],
+        "gap": column("generalisation_gap", ""),
+        "batch size": networks["batch_size"],
+    }
     if "training.optimiser" in networks:
         columns["optimiser"] = networks["training.optimiser"].str.partition("(")[0]
     for prefix, at in (("", ""), ("moved ", f"@{MOVED}")):
