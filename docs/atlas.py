@@ -1,0 +1,114 @@
+"""The gallery of reproductions, from their folders: `python docs/atlas.py runs/atlas > docs/atlas.md`.
+
+`runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment. The
+pictures go to docs/images/atlas/, one an experiment.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from itertools import zip_longest
+from pathlib import Path
+
+import vl_convert
+
+from flatlens.experiments.again import IN_WORDS
+from flatlens.experiments.claims import Verdict
+from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.reproduce import Reproduction, is_reproduction, load_reproduction
+from flatlens.report.words import what_was_run
+
+HERE = Path(__file__).parent
+PICTURES = Path("images") / "atlas"
+WIDTH = 1100
+"""Pixels of a picture, at most."""
+
+INTRODUCTION = f"""\
+# Atlas: what came of the papers' figures and claims
+
+Every experiment at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; this page is
+made from its folders (`python docs/atlas.py runs/atlas > docs/atlas.md`). A claim is *reproduced* where the whole 95%
+interval of its statistic lies on the side that the paper predicts, *not reproduced* where all of it lies on the other,
+else *inconclusive*. Where a claim is not reproduced its experiment was run once more ({IN_WORDS}), and both verdicts
+stand here. What laptop scale changes is said below each title: a verdict is about that data and size.
+"""
+
+
+def page(found: list[Reproduction]) -> str:
+    """The whole page as Markdown."""
+    return "\n".join(
+        [INTRODUCTION, *_glance(found), *(line for one in found for line in _section(one)), *_versions(found)]
+    )
+
+
+def _glance(found: list[Reproduction]) -> Iterator[str]:
+    yield "| | experiment | source | networks | reproduced | not reproduced | inconclusive |"
+    yield "|---|---|---|---:|---:|---:|---:|"
+    for one in found:
+        outcomes = [verdict.outcome for verdict in one.verdicts]
+        counts = [outcomes.count(name) for name in ("reproduced", "not reproduced", "inconclusive")]
+        networks = sum(len(result.networks) for result in one.results.values())
+        link = f"[{one.experiment.id}](#{one.experiment.id.lower()})"
+        yield _row(link, one.experiment.title, one.experiment.reproduces, networks, *counts)
+    yield ""
+
+
+def _section(one: Reproduction) -> Iterator[str]:
+    yield f"## {one.experiment.id}"
+    yield ""
+    yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
+    yield " ".join(what_was_run(result) for result in one.results.values())
+    yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
+    yield ""
+    yield "| what the paper says | here |" + (" once more |" if one.again else "") + " value, 95% interval | n |"
+    yield "|---|---|" + ("---|" if one.again else "") + "---|---:|"
+    for verdict, again in zip_longest(one.verdicts, one.again):
+        second = [f"{_marked(again)} {again.statistic.in_words}"] if again else []
+        said = f"{verdict.claim.says} ({verdict.claim.source})"
+        yield _row(said, _marked(verdict), *second, verdict.statistic.in_words, verdict.statistic.n)
+    yield ""
+    if one.plots:
+        yield f"![{one.plots[0].title}]({(PICTURES / one.experiment.id).as_posix()}.png)"
+        yield ""
+        yield f"{one.plots[0].title}. {one.plots[0].caption}"
+        yield ""
+
+
+def _versions(found: list[Reproduction]) -> Iterator[str]:
+    seen = {", ".join(f"{k} {v}" for k, v in r.versions.items()) for one in found for r in one.results.values()}
+    yield f"Computed with {'; and '.join(sorted(seen))}."
+    yield ""
+
+
+def _marked(verdict: Verdict) -> str:
+    marks = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
+    return f"{marks[verdict.outcome]} {verdict.outcome}"
+
+
+def _row(*cells: object) -> str:
+    plain = [str(cell).replace("|", "\\|") for cell in cells]
+    return f"| {' | '.join(plain)} |"
+
+
+def draw(one: Reproduction, folder: Path, into: Path) -> None:
+    """The first figure of an experiment, small."""
+    if not one.plots:
+        return
+    svg = (folder / "figures" / f"{one.plots[0].name}.svg").read_text(encoding="utf-8")
+    width = float(svg[: svg.index(">")].split(' width="', 1)[1].split('"', 1)[0])
+    into.mkdir(parents=True, exist_ok=True)
+    (into / f"{one.experiment.id}.png").write_bytes(vl_convert.svg_to_png(svg, scale=min(1.5, WIDTH / width)))
+
+
+def main(runs: Path) -> None:
+    """Write the page to the standard output and the pictures beside it."""
+    folders = [runs / name for name in EXPERIMENTS if is_reproduction(runs / name)]
+    found = [load_reproduction(folder) for folder in folders]
+    for one, folder in zip(found, folders, strict=True):
+        draw(one, folder, HERE / PICTURES)
+    sys.stdout.write(page(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
