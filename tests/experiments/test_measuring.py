@@ -63,6 +63,14 @@ def test_fewer_samples_are_drawn_by_the_seed_of_the_data():
     assert record.report["mls"].value == fl.measure(fl.Lens(problem), ["mls"])["mls"].value
 
 
+def test_fewer_samples_leave_the_risk_that_of_all_data():
+    risk = ("loss", "accuracy", "generalisation_gap")
+    all_of_them, few = (compute(replace(BASE, measures=("mls", *risk), samples=k)).report for k in (None, 15))
+    for name in risk:
+        assert few[name].value == pytest.approx(all_of_them[name].value, rel=1e-12)
+    assert few["mls"].value != pytest.approx(all_of_them["mls"].value, rel=1e-3)
+
+
 def test_what_is_followed_is_measured_in_training(tmp_path):
     study = Study("followed", FOLLOWED, (Axis("seed", (0, 1)),))
     with ThreadPoolExecutor(1) as executor:

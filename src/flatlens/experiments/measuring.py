@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from flatlens.bounds import check_bounds
+from flatlens.comparing.direction import RISK
 from flatlens.data import Split
 from flatlens.estimate import Estimate, Key, Report
 from flatlens.experiments.settings import NetworkSettings
-from flatlens.measures import Lens, measure
+from flatlens.measures import Lens, Measure, about, measure
+from flatlens.measures.registry import named
 from flatlens.plain import digest
 from flatlens.problem import Problem
 from flatlens.tracking import Tracker
@@ -23,22 +25,31 @@ from flatlens.transforms.registry import TRANSFORMS
 def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
     """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part.
 
+    Loss, accuracy and gap are of all the data, the rest of `settings.samples` of it.
     A side of a bound is a row "mls_chain.lhs"; a measure of the network after a move is "relative_flatness@layerwise".
     """
     problem = _problem(copy.deepcopy(model).to(torch.float64), split, settings)
-    if settings.samples is not None:
-        problem = problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed))
-    lens = Lens(problem)
-    report = measure(lens, list(settings.measures))
-    found = dict(report.items())
+    found, lens = _measured(problem, settings)
     if settings.bounds:
         found |= dict(_sides(lens, settings.bounds))
     for name in settings.moved:
         generator = torch.Generator().manual_seed(_own_seed(settings))
         moved = TRANSFORMS[name].apply(problem, generator).problem
-        after = measure(Lens(moved), list(settings.measures))
+        after, _ = _measured(moved, settings)
         found |= {(f"{measured}@{name}", layer): e for (measured, layer), e in after.items()}
-    return Report(found, report.about)
+    return Report(found, about(lens))
+
+
+def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Estimate], Lens]:
+    """What was asked for, and the lens on the samples."""
+    if settings.samples is None:
+        lens = Lens(problem)
+        return dict(measure(lens, list(settings.measures)).items()), lens
+    lens = Lens(problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed)))
+    through: dict[Lens, list[Measure]] = {lens: [], Lens(problem): []}
+    for one in named(settings.measures):
+        through[[*through][one.card.family == RISK]].append(one)
+    return {key: e for seen, mine in through.items() if mine for key, e in measure(seen, mine).items()}, lens
 
 
 def _own_seed(settings: NetworkSettings) -> int:
