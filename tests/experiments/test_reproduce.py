@@ -1,8 +1,10 @@
 """Experiments run into folders, are read back, and say what came of their claims."""
 
+import importlib.util
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -11,9 +13,11 @@ from flatlens.errors import BadFolder, UnknownName
 from flatlens.experiments.claims import Claim
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import load_reproduction, reproduce, selected
-from flatlens.report.reproduction import write_atlas
+from flatlens.report.figures.plots import plot_figure
+from flatlens.report.reproduction import atlas_html, write_atlas
 from flatlens.statistics import Statistic
 
+ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("X3")
 
 
@@ -109,3 +113,30 @@ def test_what_is_reproduced_runs_once(tightness, monkeypatch):
     monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], claims=(said,)))
     assert run("X3", out, again=True).again == ()
     assert not (out / "again").exists()
+
+
+def test_several_are_an_atlas_with_an_overview(tightness):
+    _, found = tightness
+    figures = [plot_figure(plot, found.results) for plot in found.plots]
+    other = replace(found, experiment=replace(found.experiment, id="X99"))
+    alone, both = atlas_html([found], [figures], ["."]), atlas_html([found, other], [figures] * 2, ["X3", "X99"])
+    assert "At a glance" not in alone
+    assert "At a glance" in both
+    assert '<a href="#X99">X99</a></td>' in both
+    for link in ("X99/claims.json", "X99/tightness/study.json", "X99/figures/tightness.csv"):
+        assert f'href="{link}"' in both
+
+
+def test_the_page_of_all_verdicts_has_each_with_its_picture(tightness, tmp_path):
+    out, found = tightness
+    write_atlas([found], out, [out])
+    spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")
+    atlas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(atlas)
+    atlas.draw(found, out, tmp_path)
+    assert (tmp_path / "X3.png").read_bytes().startswith(b"\x89PNG")
+    page = atlas.page([found])
+    (verdict,) = found.verdicts
+    assert f"{verdict.statistic.in_words} | {verdict.statistic.n} |" in page
+    assert "![The steps of the bound](images/atlas/X3.png)" in page
+    assert "once more" in atlas.page([replace(found, again=found.verdicts)])
