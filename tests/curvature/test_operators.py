@@ -364,6 +364,24 @@ def test_ghost_batches(loss: str, volumes: bool, batched: bool, memory: str | in
     assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
 
 
+def test_batch_statistics_are_an_option_of_the_eigenvalues() -> None:
+    """The same as one ghost batch of all samples; what else is measured beside them stays in eval mode."""
+    net, x, y = with_norms()
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    together = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=len(x)))
+    for name in ("sharpness", "ggn_norm"):
+        plain = f"{name}(tol=1e-06, layers=True)"
+        asked = f"{name}(tol=1e-06, layers=True, batch_statistics=True)"
+        found, truth = fl.measure(lens, [asked, plain, "jacobian_norm"]), fl.measure(together, plain)
+        for layer in (None, "0"):
+            assert found[asked, layer].value == pytest.approx(truth[plain, layer].value, rel=1e-5)
+        assert found[plain].value != pytest.approx(found[asked].value, rel=1e-2)
+        assert found["jacobian_norm"].kind == "exact"
+    one = fl.Lens(fl.Problem(net, "cross_entropy", (x[:1], y[:1])))
+    with pytest.raises(BadInput, match="over 1 sample"):
+        fl.measure(one, "sharpness(batch_statistics=True)")
+
+
 def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:
     net, x, y = with_norms()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))

@@ -37,3 +37,10 @@ def test_pairs_are_those_a_problem_takes():
     split = digits(train=20)
     assert split.train[0] is split.x
     assert split.test[1] is split.test_y
+
+
+def test_as_images_they_are_the_same_pixels():
+    rows, images = digits(train=20, seed=2), digits(train=20, seed=2, flat=False)
+    assert images.x.shape == (20, 1, 8, 8)
+    assert torch.equal(images.x.flatten(1), rows.x)
+    assert torch.equal(images.test_x.flatten(1), rows.test_x)

@@ -108,3 +108,26 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     ours = report["relative_flatness(normalize='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
     assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)
+
+
+def test_the_excess_of_a_smoothed_loss_is_what_training_can_take_away() -> None:
+    """Outputs that meet the smoothed labels leave their entropy and nothing else; hard labels have none."""
+    p = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64)  # (1 - 0.3) 1 + 0.3/3, 0.3/3, 0.3/3
+    net = nn.Linear(3, 3, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(torch.stack([p.roll(k).log() for k in range(3)], 1))
+    x, y = torch.eye(3, dtype=torch.float64), torch.arange(3)
+    smoothed = fl.measure(
+        fl.Lens(fl.Problem(net, nn.CrossEntropyLoss(label_smoothing=0.3), (x, y))), ["loss", "loss(excess=True)"]
+    )
+    assert smoothed["loss"].value == pytest.approx(-float((p * p.log()).sum()))
+    assert smoothed["loss(excess=True)"].value == pytest.approx(0.0, abs=1e-12)
+    hard = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["loss", "loss(excess=True)"])
+    assert hard["loss(excess=True)"].value == hard["loss"].value == pytest.approx(-math.log(0.8))
+    weighted = nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0]).double(), label_smoothing=0.3)
+    problem = fl.Problem(net, weighted, (x, y))
+    report = fl.measure(fl.Lens(problem), ["loss", "loss(excess=True)"])
+    least = float(problem.loss.least(x, y).sum() / 6)  # divided by the labels' weights, as torch divides the loss
+    assert report["loss(excess=True)"].value == pytest.approx(report["loss"].value - least)
+    own = fl.Problem(net, lambda f, y: f.square().sum(1), (x, y))
+    assert fl.measure(fl.Lens(own), "loss(excess=True)")["loss(excess=True)"].kind == "undefined"

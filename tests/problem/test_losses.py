@@ -107,3 +107,29 @@ def test_any_label_may_be_the_ignored_one() -> None:
     assert loss.output_hessian(F6, y)[2].abs().max() == 0
     with pytest.raises(BadLoss, match="ignore_index"):
         as_loss(nn.NLLLoss(ignore_index=0))
+
+
+@pytest.mark.parametrize(("module", "y"), CASES[:7], ids=lambda v: type(v).__name__)
+def test_the_least_loss_is_that_of_the_best_outputs(module: nn.Module, y: Tensor) -> None:
+    """Gradient descent on the outputs alone comes down to it, and no further; hard labels are never quite met."""
+    loss = as_loss(module)
+    f = F6.clone().requires_grad_()
+    best = torch.optim.LBFGS([f], max_iter=500, tolerance_grad=1e-12, tolerance_change=0, line_search_fn="strong_wolfe")
+
+    def step() -> Tensor:
+        best.zero_grad()
+        total = loss.values(f, y).sum()
+        total.backward()
+        return total
+
+    best.step(step)
+    found, least = loss.values(f, y).detach(), loss.least(f.detach(), y)
+    assert bool((found >= least - 1e-12).all())
+    assert torch.allclose(found, least, rtol=0, atol=1e-4)
+
+
+def test_the_least_loss_of_a_smoothed_label_is_its_entropy() -> None:
+    least = as_loss(nn.CrossEntropyLoss(label_smoothing=0.5)).least(F6, LABELS)
+    p = torch.tensor([0.625, 0.125, 0.125, 0.125], dtype=torch.float64)
+    assert torch.allclose(least, -(p * p.log()).sum().expand(6), rtol=1e-12)
+    assert as_loss(nn.BCEWithLogitsLoss()).least(F6, PROBABILITIES) is None

@@ -109,8 +109,7 @@ def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
     (slope,) = torch.autograd.grad(values.sum(), leaf)
     f, values = f.detach(), values.detach()
     if isinstance(loss, CrossEntropy):
-        target = f.softmax(1) - slope
-        return target, (values - torch.special.entr(target.clamp(min=0)).sum(1)).clamp(min=0), f
+        return f.softmax(1) - slope, (values - loss.least(f, y)).clamp(min=0), f
     return f - slope / loss.output_hessian(f[:1], y[:1] if isinstance(y, Tensor) else y)[0, 0, 0], values, f
 
 

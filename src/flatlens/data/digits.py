@@ -27,12 +27,13 @@ def digit_images() -> Images:
     return Images("digits", pixels[:600], labels[:600], pixels[600:], labels[600:], 10, source)
 
 
-def digits(train: int = 600, seed: int = 0) -> Split:
+def digits(train: int = 600, seed: int = 0, flat: bool = True) -> Split:
     """A random split of the digits: `train` images to train on, all the rest to test.
 
     Each pixel is centred on its mean over the training images, and all are divided by one number, the standard
     deviation of the centred training pixels: the mean squared norm of a training input is 64. (A deviation for each
-    pixel would blow up the pixels at the rim, which are nearly always black.)
+    pixel would blow up the pixels at the rim, which are nearly always black.) As rows of 64 pixels, or, not `flat`,
+    as images of shape (1, 8, 8).
 
     >>> split = digits(train=600)
     >>> tuple(split.x.shape), tuple(split.test_x.shape), split.classes
@@ -49,6 +50,7 @@ def digits(train: int = 600, seed: int = 0) -> Split:
     y = torch.from_numpy(labels).to(torch.int64)[order]
     x = x - x[:train].mean(0)
     x = (x / x[:train].square().mean().sqrt()).to(torch.float32)
+    x = x if flat else x.reshape(-1, 1, 8, 8)
     return Split(
         name="digits",
         x=x[:train].contiguous(),

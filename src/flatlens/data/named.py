@@ -20,7 +20,7 @@ from flatlens.errors import BadInput, UnknownName
 Standardise = Literal["component", "channel", "none"]
 
 SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
-    "digits": (digits, {"train": "train", "seed": "seed"}),
+    "digits": (digits, {"train": "train", "seed": "seed", "flat": "flat"}),
     "patches": (patches, {name: name for name in ("train", "test", "seed", "standardise", "scale", "flat")}),
     "clusters": (clusters, {"train": "n", "test": "test", "seed": "seed", "separation": "separation"}),
     "inverted_clusters": (

@@ -23,7 +23,8 @@ class Plot:
     Kinds, and the columns of their data:
 
         matrix    one column a quantity: each against each, with Pearson's r
-        curves    panel, x, line, y, low, high: a line a setting, a band round it
+        curves    panel, x, line, y, low, high: a line a setting, a band round it; perhaps reference: a dashed line
+                  across a panel at that height, NaN where it has none
         scatter   panel, x, y, group, key: a mark a network, whose folder the key names
         bars      panel, x, group, y, low, high
     """

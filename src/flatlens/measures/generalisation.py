@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are no class labels"
+NO_LEAST = "the smallest value of this loss is not known"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
@@ -44,9 +45,30 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     invariant_under=FUNCTION,
     works_coupled=True,
 )
-def loss(lens: Lens) -> Estimate:
-    """The empirical risk: mean loss over the data."""
-    return _mean(lens.outcomes("data").losses, sampled=False)
+def loss(lens: Lens, *, excess: bool = False) -> Estimate:
+    """The empirical risk: mean loss over the data.
+
+    `excess`: less the smallest that it could be on these targets, which for cross-entropy is the mean entropy of the
+    labels; 0 unless they are smoothed or soft. Undefined for losses whose smallest value is not known.
+    """
+    losses = lens.outcomes("data").losses
+    if not excess:
+        return _mean(losses, sampled=False)
+    least = _least(lens)
+    return undefined(NO_LEAST) if least is None else _mean(losses - least, sampled=False)
+
+
+def _least(lens: Lens) -> Tensor | None:
+    """The smallest loss of each sample, (n,), scaled as `Outcomes.losses` are."""
+    problem, model = lens.problem, lens.model
+    parts: list[Tensor] = []
+    with problem.measuring(model), torch.no_grad():
+        for raw in problem.batches(1024):
+            part = problem.loss.least(*problem.run(model, problem.place(raw)))
+            if part is None:
+                return None
+            parts.append(part.cpu())
+    return torch.cat(parts) * (problem.n / problem.mass)
 
 
 @on_lens(

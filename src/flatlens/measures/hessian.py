@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
 
 REMEMBERED = 10  #: Ritz pairs that a search leaves for that of a later moment
+Block: TypeAlias = Callable[[list[str] | None], Operator]
+"""From parameters, or None for all that are measured, to the matrix between them."""
 NO_LAYER = "the network has no linear layer whose weight acts through its own calls alone"
 
 
@@ -84,12 +86,9 @@ def owners(lens: Lens) -> dict[str, list[str]]:
     return found | {name: [name] for name in sorted(lens.problem.parameters - known)}
 
 
-def by_layer(lens: Lens, run: Run, kind: type[Operator], name: str, tol: float) -> Parts:
+def by_layer(lens: Lens, run: Run, of: Block, name: str, tol: float) -> Parts:
     """The largest eigenvalue of each layer's block: its weight and bias together."""
-    return {
-        ("", place): top_of(lens, run, f"{name} {place}", kind(lens.problem, names, model=lens.model), tol)
-        for place, names in owners(lens).items()
-    }
+    return {("", place): top_of(lens, run, f"{name} {place}", of(names), tol) for place, names in owners(lens).items()}
 
 
 @on_lens(
@@ -103,15 +102,27 @@ def by_layer(lens: Lens, run: Run, kind: type[Operator], name: str, tol: float) 
     works_coupled=True,
     on_request=True,
 )
-def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float = 1e-3, layers: bool = False) -> Parts:
+def sharpness(
+    lens: Lens,
+    run: Run,
+    *,
+    top: int = 1,
+    bottom: int = 0,
+    tol: float = 1e-3,
+    layers: bool = False,
+    batch_statistics: bool = False,
+) -> Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
 
     Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `tol` times the value: a
     lower bound, an eigenvalue that close to it. `arrays` has the `top` largest and `bottom` smallest eigenvalues with
-    their residuals. `layers` adds the diagonal block of each layer, weight and bias.
+    their residuals. `layers` adds the diagonal block of each layer, weight and bias. `batch_statistics`: BatchNorm
+    normalises by the statistics of all samples together, as in a training step on them (sharpening A.1), where the
+    problem has eval mode's.
     """
-    whole = top_of(lens, run, "sharpness", Hessian(lens.problem, model=lens.model), tol, top, bottom)
-    return {("", None): whole, **(by_layer(lens, run, Hessian, "sharpness", tol) if layers else {})}
+    of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
+    whole = top_of(lens, run, name, of(None), tol, top, bottom)
+    return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
 
 
 @on_lens(
@@ -125,10 +136,21 @@ def sharpness(lens: Lens, run: Run, *, top: int = 1, bottom: int = 0, tol: float
     works_coupled=True,
     on_request=True,
 )
-def ggn_norm(lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False) -> Parts:
+def ggn_norm(
+    lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: bool = False
+) -> Parts:
     """Operator norm of the Gauss-Newton matrix, its largest eigenvalue. Options as of `sharpness`."""
-    whole = top_of(lens, run, "ggn_norm", GaussNewton(lens.problem, model=lens.model), tol, top)
-    return {("", None): whole, **(by_layer(lens, run, GaussNewton, "ggn_norm", tol) if layers else {})}
+    of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
+    whole = top_of(lens, run, name, of(None), tol, top)
+    return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
+
+
+def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: bool) -> tuple[Block, str]:
+    """The matrix's blocks with BatchNorm as the problem has it, or by all samples' statistics; what it is called."""
+    problem = lens.problem
+    if batch_statistics and not problem.coupled:
+        problem, name = problem.together(), f"{name} together"
+    return (lambda names: kind(problem, names, model=lens.model)), name
 
 
 @on_lens(

@@ -29,6 +29,10 @@ class Loss(ABC):
     def values(self, f: Tensor, y: Any) -> Tensor:
         """The losses l_i, (n,), differentiable in f."""
 
+    def least(self, f: Tensor, y: Any) -> Tensor | None:
+        """The smallest l_i that any outputs could have on these targets, (n,) float64; None where it is not known."""
+        return None
+
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """What each sample adds to the risk's denominator, (n,) float64."""
         return torch.ones(len(f), dtype=torch.float64, device=f.device)

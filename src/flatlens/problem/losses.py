@@ -33,6 +33,10 @@ class SquaredError(Loss):
         """Squared distance to the target, scaled."""
         return self._factor(f.shape[1]) * (f - as_vectors(f, y, self.name, self.label_smoothing)).square().sum(1)
 
+    def least(self, f: Tensor, y: Any) -> Tensor:
+        """0: any target can be met."""
+        return torch.zeros(len(f), dtype=torch.float64, device=f.device)
+
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """A multiple of the identity."""
         N = f.shape[1]
@@ -96,6 +100,12 @@ class CrossEntropy(Loss):
             label_smoothing=self.label_smoothing,
         )
 
+    def least(self, f: Tensor, y: Any) -> Tensor:
+        """The label's entropy, -sum_k a_k log(a_k / a), a = sum_k a_k: what is left where p = a_k / a."""
+        parts = self._shares(f.to(torch.float64), self._target(f, y))
+        entropy: Tensor = torch.special.entr(parts).sum(1) - torch.special.entr(parts.sum(1))
+        return entropy
+
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """The weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""
         target = self._target(f, y)
@@ -137,11 +147,16 @@ class CrossEntropy(Loss):
 
     def _target_sum(self, p: Tensor, target: Tensor) -> Tensor:
         """sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
-        w, eps = self._weight(p), self.label_smoothing
-        if target.is_floating_point():
-            return smoothed(target.to(w), eps) @ w
-        seen = target != self.ignore_index
-        return torch.where(seen, (1 - eps) * w[target.where(seen, 0)] + eps * w.mean(), 0.0)
+        return self._shares(p, target).sum(1)
+
+    def _shares(self, p: Tensor, target: Tensor) -> Tensor:
+        """a_k, (n, N) of p's dtype: the targets smoothed, then weighted; 0 where ignored."""
+        w = self._weight(p)
+        if not target.is_floating_point():
+            seen = target != self.ignore_index
+            smooth = smoothed(F.one_hot(target.where(seen, 0), p.shape[1]).to(w), self.label_smoothing)
+            return smooth * w * seen[:, None]
+        return smoothed(target.to(w), self.label_smoothing) * w
 
 
 def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:

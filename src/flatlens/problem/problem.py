@@ -94,6 +94,14 @@ class Problem:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
         return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
 
+    def together(self) -> Problem:
+        """The same problem with every BatchNorm normalising by all samples at once, as in a training step on them."""
+        if self.n < 2:
+            raise BadInput(f"Problem.together(): BatchNorm has no spread over {self.n} sample: at least 2 are needed")
+        coupled = copy.copy(self)
+        coupled.ghost_batch = self.n
+        return coupled
+
     def subset(self, k: int, generator: torch.Generator) -> Problem:
         """The same problem on `k` of its samples, drawn without replacement, in the data's order."""
         if not 1 <= k <= self.n:

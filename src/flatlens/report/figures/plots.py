@@ -43,7 +43,15 @@ def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing
         alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)
     )
     line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
-    return alt.layer(band, line).properties(width=width, height=210, title=title)
+    return alt.layer(band, line, *_references(data, plot)).properties(width=width, height=210, title=title)
+
+
+def _references(data: pd.DataFrame, plot: Plot) -> list[alt.Chart]:
+    """A dashed line at each height that the panel is to be read against."""
+    heights = data[["reference"]].dropna().drop_duplicates() if "reference" in data else data[[]]
+    dashed = alt.Chart(heights).mark_rule(strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8)
+    y = _vertical(data, plot, "reference:Q")
+    return [dashed.encode(y=y, tooltip=_tooltip(heights))] if len(heights) else []
 
 
 def _scatter(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
