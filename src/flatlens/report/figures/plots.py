@@ -48,7 +48,7 @@ def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing
 
 def _references(data: pd.DataFrame, plot: Plot) -> list[alt.Chart]:
     """A dashed line at each height that the panel is to be read against."""
-    heights = data[["reference"]].dropna().drop_duplicates() if "reference" in data else data[[]]
+    heights = data.reindex(columns=["reference"]).dropna().drop_duplicates()
     dashed = alt.Chart(heights).mark_rule(strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8)
     y = _vertical(data, plot, "reference:Q")
     return [dashed.encode(y=y, tooltip=_tooltip(heights))] if len(heights) else []
