@@ -53,6 +53,9 @@ def test_axes_are_logarithmic_where_all_is_positive_over_decades():
     assert "type" not in axis(below, 0, "y")["scale"]  # the band would not fit
     near = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(high=4.9)), {})
     assert "type" not in axis(near, 0, "y")["scale"]
+    assert "type" not in axis(curves, 0, "x").get("scale", {})
+    settings = plot_figure(replace(PLOTS[0], data=CURVES.assign(x=CURVES["x"] + 0.01), log_x=True), {})
+    assert axis(settings, 0, "x")["scale"]["type"] == "log"
     linear = plot_figure(replace(PLOTS[1], data=SCATTER.assign(x=[0.0, 1.0, 2.0])), {})
     assert "type" not in axis(linear, 0, "x")["scale"]
 

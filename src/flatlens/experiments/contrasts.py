@@ -23,7 +23,7 @@ def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
     """The smallest of these columns' Pearson's r with y, less the largest of the others'."""
 
     def found(results: Results) -> Statistic:
-        kept, lost = _complete(table(results), [*these, *others, y])
+        kept, lost = complete(table(results), [*these, *others, y])
         of = {name: kept[name].to_numpy() for name in kept}
 
         def coefficient(counts: Array) -> Array:
@@ -31,7 +31,7 @@ def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
             return np.asarray(mine.min(0) - rival.max(0))
 
         mine, rival = _one_of(these, "the least of"), _one_of(others, "the largest of")
-        return _statistic(f"Pearson r with {y}: {mine} less {rival}", coefficient, len(kept), lost)
+        return bootstrapped(f"Pearson r with {y}: {mine} less {rival}", coefficient, len(kept), lost)
 
     return found
 
@@ -40,13 +40,13 @@ def weakest(table: Table, xs: Sequence[str], y: str) -> Evidence:
     """The smallest of several columns' Pearson's r with y."""
 
     def found(results: Results) -> Statistic:
-        kept, lost = _complete(table(results), [*xs, y])
+        kept, lost = complete(table(results), [*xs, y])
         of = {name: kept[name].to_numpy() for name in kept}
 
         def coefficient(counts: Array) -> Array:
             return np.asarray(np.stack([pearson(of[x], of[y], counts) for x in xs]).min(0))
 
-        return _statistic(f"least Pearson r with {y} of {', '.join(xs)}", coefficient, len(kept), lost)
+        return bootstrapped(f"least Pearson r with {y} of {', '.join(xs)}", coefficient, len(kept), lost)
 
     return found
 
@@ -76,7 +76,7 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
     """Kendall's tau of a setting with the Pearson's r of x and y among its networks: 1 where r rises throughout."""
 
     def found(results: Results) -> Statistic:
-        kept, lost = _complete(table(results), [group, x, y])
+        kept, lost = complete(table(results), [group, x, y])
         members = [(kept[group] == value).to_numpy() for value in sorted(kept[group].unique())]
         a, b = kept[x].to_numpy(), kept[y].to_numpy()
 
@@ -85,13 +85,13 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
             signs = [np.sign(later - earlier) for earlier, later in combinations(found, 2)]
             return np.asarray(np.mean(signs, 0)) if signs else np.full(len(counts), np.nan)
 
-        return _statistic(f"Kendall tau of {group} and Pearson r of {x} and {y}", coefficient, len(kept), lost)
+        return bootstrapped(f"Kendall tau of {group} and Pearson r of {x} and {y}", coefficient, len(kept), lost)
 
     return found
 
 
-def _complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
-    """Rows that have them all, and how many have not."""
+def complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
+    """The columns as numbers: rows that have them all, and how many have not."""
     numbers = numbers_of(table, columns)
     kept = numbers.loc[np.isfinite(numbers.to_numpy()).all(1)].reset_index(drop=True)
     return kept, len(numbers) - len(kept)
@@ -101,7 +101,8 @@ def _one_of(columns: Sequence[str], which: str) -> str:
     return columns[0] if len(columns) == 1 else f"{which} {', '.join(columns)}"
 
 
-def _statistic(name: str, coefficient: Coefficient, n: int, lost: int) -> Statistic:
+def bootstrapped(name: str, coefficient: Coefficient, n: int, lost: int) -> Statistic:
+    """A coefficient of n networks with its interval."""
     if n == 0:
         return Statistic(name, float("nan"), 0, note="no network is left")
     found = with_interval(coefficient, resamples(n, generator(0), RESAMPLED))

@@ -42,13 +42,15 @@ def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity]
     return banded(rows, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
 
 
-def banded(rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "") -> Plot:
+def banded(
+    rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
+) -> Plot:
     """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest, by decades where they are
     several."""
     grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
     data = grouped.agg(y="mean", low="min", high="max").reset_index()
     columns = ["panel", "x", "line", "y", "low", "high"]
-    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True)
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:

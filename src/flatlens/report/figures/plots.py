@@ -37,7 +37,7 @@ def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
 def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
     lines = sorted(set(plot.data["line"]))
     colour = alt.Color("line:O", title=plot.y, scale=alt.Scale(domain=lines), legend=alt.Legend(orient="top"))
-    x = alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
+    x = _across(data, plot) if plot.log_x else alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
     y = _vertical(data, plot, "y:Q")
     band = (
         alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)

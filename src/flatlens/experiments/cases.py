@@ -1,0 +1,115 @@
+"""Statistics that claims rest on where a sentence is of many cases: kinds of networks, each with a relation of its own.
+
+Networks of different kinds are never pooled: their numbers are of different sizes, and would correlate by that alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.claims import Results
+from flatlens.experiments.contrasts import bootstrapped, complete
+from flatlens.experiments.evidence import Evidence, Table, numbers_of
+from flatlens.statistics import Statistic, average, kendall, pearson
+from flatlens.statistics.coefficients import Array
+
+CASE = "case"
+"""The column that says which networks belong together."""
+
+Over: TypeAlias = Callable[..., Array]
+"""Pearson's r of one or two pairs of columns in every case, (cases, B) each -> (B,)."""
+
+
+def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str) -> Evidence:
+    """Pearson's r of each pair of columns in every case, and `over` of them; bootstrapped over networks."""
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
+        kept, lost = complete(networks, [CASE, *(column for pair in pairs for column in pair)])
+        members = [(kept[CASE] == case).to_numpy() for case in sorted(kept[CASE].unique())]
+        of = {column: kept[column].to_numpy() for column in kept}
+
+        def coefficient(counts: Array) -> Array:
+            in_cases = [
+                np.stack([pearson(of[x][mine], of[y][mine], counts[:, mine]) for mine in members]) for x, y in pairs
+            ]
+            with warnings.catch_warnings():  # a small case of a resample may be constant: that case has no r
+                warnings.simplefilter("ignore", RuntimeWarning)
+                return np.asarray(over(*in_cases))
+
+        return bootstrapped(name, coefficient, len(kept), lost)
+
+    return found
+
+
+def least(r: Array) -> Array:
+    """The smallest of the cases'."""
+    return np.asarray(np.nanmin(r, 0))
+
+
+def usual_size(r: Array) -> Array:
+    """The median of |r| over the cases: half of them have no more."""
+    return np.asarray(np.nanmedian(np.abs(r), 0))
+
+
+def margin(r: Array, other: Array) -> Array:
+    """How much larger the first pair's is, the mean over the cases."""
+    return np.asarray(np.nanmean(r - other, 0))
+
+
+def mean(r: Array) -> Array:
+    """Over the cases."""
+    return np.asarray(np.nanmean(r, 0))
+
+
+def alike(r: Array, other: Array) -> Array:
+    """Pearson's r, over the cases, of the two pairs' own: whether both correlate in the same cases."""
+    pairs = np.where(np.isnan(r + other), np.nan, [r, other])
+    a, b = pairs - np.nanmean(pairs, 1, keepdims=True)
+    return np.asarray(np.nansum(a * b, 0) / np.sqrt(np.nansum(a * a, 0) * np.nansum(b * b, 0)))
+
+
+def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+    """The mean of Kendall's tau-b of a setting and a column over groups of networks that have all else the `same`."""
+
+    def tau(values: pd.Series) -> float:
+        x, y = values.index.to_numpy(dtype=float), values.to_numpy()
+        return float(kendall(x, y, np.ones((1, len(values))))[0]) if len(values) > 1 else np.nan
+
+    return _of_groups(table, setting, column, same, tau, f"Kendall tau-b of {setting} and {column}")
+
+
+def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+    """The mean over such groups of log(b / a), a the column at the setting's smallest value, b at the next."""
+
+    def found(results: Results) -> Statistic:
+        values = sorted(table(results)[setting].unique())[:2]
+
+        def log_ratio(group: pd.Series) -> float:
+            a, b = (*group.reindex(values), np.nan)[:2]
+            return float(np.log(b / a)) if a > 0 and b > 0 else np.nan
+
+        name = f"log of {column} at the second {setting} over that at the first"
+        return _of_groups(table, setting, column, same, log_ratio, name)(results)
+
+    return found
+
+
+def _of_groups(
+    table: Table, setting: str, column: str, same: Sequence[str], of: Callable[[pd.Series], float], name: str
+) -> Evidence:
+    """The mean over groups of `of` the column's values, by the setting's."""
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        numbers = numbers_of(networks, [setting, column]).dropna()
+        groups = numbers.groupby([networks[one] for one in same])
+        return average([of(group.set_index(setting)[column]) for _, group in groups], name=name)
+
+    return found

@@ -1,0 +1,7 @@
+"""MacDonald, Valmadre and Lucey, "On Progressive Sharpening, Flat Minima and Generalisation"."""
+
+from __future__ import annotations
+
+from flatlens.experiments.papers.sharpening import jacobians, regularised
+
+EXPERIMENTS = (*regularised.EXPERIMENTS, *jacobians.EXPERIMENTS)

@@ -1,0 +1,252 @@
+"""X9: label smoothing, mixup, augmentation and SAM over their strengths: gap, sharpness and Jacobian norm.
+
+A case is a kind of network (of BatchNorm or none, on one data set) under one regulariser.
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from flatlens.experiments.cases import across, alike, along, first_step, least, margin, mean, usual_size
+from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.contrasts import unchanged
+from flatlens.experiments.evidence import Table, numbers_of
+from flatlens.experiments.experiment import Experiment, Plot
+from flatlens.experiments.papers.remarks import QUICK, WEAK
+from flatlens.experiments.papers.sharpening.regularisers import ALIKE, REGULARISERS, Regulariser, networks, studies
+from flatlens.experiments.papers.sharpening.section6 import (
+    ABSOLUTE,
+    GGN_NORM,
+    JACOBIAN,
+    JACOBIANS,
+    SHARPNESS,
+    SHOWN,
+    SMALL,
+    SOFTMAXED,
+    TINY,
+    UNSAID,
+)
+from flatlens.experiments.plots import banded
+from flatlens.statistics import correlate
+
+MUCH = 0.3
+"""By how much r has to be larger to be "much better"."""
+SIMILAR = 0.2
+"""How far apart, in logarithms, two norms may be that are "very similar": a fifth."""
+
+
+def _of_fig5(results: Results) -> pd.DataFrame:
+    """ResNet-18 with BatchNorm, on CIFAR-10 where there is more than one data set."""
+    table = networks(*REGULARISERS)(results)
+    return table[table["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"])]
+
+
+def _x9_claims() -> tuple[Claim, ...]:
+    claims = [claim for name, one in REGULARISERS.items() for claim in _claims_of(name, one)]
+    every = networks(*REGULARISERS)
+    return (
+        *claims,
+        Claim(
+            "sam.forces_the_jacobian",
+            "SAM: forcing the Hessian to be small forces the Jacobian to be small: their norms correlate, in the mean "
+            "of the cases.",
+            "sharpening B.3 (ii)",
+            across(
+                networks("sam"), [(SHARPNESS, JACOBIAN)], mean, "mean over cases of Pearson r of sharpness and Jacobian"
+            ),
+        ),
+        Claim(
+            "fig5.much_better",
+            f"ResNet-18 with BatchNorm: the Jacobian norm correlates much better with the gap than sharpness does, r "
+            f"larger by {MUCH:g} in the mean of the four.",
+            "sharpening Fig. 5",
+            across(_of_fig5, [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
+            "above",
+            MUCH,
+        ),
+        Claim(
+            "hessian.often_uncorrelated",
+            f"The Hessian is often uncorrelated with the gap: |r| below {WEAK:g} in half of the cases.",
+            "sharpening B.3",
+            across(every, [(SHARPNESS, ABSOLUTE)], usual_size, "median over cases of |r| of sharpness and gap"),
+            "below",
+            WEAK,
+        ),
+        Claim(
+            "hessian.hand_in_hand",
+            "Whenever sharpness correlates with the gap, it goes hand in hand with the Jacobian norm: both "
+            "correlations are high in the same cases.",
+            "sharpening section 6",
+            across(
+                every,
+                [(SHARPNESS, ABSOLUTE), (SHARPNESS, JACOBIAN)],
+                alike,
+                "Pearson r over cases of r(sharpness, gap) and r(sharpness, Jacobian)",
+            ),
+        ),
+        Claim(
+            "gauss_newton",
+            "The norm of the Gauss-Newton matrix is (almost) always very similar to that of the Hessian: a fifth apart "
+            "at most in the mean.",
+            "sharpening B.3",
+            unchanged(every, SHARPNESS, GGN_NORM),
+            "below",
+            SIMILAR,
+        ),
+    )
+
+
+_MARGIN = "mean over cases of Pearson r with the gap, Jacobian's less sharpness's"
+
+
+def _claims_of(name: str, one: Regulariser) -> list[Claim]:
+    table, title = networks(name), one.title
+    in_title = f"{title[0].upper()}{title[1:]}"
+    claims = []
+    for jacobian, suffix, said in ((JACOBIAN, "", "the Jacobian"), (SOFTMAXED, ".softmax", "the softmax's Jacobian")):
+        pair = (jacobian, ABSOLUTE)
+        claims += [
+            Claim(
+                f"{name}.jacobian_and_gap{suffix}",
+                f"{in_title}: in all cases {said} correlates with the gap; the least r of the kinds of networks.",
+                "sharpening B.3 (i)",
+                across(table, [pair], least, f"least Pearson r over cases of {jacobian} and the gap"),
+            ),
+            Claim(
+                f"{name}.better_than_sharpness{suffix}",
+                f"{in_title}: {said} correlates better with the gap than sharpness does, in the mean of the kinds.",
+                "sharpening section 6",
+                across(table, [pair, (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
+            ),
+        ]
+    claims += [
+        Claim(
+            f"{name}.jacobian",
+            f"{in_title} regularises the Jacobian at least initially: its norm falls from no regularisation to the "
+            "weakest.",
+            "sharpening section 6",
+            first_step(table, "strength", JACOBIAN, ALIKE),
+            "below",
+        ),
+        Claim(
+            f"{name}.sharpness",
+            f"{in_title} regularises the sharpness."
+            if one.flattens
+            else f"{in_title} does not regularise the sharpness, as only SAM does: no fall with {one.symbol}, tau "
+            f"above {-WEAK:g}.",
+            "sharpening section 6",
+            along(table, "strength", SHARPNESS, ALIKE),
+            "below" if one.flattens else "above",
+            0.0 if one.flattens else -WEAK,
+        ),
+        Claim(
+            f"{name}.gap",
+            f"{in_title} results in better generalisation: the gap falls with {one.symbol}.",
+            "sharpening section 6",
+            along(table, "strength", ABSOLUTE, ALIKE),
+            "below",
+        ),
+    ]
+    if one.impure:
+        claims.append(
+            Claim(
+                f"{name}.jacobian_comes_back",
+                f"{in_title}: beyond the weakest, the Jacobian norm on the pure samples gradually increases with "
+                f"{one.symbol}.",
+                "sharpening Fig. 5, section 6",
+                along(_beyond_the_weakest(table), "strength", JACOBIAN, ALIKE),
+            )
+        )
+    return claims
+
+
+def _beyond_the_weakest(table: Table) -> Table:
+    """Without the networks that were not regularised."""
+
+    def found(results: Results) -> pd.DataFrame:
+        every = table(results)
+        return every[every["strength"] > 0]
+
+    return found
+
+
+def _x9_plots(results: Results) -> list[Plot]:
+    table = networks(*REGULARISERS)(results)
+    return [_correlations(results), *(_of_kind(str(kind), mine) for kind, mine in table.groupby("kind"))]
+
+
+def _of_kind(kind: str, table: pd.DataFrame) -> Plot:
+    """One of Fig. 20 to 27: a row of panels a regulariser."""
+    table = table.assign(x=table["strength"], line=table["lr"])
+    parts = [
+        mine.assign(panel=f"{shown.name}, {REGULARISERS[str(name)].title}", y=shown.of(mine))
+        for name, mine in table.groupby("regulariser", sort=False)
+        for shown in SHOWN
+    ]
+    caption = (
+        "Over the strength of each regulariser, alpha, beta, p or rho; a line an initial learning rate: the mean over "
+        "seeds, with its extremes."
+    )
+    rows = pd.concat(parts, ignore_index=True)
+    return banded(rows, f"regularised_{kind}", f"Regularised: {spoken(kind)}", caption, "strength", "learning rate")
+
+
+def _correlations(results: Results) -> Plot:
+    """The r that claims are of, with its interval: a panel for the mean over the kinds of networks, and one a kind."""
+    rows = []
+    for name, one in REGULARISERS.items():
+        table = networks(name)(results)
+        for shown in SHOWN[1:4]:
+            pair = (shown.column, ABSOLUTE)
+            whole = across(networks(name), [pair], mean, "mean over cases of Pearson r")(results)
+            rows.append(("mean over all kinds", one.title, shown.name, whole.value, whole.low, whole.high))
+            for kind, mine in table.groupby("kind"):
+                x, y = (numbers_of(mine, pair)[column] for column in pair)
+                found = correlate(x, y, names=(shown.name, "gap"))
+                rows.append((spoken(str(kind)), one.title, shown.name, found.value, found.low, found.high))
+    data = pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"])
+    caption = "Pearson's r with the gap over the networks of one kind and regulariser, with its 95% interval."
+    return Plot("correlations", "What correlates with the gap", caption, "bars", data, "regulariser", "r with the gap")
+
+
+def spoken(kind: str) -> str:
+    """A kind of network in words.
+
+    >>> spoken("resnet18_cifar10_bn"), spoken("vgg11")
+    ('ResNet-18 on CIFAR-10 with BatchNorm', 'VGG-11 without BatchNorm')
+    """
+    network, *data = kind.removesuffix("_bn").split("_")
+    where = "".join(f" on {name.upper().replace('R1', 'R-1')}" for name in data)
+    known = {"resnet18": "ResNet-18", "vgg11": "VGG-11"}
+    return f"{known[network]}{where} with{'' if kind.endswith('_bn') else 'out'} BatchNorm"
+
+
+GRID = (
+    "Strengths and initial learning rates are not given: alpha to 0.75, beta and p to 1, rho to 0.2; 0.1, 0.01 and "
+    "0.001 as in B.2."
+)
+LOSSES = "Gap and loss are of all training samples, without mixup or augmentation; the rest is of the samples measured."
+MODE = "That BatchNorm's mode matters little to the Jacobian norm is not weighed: see the bound `batchnorm_limit`."
+
+EXPERIMENTS = (
+    Experiment(
+        "X9",
+        "Regularisers: sharpness, Jacobian norm and gap over their strengths",
+        "sharpening Fig. 5, 20, 21, 22, 23, 24, 25, 26, 27",
+        studies,
+        _x9_claims(),
+        _x9_plots,
+        {
+            "smoke": (QUICK, TINY, JACOBIANS),
+            "laptop": (
+                SMALL,
+                "Learning rates .05 and .1 for ResNet-18, .005 and .02 for VGG-11, batches of 25 and 10, 30 and 60 "
+                "epochs, 2 seeds, 30 samples measured.",
+                JACOBIANS,
+                LOSSES,
+                MODE,
+            ),
+            "paper": (GRID, JACOBIANS, LOSSES, UNSAID, MODE),
+        },
+    ),
+)
