@@ -8,7 +8,7 @@ from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.sharpening import jacobians
 from flatlens.experiments.papers.sharpening.regularisers import REGULARISERS, networks
-from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, JACOBIAN, SHOWN
+from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 NETWORKS = {
@@ -35,7 +35,7 @@ def test_figures_have_a_panel_for_each_quantity_and_regulariser(smoke_of):
     plots = smoke_of("X9")[1].plots
     assert [plot.kind for plot in plots] == ["bars"] + ["curves"] * 4
     for plot in plots[1:]:
-        assert plot.data["panel"].nunique() == len(SHOWN) * len(REGULARISERS)
+        assert plot.data["panel"].nunique() == len(DRAWN) * len(REGULARISERS)
         assert plot.data.groupby("panel").size().eq(3).all()  # strengths
         assert np.isfinite(plot.data[["x", "y", "low", "high"]].to_numpy(dtype=float)).all()
     bars = plots[0].data
@@ -53,7 +53,7 @@ def test_a_reference_is_a_level_line_over_the_coefficients(smoke_of):
     assert set(plot.data["x"]) == {0.01, 0.1}
     levels = plot.data[plot.data["line"].str.startswith("ref")].groupby(["panel", "line"])["y"].nunique()
     assert (levels == 1).all()
-    assert len(levels) == 2 * len(SHOWN)
+    assert len(levels) == 2 * len(DRAWN)
 
 
 @pytest.mark.parametrize("scale", SCALES)

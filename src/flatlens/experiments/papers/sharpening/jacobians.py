@@ -20,7 +20,7 @@ from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.evidence import Evidence, Table, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
-from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, JACOBIAN, SHOWN, UNSAID, Trained, kinds
+from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN, SHOWN, UNSAID, Trained, kinds
 from flatlens.experiments.plots import banded
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.statistics import Statistic, average
@@ -199,7 +199,7 @@ def _x13_plots(results: Results) -> list[Plot]:
     ]
     whole = pd.concat(drawn, ignore_index=True)
     rows = pd.concat(
-        [whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole)) for shown in SHOWN],
+        [whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole)) for shown in DRAWN],
         ignore_index=True,
     )
     caption = (

@@ -13,14 +13,21 @@ from flatlens.experiments.contrasts import unchanged
 from flatlens.experiments.evidence import Table, numbers_of
 from flatlens.experiments.experiment import Experiment, Plot
 from flatlens.experiments.papers.remarks import QUICK, WEAK
-from flatlens.experiments.papers.sharpening.regularisers import ALIKE, REGULARISERS, Regulariser, networks, studies
+from flatlens.experiments.papers.sharpening.regularisers import (
+    ALIKE,
+    REGULARISERS,
+    Regulariser,
+    networks,
+    spoken,
+    studies,
+)
 from flatlens.experiments.papers.sharpening.section6 import (
     ABSOLUTE,
+    DRAWN,
     GGN_NORM,
     JACOBIAN,
     JACOBIANS,
     SHARPNESS,
-    SHOWN,
     SMALL,
     SOFTMAXED,
     TINY,
@@ -170,18 +177,21 @@ def _beyond_the_weakest(table: Table) -> Table:
     return found
 
 
+CORRELATED = {"sharpness": SHARPNESS, "Jacobian norm": JACOBIAN, "Jacobian norm of softmax": SOFTMAXED}
+
+
 def _x9_plots(results: Results) -> list[Plot]:
     table = networks(*REGULARISERS)(results)
     return [_correlations(results), *(_of_kind(str(kind), mine) for kind, mine in table.groupby("kind"))]
 
 
 def _of_kind(kind: str, table: pd.DataFrame) -> Plot:
-    """One of Fig. 20 to 27: a row of panels a regulariser."""
+    """One of Fig. 20 to 27: two rows of panels a regulariser."""
     table = table.assign(x=table["strength"], line=table["lr"])
     parts = [
         mine.assign(panel=f"{shown.name}, {REGULARISERS[str(name)].title}", y=shown.of(mine))
         for name, mine in table.groupby("regulariser", sort=False)
-        for shown in SHOWN
+        for shown in DRAWN
     ]
     caption = (
         "Over the strength of each regulariser, alpha, beta, p or rho; a line an initial learning rate: the mean over "
@@ -196,29 +206,17 @@ def _correlations(results: Results) -> Plot:
     rows = []
     for name, one in REGULARISERS.items():
         table = networks(name)(results)
-        for shown in SHOWN[1:4]:
-            pair = (shown.column, ABSOLUTE)
+        for shown, column in CORRELATED.items():
+            pair = (column, ABSOLUTE)
             whole = across(networks(name), [pair], mean, "mean over cases of Pearson r")(results)
-            rows.append(("mean over all kinds", one.title, shown.name, whole.value, whole.low, whole.high))
+            rows.append(("mean over all kinds", one.title, shown, whole.value, whole.low, whole.high))
             for kind, mine in table.groupby("kind"):
-                x, y = (numbers_of(mine, pair)[column] for column in pair)
-                found = correlate(x, y, names=(shown.name, "gap"))
-                rows.append((spoken(str(kind)), one.title, shown.name, found.value, found.low, found.high))
+                x, y = (numbers_of(mine, pair)[each] for each in pair)
+                found = correlate(x, y, names=(shown, "gap"))
+                rows.append((spoken(str(kind)), one.title, shown, found.value, found.low, found.high))
     data = pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"])
     caption = "Pearson's r with the gap over the networks of one kind and regulariser, with its 95% interval."
     return Plot("correlations", "What correlates with the gap", caption, "bars", data, "regulariser", "r with the gap")
-
-
-def spoken(kind: str) -> str:
-    """A kind of network in words.
-
-    >>> spoken("resnet18_cifar10_bn"), spoken("vgg11")
-    ('ResNet-18 on CIFAR-10 with BatchNorm', 'VGG-11 without BatchNorm')
-    """
-    network, *data = kind.removesuffix("_bn").split("_")
-    where = "".join(f" on {name.upper().replace('R1', 'R-1')}" for name in data)
-    known = {"resnet18": "ResNet-18", "vgg11": "VGG-11"}
-    return f"{known[network]}{where} with{'' if kind.endswith('_bn') else 'out'} BatchNorm"
 
 
 GRID = (

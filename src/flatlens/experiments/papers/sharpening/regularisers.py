@@ -92,3 +92,15 @@ def networks(*names: str) -> Table:
         return pd.concat(parts, ignore_index=True)
 
     return found
+
+
+def spoken(kind: str) -> str:
+    """A kind of network in words.
+
+    >>> spoken("resnet18_cifar10_bn"), spoken("vgg11")
+    ('ResNet-18 on CIFAR-10 with BatchNorm', 'VGG-11 without BatchNorm')
+    """
+    network, *data = kind.removesuffix("_bn").split("_")
+    where = "".join(f" on {name.upper().replace('R1', 'R-1')}" for name in data)
+    known = {"resnet18": "ResNet-18", "vgg11": "VGG-11"}
+    return f"{known[network]}{where} with{'' if kind.endswith('_bn') else 'out'} BatchNorm"

@@ -21,16 +21,17 @@ MOMENTUM, DECAY = 0.9, 5e-4
 SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=True)" for name in ("sharpness", "ggn_norm"))
 JACOBIAN, SOFTMAXED = "jacobian_norm", "jacobian_norm(softmax=True)"
 ABSOLUTE = "generalisation_gap(convention='absolute')"
-SHOWN = (
+DRAWN = (
     Quantity(GAP.name, ABSOLUTE, role="result"),
     Quantity("sharpness", SHARPNESS),
     Quantity("Jacobian norm", JACOBIAN),
-    Quantity("Jacobian norm of softmax", SOFTMAXED),
     Quantity("Gauss-Newton norm", GGN_NORM),
     Quantity("training loss", "loss", role="result"),
     Quantity("test accuracy", "test_accuracy", role="result"),
 )
-"""What Fig. 20 to 27 show; the Jacobian of softmax(f) beside that of f."""
+"""What Fig. 20 to 27 show."""
+SHOWN = (*DRAWN, Quantity("Jacobian norm of softmax", SOFTMAXED))
+"""The Jacobian of softmax(f) beside that of f."""
 
 
 @dataclass(frozen=True)
