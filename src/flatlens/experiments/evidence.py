@@ -85,17 +85,23 @@ def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
 
 
 def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFrame]:
+    """As `histories`, from the step on where the loss first was below."""
+    return [
+        table[(table["loss"] < below).cummax()] if "loss" in table else table for table in histories(result).values()
+    ]
+
+
+def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
     """A table a network that reached the end: one row a step, one column a measure of the network ("mls") or of a layer
-    ("mls[fc1]"), from the step on where the loss first was below."""
+    ("mls[fc1]"), and `edge` where it was known."""
     reached = set(result.networks.loc[result.networks["outcome"].isin(REACHED), "key"])
-    tables = []
+    tables = {}
     for key, history in result.histories.groupby("key", sort=False):
         if key not in reached:
             continue
         names = history["measure"] + history["layer"].map(lambda layer: f"[{layer}]" if layer else "")
         table = history.assign(name=names).pivot(index="step", columns="name", values="value")
-        low = table["loss"] < below
-        tables.append(table[low.cummax()] if "loss" in table else table)
+        tables[str(key)] = table.assign(edge=history.groupby("step")["edge"].first()) if "edge" in history else table
     return tables
 
 

@@ -1,0 +1,103 @@
+"""What happened in the course of training, as numbers of each network; and lines of figures as evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.claims import Results
+from flatlens.experiments.evidence import Evidence, Table, histories, numbers_of, reached
+from flatlens.experiments.result import StudyResult
+from flatlens.statistics import Statistic, average, kendall
+
+Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
+"""By network: one row a moment, one column a measure that was followed, and `edge`."""
+Number: TypeAlias = Callable[[pd.DataFrame], float]
+"""From a course to a number of the network."""
+
+
+def in_course(study: str, numbers: Mapping[str, Number], courses: Courses = histories) -> Table:
+    """The networks whose training reached its end, and these numbers of their courses, a column each."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks, known = reached(study)(results), courses(results[study])
+        kept = networks[networks["key"].isin(set(known))].reset_index(drop=True)
+        columns = {name: [number(known[key]) for key in kept["key"]] for name, number in numbers.items()}
+        return kept.assign(**columns)
+
+    return found
+
+
+def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]) -> Courses:
+    """Courses up to the step where the network with the least value of the setting, `alike` in the others, first had
+    `measure` at `level` or above; without those whose partner never had."""
+
+    def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
+        courses = histories(result)
+        networks = result.networks[result.networks["key"].isin(set(courses))]
+        kept: dict[str, pd.DataFrame] = {}
+        for _, group in networks.groupby(list(alike), dropna=False):
+            keys = [str(key) for key in group["key"]]
+            partner = courses[keys[int(group[setting].astype(float).argmin())]]
+            there = partner[partner[measure] >= level].index.min()
+            if there == there:
+                kept |= {key: courses[key].loc[:there] for key in keys}
+        return kept
+
+    return found
+
+
+def first(column: str) -> Number:
+    """Its value at the first moment."""
+    return lambda course: float(course[column].iloc[0])
+
+
+def last(column: str) -> Number:
+    """Its value at the last moment."""
+    return lambda course: float(course[column].iloc[-1])
+
+
+def largest(column: str, over: str | None = None) -> Number:
+    """Its largest value, in units of another column."""
+    return lambda course: float((course[column] / (1.0 if over is None else course[over])).max())
+
+
+def late(column: str, over: str | None = None) -> Number:
+    """Its mean over the later half of the moments, in units of another column."""
+
+    def found(course: pd.DataFrame) -> float:
+        values = course[column] / (1.0 if over is None else course[over])
+        return float(values.iloc[len(values) // 2 :].mean())
+
+    return found
+
+
+def rise(column: str) -> Number:
+    """Its mean over the later half of the moments less its first value."""
+    return lambda course: late(column)(course) - first(column)(course)
+
+
+def fall(column: str) -> Number:
+    """log(last / largest): 0 where it ends at its height, far below where it has collapsed."""
+    return lambda course: float(np.log(last(column)(course) / largest(column)(course)))
+
+
+def along(table: Table, setting: str, column: str, alike: Sequence[str]) -> Evidence:
+    """The mean over groups of Kendall's tau-b of a setting and a column: the lines of a figure, one a group.
+
+    A group is networks alike in all of `alike`, and differing in the setting; the interval is over groups.
+    """
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        values = numbers_of(networks, [setting, column])
+        complete = networks[values.notna().all(axis=1)]
+        groups = complete.groupby(list(alike), dropna=False).indices.values() if len(complete) else []
+        pairs = [values.loc[complete.index[rows]].to_numpy() for rows in groups]
+        taus = [float(kendall(x, y, np.ones((1, len(x))))[0]) for x, y in (pair.T for pair in pairs)]
+        return average(taus, name=f"Kendall tau-b of {setting} and {column}, alike in {', '.join(alike)}")
+
+    return found
