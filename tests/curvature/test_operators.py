@@ -364,22 +364,27 @@ def test_ghost_batches(loss: str, volumes: bool, batched: bool, memory: str | in
     assert all(torch.equal(b, before[name]) for name, b in net.named_buffers())
 
 
-def test_batch_statistics_are_an_option_of_the_eigenvalues() -> None:
-    """The same as one ghost batch of all samples; what else is measured beside them stays in eval mode."""
+@pytest.mark.parametrize("size", [4, 100])
+def test_batch_statistics_are_an_option_of_the_eigenvalues(size: int) -> None:
+    """The same as a problem in ghost batches; what else is measured beside them stays in eval mode."""
     net, x, y = with_norms()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
-    together = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=len(x)))
+    coupled = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=size))
     for name in ("sharpness", "ggn_norm"):
         plain = f"{name}(tol=1e-06, layers=True)"
-        asked = f"{name}(tol=1e-06, layers=True, batch_statistics=True)"
-        found, truth = fl.measure(lens, [asked, plain, "jacobian_norm"]), fl.measure(together, plain)
+        asked = f"{name}(tol=1e-06, layers=True, batch_statistics={size})"
+        found, truth = fl.measure(lens, [asked, plain, "jacobian_norm"]), fl.measure(coupled, plain)
         for layer in (None, "0"):
             assert found[asked, layer].value == pytest.approx(truth[plain, layer].value, rel=1e-5)
         assert found[plain].value != pytest.approx(found[asked].value, rel=1e-2)
         assert found["jacobian_norm"].kind == "exact"
-    one = fl.Lens(fl.Problem(net, "cross_entropy", (x[:1], y[:1])))
-    with pytest.raises(BadInput, match="over 1 sample"):
-        fl.measure(one, "sharpness(batch_statistics=True)")
+
+
+@pytest.mark.parametrize(("size", "why"), [(9, "one of 10 samples"), (1, "at least 2"), (True, "at least 2")])
+def test_sizes_of_ghost_batches_that_leave_one_alone_are_refused(size: object, why: str) -> None:
+    net, x, y = with_norms()
+    with pytest.raises(BadInput, match=why):
+        fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), f"sharpness(batch_statistics={size})")
 
 
 def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:

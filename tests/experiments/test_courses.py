@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.courses import along, fall, first, in_course, largest, last, late, rise, until_partner
+from flatlens.experiments.courses import agreement, along, fall, first, growth_beyond, in_course, largest, last, late, rise, until_partner
 from flatlens.experiments.evidence import histories, reached
 
 VALUES = {  # of s at steps 0, 5, 10, 15
@@ -48,6 +48,13 @@ def test_numbers_of_whole_courses():
     assert table["smoothing"].tolist() == [0.0, 0.5, 0.0]
 
 
+def test_two_columns_of_a_course():
+    course = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
+    assert agreement("s", "j")(course) == pytest.approx(4 / 6)
+    assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
+    assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
+
+
 def test_courses_end_where_the_partner_gets_there():
     courses = until_partner("smoothing", "accuracy", 0.99, ["seed"])(result())
     assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [0, 5, 10], "b": [0, 5, 10]}
@@ -71,5 +78,7 @@ def test_lines_are_weighed_one_by_one():
     assert along(reached("one"), "lr", "y", ["batch"])(results).value != along(reached("one"), "lr", "y", ["seed"])(
         results
     )
+    pooled = [along(reached("one"), "lr", "y", names)(results) for names in (["nothing"], ["nothing", "outcome"])]
+    assert [one.n for one in pooled] == [1, 1]  # one line is too few for an interval
     missing = along(reached("one"), "lr", "nowhere", ["batch", "seed"])(results)
     assert missing.value != missing.value

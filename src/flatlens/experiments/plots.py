@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -42,15 +43,42 @@ def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity]
     return banded(rows, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
 
 
+def course_curves(
+    networks: pd.DataFrame,
+    courses: Mapping[str, pd.DataFrame],
+    setting: str,
+    shown: Sequence[Quantity],
+    name: str,
+    title: str,
+    caption: str,
+    references: Mapping[str, str] = MappingProxyType({}),
+) -> Plot:
+    """Courses of these networks, a line a value of the setting: the mean over the others, with its extremes; a dashed
+    line at another column of theirs in the panel of a quantity."""
+    nothing = pd.DataFrame(columns=["panel", "x", "line", "y", "reference"])
+    parts = [
+        pd.DataFrame({"panel": one.name, "x": course.index, "line": line, "y": one.of(course)}).assign(
+            reference=course.get(references.get(one.name, ""), np.nan)
+        )
+        for one in shown
+        for key, line in zip(networks["key"], networks[setting], strict=True)
+        if (course := courses.get(key)) is not None
+    ]
+    rows = pd.concat(parts, ignore_index=True) if parts else nothing
+    return banded(rows, name, title, caption, "step", in_words(setting))
+
+
 def banded(
     rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
 ) -> Plot:
     """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest, by decades where they are
-    several."""
-    grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
-    data = grouped.agg(y="mean", low="min", high="max").reset_index()
-    columns = ["panel", "x", "line", "y", "low", "high"]
-    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
+    several; a `reference` is kept."""
+    grouped = rows.groupby(["panel", "x", "line"], sort=False)
+    data = grouped["y"].agg(y="mean", low="min", high="max")
+    if "reference" in rows and rows["reference"].notna().any():
+        data["reference"] = grouped["reference"].first()
+    columns = ["panel", "x", "line", "y", "low", "high", *(["reference"] if "reference" in data else [])]
+    return Plot(name, title, caption, "curves", data.reset_index()[columns], x, line, log_y=True, log_x=log_x)
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:

@@ -110,15 +110,15 @@ def sharpness(
     bottom: int = 0,
     tol: float = 1e-3,
     layers: bool = False,
-    batch_statistics: bool = False,
+    batch_statistics: int | None = None,
 ) -> Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
 
     Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `tol` times the value: a
     lower bound, an eigenvalue that close to it. `arrays` has the `top` largest and `bottom` smallest eigenvalues with
     their residuals. `layers` adds the diagonal block of each layer, weight and bias. `batch_statistics`: BatchNorm
-    normalises by the statistics of all samples together, as in a training step on them (sharpening A.1), where the
-    problem has eval mode's.
+    normalises so many samples together by their own statistics, as in training (sharpening A.1), where the problem has
+    it in eval mode.
     """
     of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
     whole = top_of(lens, run, name, of(None), tol, top, bottom)
@@ -137,7 +137,7 @@ def sharpness(
     on_request=True,
 )
 def ggn_norm(
-    lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: bool = False
+    lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: int | None = None
 ) -> Parts:
     """Operator norm of the Gauss-Newton matrix, its largest eigenvalue. Options as of `sharpness`."""
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
@@ -145,11 +145,11 @@ def ggn_norm(
     return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
 
 
-def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: bool) -> tuple[Block, str]:
-    """The matrix's blocks with BatchNorm as the problem has it, or by all samples' statistics; what it is called."""
+def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[Block, str]:
+    """The matrix's blocks with BatchNorm as the problem has it, or as in training; what it is called."""
     problem = lens.problem
-    if batch_statistics and not problem.coupled:
-        problem, name = problem.together(), f"{name} together"
+    if batch_statistics is not None and not problem.coupled:
+        problem, name = problem.in_ghost_batches(batch_statistics), f"{name} in ghost batches"
     return (lambda names: kind(problem, names, model=lens.model)), name
 
 

@@ -94,12 +94,17 @@ class Problem:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
         return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
 
-    def together(self) -> Problem:
-        """The same problem with every BatchNorm normalising by all samples at once, as in a training step on them."""
-        if self.n < 2:
-            raise BadInput(f"Problem.together(): BatchNorm has no spread over {self.n} sample: at least 2 are needed")
+    def in_ghost_batches(self, most: int) -> Problem:
+        """The same problem as in training: every BatchNorm normalises by the `most` samples it sees together, or by all
+        where there are fewer."""
+        _require_ghosts("train", most)
+        if self.n % most == 1:
+            raise BadInput(
+                f"Problem.in_ghost_batches({most}): one of {self.n} samples would be normalised alone: choose another "
+                f"size"
+            )
         coupled = copy.copy(self)
-        coupled.ghost_batch = self.n
+        coupled.ghost_batch = min(most, self.n)
         return coupled
 
     def subset(self, k: int, generator: torch.Generator) -> Problem:

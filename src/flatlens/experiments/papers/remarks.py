@@ -3,6 +3,8 @@
 QUICK = "Far too short and small for the effects: only to see that it runs."
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 
+SEEDS = "data.seed+model.seed+training.seed"
+"""One seed a trial, for the sample, the network and the order of its batches."""
 SUMMED = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""
 MOVED = "layerwise"

@@ -16,7 +16,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of, rising
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, WEAK
+from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS, WEAK
 from flatlens.experiments.plots import scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -25,8 +25,6 @@ from flatlens.statistics import average, correlate
 from flatlens.training import Ridge, Training
 
 FEATURES = 8
-SEEDS = "data.seed+model.seed+training.seed"
-"""The random network is in the data and in the model: one seed for both, and for the sample."""
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalize='variance')"
 
@@ -38,6 +36,7 @@ def _clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
 
 
 def _samples(count: int) -> Axis:
+    """The random network is in the data and in the model: one seed for both, and for the sample."""
     return Axis(SEEDS, tuple((seed, seed, seed) for seed in range(count)))
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from flatlens.experiments.papers.sharpening import jacobians, regularised
+from flatlens.experiments.papers.sharpening import descent, jacobians, populations, regularised
 
-EXPERIMENTS = (*regularised.EXPERIMENTS, *jacobians.EXPERIMENTS)
+EXPERIMENTS = (
+    *descent.EXPERIMENTS,
+    *populations.EXPERIMENTS,
+    *regularised.EXPERIMENTS,
+    *jacobians.EXPERIMENTS,
+)

@@ -1,0 +1,63 @@
+"""What the paper's experiments on images share: their networks, data and measures."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.claims import Results
+from flatlens.experiments.evidence import Table, reached
+from flatlens.experiments.experiment import Scale
+from flatlens.experiments.quantities import Quantity
+from flatlens.models import MLP, VGG11, ResNet18
+
+SHARPNESS = Quantity("sharpness", "sharpness(batch_statistics=500)")
+"""Of the Hessian in train mode (A.1); ghost batches that hold all of a smaller sample."""
+JACOBIAN = Quantity("Jacobian norm", "jacobian_norm")
+SOFTMAXED = Quantity("Jacobian norm, softmaxed", "jacobian_norm(softmax=True)")
+GAP = "gap"
+"""|test loss - training loss| at the end, over all data of each."""
+
+VGG = VGG11(init="vgg")
+RESNET = ResNet18()
+"""As the code that B.1 and B.2 cite has them."""
+
+
+def rows(scale: Scale) -> tuple[DataSettings, MLP]:
+    """Patches of photographs as rows of numbers, and a fully connected ReLU network on them."""
+    train, width = (20, 8) if scale == "smoke" else (300, 64)
+    return DataSettings("patches", train=train, test=200, flat=True), MLP(3072, (width, width, width), 2)
+
+
+def small_resnet(scale: Scale) -> tuple[DataSettings, ResNet18]:
+    """A narrow ResNet-18 with BatchNorm on digits of 8 x 8 pixels."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.125)
+    return DataSettings("digits", train=train, flat=False), ResNet18(classes=10, channels=1, width=width)
+
+
+def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
+    """A narrow VGG-11 with BatchNorm on patches of photographs."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
+    return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
+
+
+def at_the_end(study: str) -> Table:
+    """The networks whose training reached its end, with `gap`."""
+
+    def found(results: Results) -> pd.DataFrame:
+        ends = results[study].curves.groupby("key").last()
+        gaps = (ends["test_loss"] - ends["loss"]).abs()
+        networks = reached(study)(results)
+        return networks.assign(**{GAP: networks["key"].map(gaps)})
+
+    return found
+
+
+GHOSTS = "Sharpness is measured in train mode over ghost batches of 500 points: the paper names no size."
+UNTOLD_INIT = "Weights begin as in the code that the paper cites for each network."
+ROWS = (
+    "A ReLU network of three hidden layers of 64, without BatchNorm, on patches of two photographs in place of the "
+    "paper's networks on CIFAR-10."
+)
+DIGIT_RESNET = "ResNet-18 with an eighth of its channels, on 200 of scikit-learn's digits in place of CIFAR."
+PATCH_VGG = "VGG-11 with a sixteenth of its channels, on 200 patches of two photographs in place of CIFAR."
