@@ -6,7 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.courses import agreement, along, fall, first, growth_beyond, in_course, largest, last, late, rise, until_partner
+from flatlens.experiments.courses import (
+    agreement,
+    along,
+    fall,
+    first,
+    growth_beyond,
+    in_course,
+    largest,
+    last,
+    late,
+    rise,
+    until_partner,
+)
 from flatlens.experiments.evidence import histories, reached
 
 VALUES = {  # of s at steps 0, 5, 10, 15

@@ -49,6 +49,8 @@ def test_axes_are_logarithmic_where_all_is_positive_over_decades():
     assert axis(curves, 0, "y")["scale"]["type"] == "log"
     assert "type" not in axis(curves, 1, "y")["scale"]
     assert axis(scatter, 0, "x")["scale"]["type"] == "log"
+    across = plot_figure(replace(PLOTS[0], data=CURVES.assign(x=CURVES["x"] + 1), log_x=True), {})
+    assert axis(across, 0, "x")["scale"]["type"] == "log"
     below = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(low=0.0)), {})
     assert "type" not in axis(below, 0, "y")["scale"]  # the band would not fit
     near = plot_figure(replace(PLOTS[0], data=CURVES[:4].assign(high=4.9)), {})

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from flatlens.experiments.papers.sharpening import descent, jacobians, populations, regularised
+from flatlens.experiments.papers.sharpening import decay, descent, epochs, jacobians, populations, regularised
 
 EXPERIMENTS = (
     *descent.EXPERIMENTS,
+    *decay.EXPERIMENTS,
     *populations.EXPERIMENTS,
     *regularised.EXPERIMENTS,
+    *epochs.EXPERIMENTS,
     *jacobians.EXPERIMENTS,
 )

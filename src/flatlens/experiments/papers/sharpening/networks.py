@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import pandas as pd
-
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Table, reached
 from flatlens.experiments.experiment import Scale
 from flatlens.experiments.quantities import Quantity
 from flatlens.models import MLP, VGG11, ResNet18
@@ -15,8 +11,6 @@ SHARPNESS = Quantity("sharpness", "sharpness(batch_statistics=500)")
 """Of the Hessian in train mode (A.1); ghost batches that hold all of a smaller sample."""
 JACOBIAN = Quantity("Jacobian norm", "jacobian_norm")
 SOFTMAXED = Quantity("Jacobian norm, softmaxed", "jacobian_norm(softmax=True)")
-GAP = "gap"
-"""|test loss - training loss| at the end, over all data of each."""
 
 VGG = VGG11(init="vgg")
 RESNET = ResNet18()
@@ -39,18 +33,6 @@ def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
     """A narrow VGG-11 with BatchNorm on patches of photographs."""
     train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
     return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
-
-
-def at_the_end(study: str) -> Table:
-    """The networks whose training reached its end, with `gap`."""
-
-    def found(results: Results) -> pd.DataFrame:
-        ends = results[study].curves.groupby("key").last()
-        gaps = (ends["test_loss"] - ends["loss"]).abs()
-        networks = reached(study)(results)
-        return networks.assign(**{GAP: networks["key"].map(gaps)})
-
-    return found
 
 
 GHOSTS = "Sharpness is measured in train mode over ghost batches of 500 points: the paper names no size."

@@ -1,22 +1,20 @@
-"""X7 and X8: where training ends, by weight decay, learning rate and batch size."""
+"""X8: where training ends, by learning rate and batch size."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.contrasts import stronger
 from flatlens.experiments.courses import along
 from flatlens.experiments.evidence import Table, correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
+from flatlens.experiments.papers.sharpening.ends import GAP, MEASURES, WHOLE_GAP, at_the_end, ends, trials
 from flatlens.experiments.papers.sharpening.networks import (
     DIGIT_RESNET,
-    GAP,
     GHOSTS,
     JACOBIAN,
     PATCH_VGG,
@@ -24,100 +22,15 @@ from flatlens.experiments.papers.sharpening.networks import (
     SHARPNESS,
     UNTOLD_INIT,
     VGG,
-    at_the_end,
     small_resnet,
     small_vgg,
 )
-from flatlens.experiments.plots import banded, pairwise
-from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE, Quantity
+from flatlens.experiments.plots import pairwise
+from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE
 from flatlens.experiments.quantities import GAP as GAP_SHOWN
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
-from flatlens.training import SGD, Steps, Training, Until
-
-MEASURES = (SHARPNESS.column, JACOBIAN.column, "loss", "accuracy", "test_accuracy", "generalisation_gap")
-PANELS = {"Jacobian norm": JACOBIAN.column, "sharpness": SHARPNESS.column, "|test loss - training loss|": GAP}
-"""What Fig. 2 to 4 and 12 to 19 show."""
-
-
-def _ends(name: str, table: Table, x: str, line: str, title: str, caption: str, results: Results) -> Plot:
-    """A line a value of `line`, over the values of x: means over trials, bands from the least to the largest."""
-    networks = table(results).rename(columns={x: "x", line: "line"})
-    parts = [networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()]
-    drawn = banded(pd.concat(parts, ignore_index=True), name, title, caption, _WORDS[x], _WORDS[line])
-    return replace(drawn, log_x=x != DECAY)
-
-
-BANDS = "At the end of training. Lines are means over trials, bands from the least to the largest."
-DECAY = "weight_decay"
-_WORDS = {DECAY: "weight decay", "lr": "learning rate", "batch_size": "batch size"}
-
-
-# X7: weight decay under cross-entropy
-
-
-def _x7(scale: Scale) -> Mapping[str, Study]:
-    data, model = small_resnet(scale)
-    decays, lrs, seeds, batch = {
-        "smoke": ((0.0, 5e-3), (0.1, 0.02), 2, 10),
-        "laptop": ((0.0, 5e-4, 2e-3, 8e-3), (0.1, 0.02), 3, 25),
-        "paper": ((0.0, 1e-4, 5e-4, 1e-3, 2e-3), (0.1, 0.01), 5, 128),
-    }[scale]
-    if scale == "paper":
-        data, model = DataSettings("cifar10"), RESNET
-    epochs, drops = (3, (2,)) if scale == "smoke" else (90, (50, 80))
-    training = Training(
-        SGD(0.1, momentum=0.9), batch_size=batch, schedule=Steps(drops), max_epochs=epochs, check_every=100
-    )
-    samples = {"smoke": 10, "laptop": 100, "paper": 1000}[scale]
-    shown = (GAP_SHOWN, SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
-    axes = (Axis("lr", lrs), Axis(DECAY, decays), Axis(SEEDS, _trials(seeds)))
-    base = NetworkSettings(data, model, training, MEASURES, samples=samples)
-    return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
-
-
-def _trials(count: int) -> tuple[tuple[int, int, int], ...]:
-    return tuple((seed, seed, seed) for seed in range(count))
-
-
-def _x7_claims() -> tuple[Claim, ...]:
-    table, alike, source = at_the_end("resnet"), ("lr", "seed"), "sharpening section 6, Fig. 2"
-    return (
-        Claim(
-            "gap",
-            "Networks trained with more weight decay generalise better: the gap is smaller.",
-            source,
-            along(table, DECAY, GAP, alike),
-            "below",
-        ),
-        Claim(
-            "sharpness",
-            "They do so despite converging to sharper minima; without weight decay sharpness vanishes.",
-            source,
-            along(table, DECAY, SHARPNESS.column, alike),
-        ),
-        Claim(
-            "jacobian",
-            "Weight decay regularises the Jacobian norm, which is relatively large without it.",
-            source,
-            along(table, DECAY, JACOBIAN.column, alike),
-            "below",
-        ),
-        Claim(
-            "jacobian.stronger",
-            "The Jacobian norm correlates better with the gap than sharpness does.",
-            "sharpening section 6",
-            stronger(table, [JACOBIAN.column], [SHARPNESS.column], GAP),
-        ),
-    )
-
-
-def _x7_plots(results: Results) -> list[Plot]:
-    shown = _ends("fig2", at_the_end("resnet"), DECAY, "lr", "Weight decay, by learning rate", BANDS, results)
-    return [shown, pairwise("resnet", results["resnet"])]
-
-
-# X8: learning rate and batch size
+from flatlens.training import SGD, Training, Until
 
 DATA = "data+model.classes+loss_below"
 GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
@@ -150,7 +63,7 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
             SGD(lrs[0], weight_decay=1e-4), batch_size=batches[0], until=until, max_steps=steps, check_every=every
         )
         base = NetworkSettings(sets[0][0], network, training, MEASURES, samples=samples)
-        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), Axis(SEEDS, _trials(seeds)))
+        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), Axis(SEEDS, trials(seeds)))
         shown = (GAP_SHOWN, SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(KINDS[name], base, axes, shown, scale=scale)
     return studies
@@ -217,19 +130,13 @@ def _x8_claims() -> tuple[Claim, ...]:
 def _x8_plots(results: Results) -> list[Plot]:
     plots = []
     for study, kind in KINDS.items():
-        whole = at_the_end(study)
-        names = whole(results).get(DATA, pd.Series([""])).unique()
-        for number, name in enumerate(names):
-
-            def of(results: Results, name: str = name, whole: Table = whole) -> pd.DataFrame:
-                networks = whole(results)
-                return networks[networks[DATA] == name] if DATA in networks else networks
-
-            at = f"{study}{number + 1}" if len(names) > 1 else study
-            on = f"{kind} on {_data_in(name)}" if name else kind
+        networks = at_the_end(study)(results)
+        sets = networks[DATA].map(_data_in) if DATA in networks else pd.Series("", index=networks.index)
+        for name, among in networks.groupby(sets):
+            at, on = (f"{study}_{name}", f"{kind} on {name}") if name else (study, kind)
             plots += [
-                _ends(f"{at}_lr", of, "lr", "batch_size", f"{on}: learning rate, by batch size", BANDS, results),
-                _ends(f"{at}_batch", of, "batch_size", "lr", f"{on}: batch size, by learning rate", BANDS, results),
+                ends(among, f"{at}_lr", "lr", "batch_size", f"{on}: learning rate, by batch size", log_x=True),
+                ends(among, f"{at}_batch", "batch_size", "lr", f"{on}: batch size, by learning rate", log_x=True),
             ]
         plots.append(pairwise(study, results[study]))
     return plots
@@ -244,31 +151,7 @@ def _data_in(cell: str) -> str:
     return cell.partition("name='")[2].partition("'")[0]
 
 
-UNSAID_7 = (
-    "CIFAR-10, B.3's settings (batch 128, momentum 0.9, learning rate / 10 after epochs 50 and 80, 1000 points), "
-    "5 trials, learning rates 0.1 and 0.01, weight decay 0 to 0.002: the paper gives none of these for Fig. 2."
-)
-WHOLE_GAP = "Sharpness leaves weight decay out of the loss; the gap is of the losses over all data."
-
 EXPERIMENTS = (
-    Experiment(
-        "X7",
-        "Weight decay: sharper minima that generalise better",
-        "sharpening Fig. 2",
-        _x7,
-        _x7_claims(),
-        _x7_plots,
-        {
-            "smoke": (QUICK, DIGIT_RESNET),
-            "laptop": (
-                DIGIT_RESNET,
-                "Batches of 25, learning rates 0.1 and 0.02, weight decay to 0.008, 3 trials, measured on 100 points.",
-                WHOLE_GAP,
-                COEFFICIENT,
-            ),
-            "paper": (UNSAID_7, GHOSTS, WHOLE_GAP, COEFFICIENT),
-        },
-    ),
     Experiment(
         "X8",
         "Where training ends, by learning rate and batch size",

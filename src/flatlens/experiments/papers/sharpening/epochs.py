@@ -1,0 +1,163 @@
+"""X10: the cost function between Jacobian and sharpness, in the first epoch of SGD and in the whole of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.contrasts import mean_of
+from flatlens.experiments.courses import along, fall, in_course, last, rise
+from flatlens.experiments.evidence import changes, histories, reached
+from flatlens.experiments.experiment import Experiment, Plot, Scale
+from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.sharpening.networks import GHOSTS, ROWS, SHARPNESS, SOFTMAXED, UNTOLD_INIT, VGG, rows
+from flatlens.experiments.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
+from flatlens.experiments.plots import course_curves
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.training import SGD, Training
+
+OUTPUTS = Quantity("output norm", "output_norm")
+
+COLLAPSED = 0.1
+"""The share of its largest value below which a measure is taken to have collapsed."""
+
+
+def _x10(scale: Scale) -> Mapping[str, Study]:
+    data, model = rows(scale)
+    batch, epoch, every, epochs, seeds = {
+        "smoke": (5, 4, 2, 3, 4),
+        "laptop": (10, 30, 1, 90, 5),
+        "paper": (128, 391, 5, 90, 5),
+    }[scale]
+    lr, samples = (0.1, 2500) if scale == "paper" else (0.02, None)
+    training = Training(SGD(lr), batch_size=batch, max_epochs=1, check_every=100)
+    shown = (SHARPNESS, SOFTMAXED, OUTPUTS)
+    followed = tuple(q.column for q in shown)
+    axes = (
+        smoothings(scale),
+        Axis("seed", tuple(range(seeds))),
+    )
+    base = NetworkSettings(
+        data if scale != "paper" else DataSettings("cifar10", standardise="channel"),
+        model if scale != "paper" else VGG,
+        training,
+        (*followed, "loss", "accuracy", "generalisation_gap"),
+        samples=samples,
+        followed=Followed(followed, every, samples),
+    )
+    first = Study("the first epoch", base, axes, (GAP, *shown), scale=scale)
+    whole = first.setting("max_epochs", epochs).setting("every", epoch)
+    return {"first_epoch": first, "training": whole}
+
+
+def _x10_claims() -> tuple[Claim, ...]:
+    sharp, jacobian, outputs = SHARPNESS.column, SOFTMAXED.column, OUTPUTS.column
+    first = in_course("first_epoch", {"rise of sharpness": rise(sharp), "rise of the Jacobian norm": rise(jacobian)})
+    whole = in_course(
+        "training",
+        {
+            "log(last / largest sharpness)": fall(sharp),
+            "log(last / largest Jacobian norm)": fall(jacobian),
+            "last output norm": last(outputs),
+        },
+    )
+    plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
+    return (
+        Claim(
+            "first_epoch.sharpness",
+            "In the first epoch smoother labels are associated with less severe progressive sharpening.",
+            "sharpening C.1, Fig. 28",
+            along(first, SMOOTHING, "rise of sharpness", ["seed"]),
+            "below",
+        ),
+        Claim(
+            "first_epoch.jacobian",
+            "In the first epoch they are associated with a less severe increase of the softmaxed Jacobian norm.",
+            "sharpening C.1, Fig. 28",
+            along(first, SMOOTHING, "rise of the Jacobian norm", ["seed"]),
+            "below",
+        ),
+        Claim(
+            "collapse.sharpness",
+            f"Over all epochs sharpness collapses with unsmoothed labels, to below {share} of its largest value.",
+            "sharpening C.1, Fig. 29",
+            mean_of(plain, "log(last / largest sharpness)"),
+            "below",
+            log(COLLAPSED),
+        ),
+        Claim(
+            "plateau.sharpness",
+            f"With smoothed labels it plateaus: it ends above {share} of its largest value.",
+            "sharpening C.1, Fig. 29",
+            mean_of(smooth, "log(last / largest sharpness)"),
+            "above",
+            log(COLLAPSED),
+        ),
+        Claim(
+            "collapse.jacobian",
+            f"With unsmoothed labels the softmaxed Jacobian norm collapses, too, to below {share} of its largest.",
+            "sharpening C.1, Fig. 29",
+            mean_of(plain, "log(last / largest Jacobian norm)"),
+            "below",
+            log(COLLAPSED),
+        ),
+        Claim(
+            "outputs.grow",
+            "The norm of the output grows in training.",
+            "sharpening C.1, Fig. 29",
+            changes("training", outputs),
+        ),
+        Claim(
+            "outputs.smoothing",
+            "It ends the larger, the less the labels are smoothed.",
+            "sharpening C.1, Fig. 29",
+            along(whole, SMOOTHING, "last output norm", ["seed"]),
+            "below",
+        ),
+    )
+
+
+def _x10_plots(results: Results) -> list[Plot]:
+    return [
+        course_curves(
+            reached(study)(results),
+            histories(results[study]),
+            SMOOTHING,
+            (SHARPNESS, SOFTMAXED, OUTPUTS),
+            name,
+            title,
+            "SGD. Lines are means over seeds, bands from the least to the largest.",
+        )
+        for study, name, title in (
+            ("first_epoch", "fig28", "The first epoch, by label smoothing"),
+            ("training", "fig29", "The whole training, by label smoothing"),
+        )
+    ]
+
+
+UNSAID = (
+    "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 trials, 2500 points to "
+    "measure on, every epoch: the paper gives none of these."
+)
+
+EXPERIMENTS = (
+    Experiment(
+        "X10",
+        "The cost function between Jacobian and sharpness: the first epoch, and all of them",
+        "sharpening Fig. 28, 29",
+        _x10,
+        _x10_claims(),
+        _x10_plots,
+        {
+            "smoke": (QUICK, ROWS),
+            "laptop": (
+                ROWS,
+                "Batches of 10 of 300 patches at learning rate 0.02, measured at every step, then every epoch.",
+            ),
+            "paper": (UNSAID, UNTOLD_INIT, GHOSTS),
+        },
+    ),
+)

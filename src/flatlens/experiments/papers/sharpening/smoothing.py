@@ -1,0 +1,31 @@
+"""Label smoothing, as X6 and X10 vary it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from flatlens.experiments.claims import Results
+from flatlens.experiments.evidence import Table
+from flatlens.experiments.experiment import Scale
+from flatlens.experiments.settings import Axis
+
+SMOOTHING = "label_smoothing"
+
+
+def smoothings(scale: Scale) -> Axis:
+    """The strengths of B.1."""
+    return Axis(SMOOTHING, (0.0, 0.5) if scale == "smoke" else (0.0, 0.5, 0.75))
+
+
+def of_smoothing(table: Table, smoothed: bool, *, fastest: bool = False) -> Table:
+    """The networks with label smoothing, or those without; of the largest learning rate alone."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = table(results)
+        chosen = (networks[SMOOTHING] > 0) == smoothed
+        if fastest:
+            chosen &= networks["lr"] == networks["lr"].max()
+        kept: pd.DataFrame = networks[chosen]
+        return kept
+
+    return found
