@@ -1,0 +1,156 @@
+"""X6, X7, X8 and X10 of the sharpening paper: that they run and say what their claims need, not what comes."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from flatlens.experiments import Study
+from flatlens.experiments.evidence import histories, reached
+from flatlens.experiments.experiment import SCALES
+from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.papers.sharpening.descent import FITTED
+from flatlens.experiments.papers.sharpening.ends import GAP, at_the_end
+from flatlens.experiments.papers.sharpening.networks import SHARPNESS
+from flatlens.experiments.papers.sharpening.smoothing import of_smoothing
+from flatlens.experiments.reproduce import reproduce
+
+NETWORKS = {
+    "X6": {"smoke": 8, "laptop": 45, "paper": 90},
+    "X7": {"smoke": 8, "laptop": 24, "paper": 50},
+    "X8": {"smoke": 16, "laptop": 54, "paper": 300},
+    "X10": {"smoke": 16, "laptop": 30, "paper": 30},
+}
+UNSEEN = {"jacobian.beyond_edge"}
+"""Claims that the smallest networks say nothing of: they never come to 2/lr."""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """Every experiment at the smallest scale, each run when first asked for."""
+    done = {}
+
+    def of(name):
+        if name not in done:
+            with ThreadPoolExecutor(1) as executor:
+                done[name] = reproduce(name, tmp_path_factory.mktemp(name) / "out", scale="smoke", executor=executor)
+        return done[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_network_is_measured_and_every_claim_weighed(found, name):
+    one = found(name)
+    assert one.unfinished == 0
+    assert not any(result.failed or result.excluded for result in one.results.values())
+    for verdict in one.verdicts:
+        assert verdict.claim.source.startswith("sharpening")
+        if verdict.claim.name not in UNSEEN:
+            assert np.isfinite(verdict.statistic.value), verdict
+            assert verdict.statistic.left_out == 0, verdict
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_figure_has_its_data(found, name):
+    one = found(name)
+    assert len({plot.name for plot in one.plots}) == len(one.plots) > 0
+    for plot in one.plots:
+        assert len(plot.data), plot.name
+        if plot.kind == "matrix":
+            assert set(plot.data) == {q.name for q in one.results[plot.study].quantities}
+        else:
+            assert np.isfinite(plot.data[["x", "y", "low", "high"]].to_numpy(dtype=float)).all()
+            assert plot.data["panel"].nunique() == 3
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_studies_are_what_their_text_says(name, scale):
+    experiment = EXPERIMENTS[name]
+    keys = [network.key for study in experiment.studies(scale).values() for network in study.networks()]
+    assert len(keys) == len(set(keys)) == NETWORKS[name][scale]
+    for study in experiment.studies(scale).values():
+        assert Study.from_json(study.as_json()) == study
+
+
+def paper(name):
+    return {key: study.networks() for key, study in EXPERIMENTS[name].studies("paper").items()}
+
+
+def test_the_published_settings_of_gradient_descent():
+    (networks,) = paper("X6").values()
+    assert {n.training.optimiser.lr for n in networks} == {0.08, 0.04, 0.02}
+    assert {n.training.label_smoothing for n in networks} == {0.0, 0.5, 0.75}
+    assert {(n.training.batch_size, n.training.ghost_batch) for n in networks} == {(None, 5000)}
+    assert {(n.samples, n.followed.samples) for n in networks} == {(2500, 2500)}
+    assert {type(n.model).__name__ for n in networks} == {"VGG11", "ResNet18"}
+    assert {n.data.standardise for n in networks} == {"component"}
+    assert {n.followed.every for n in networks} == {5, 10, 20}
+
+
+def test_the_published_settings_of_sgd():
+    networks = [n for part in paper("X8").values() for n in part]
+    assert {n.training.optimiser.lr for n in networks} == {0.1, 0.01, 0.001}
+    assert {n.training.batch_size for n in networks} == {64, 128, 256, 512, 1024}
+    assert {n.training.optimiser.weight_decay for n in networks} == {1e-4}
+    ends = {(n.data.name, n.model.classes, n.training.until.loss_below) for n in networks}
+    assert ends == {("cifar10", 10, 0.01), ("cifar100", 100, 0.02)}
+    assert {(n.training.until.loss_window, n.training.check_every, n.samples) for n in networks} == {(10, 100, 2000)}
+    assert all(n.data.seed == n.model.seed == n.training.seed for n in networks)
+    (decay,) = paper("X7").values()
+    assert {(n.training.batch_size, n.training.max_epochs, n.training.schedule.at) for n in decay} == {
+        (128, 90, (50, 80))
+    }
+    cost = paper("X10")
+    assert {(n.training.max_epochs, n.followed.every) for n in cost["first_epoch"]} == {(1, 5)}
+    assert {(n.training.max_epochs, n.followed.every) for n in cost["training"]} == {(90, -(-50_000 // 128))}
+
+
+def test_courses_end_where_the_unsmoothed_network_has_learned(found):
+    result = found("X6").results["descent"]
+    whole, cut = histories(result), FITTED(result)
+    assert set(cut) == set(whole)
+    seeds, smoothing = (result.networks.set_index("key")[name] for name in ("seed", "label_smoothing"))
+    for seed in seeds.unique():
+        (plain,) = seeds.index[(seeds == seed) & (smoothing == 0.0)]
+        assert (cut[plain]["accuracy"].iloc[:-1] < 0.99).all()
+        assert cut[plain]["accuracy"].iloc[-1] >= 0.99
+        assert {tuple(cut[key].index) for key in seeds.index[seeds == seed]} == {tuple(cut[plain].index)}
+
+
+def test_sharpness_stands_beside_the_edge_of_its_learning_rate(found):
+    (plot,) = found("X6").plots
+    dashed = plot.data.loc[plot.data["panel"] == SHARPNESS.name, "reference"]
+    assert dashed.to_numpy() == pytest.approx(2 / 0.08)
+    assert plot.data.loc[plot.data["panel"] != SHARPNESS.name, "reference"].isna().all()
+
+
+def test_the_gap_is_of_all_data_at_the_end(found):
+    result = found("X7").results["resnet"]
+    table = at_the_end("resnet")(found("X7").results)
+    for row in table.itertuples():
+        last = result.curves[result.curves["key"] == row.key].sort_values("step").iloc[-1]
+        assert getattr(row, GAP) == pytest.approx(abs(last["test_loss"] - last["loss"]))
+    assert not np.allclose(table[GAP], table["generalisation_gap"].abs())  # which is of the points measured
+
+
+def test_the_first_epoch_is_the_beginning_of_the_whole_training(found):
+    results = found("X10").results
+    first, whole = (results[name] for name in ("first_epoch", "training"))
+    starts = [one.histories[one.histories["step"] == 0].drop(columns="key") for one in (first, whole)]
+    assert np.allclose(*(start.sort_values(["seed", "measure", "value"])["value"] for start in starts))
+    ends = first.histories["step"].max()
+    assert ends in set(whole.histories["step"])
+
+
+def test_networks_are_chosen_by_smoothing_and_rate(found):
+    results = found("X6").results
+    plain, smooth = (of_smoothing(reached("descent"), smoothed)(results) for smoothed in (False, True))
+    assert set(plain["label_smoothing"]) == {0.0}
+    assert set(smooth["label_smoothing"]) == {0.5}
+    assert len(plain) + len(smooth) == 8
+    networks = results["descent"].networks.assign(lr=[0.1, 0.2] * 4)
+    faster = of_smoothing(lambda _: networks, False, fastest=True)(results)
+    assert set(faster["lr"]) == {0.2}
+    assert set(faster["label_smoothing"]) == {0.0}
