@@ -18,7 +18,7 @@ from flatlens.experiments.reproduce import reproduce
 NETWORKS = {
     "X6": {"smoke": 8, "laptop": 45, "paper": 90},
     "X7": {"smoke": 8, "laptop": 24, "paper": 50},
-    "X8": {"smoke": 16, "laptop": 54, "paper": 300},
+    "X8": {"smoke": 32, "laptop": 72, "paper": 300},
     "X10": {"smoke": 16, "laptop": 30, "paper": 30},
 }
 UNSEEN = {"jacobian.beyond_edge"}

@@ -42,7 +42,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     data, model = rows(scale)
     models: tuple[Architecture, ...] = (model,)
     paces: tuple[tuple[float, int, int], ...] = {
-        "smoke": ((0.08, 40, 20),),
+        "smoke": ((0.08, 60, 20),),
         "laptop": ((0.08, 150, 5), (0.04, 300, 10), (0.02, 600, 20)),
         "paper": ((0.08, 1000, 5), (0.04, 2000, 10), (0.02, 4000, 20)),
     }[scale]
