@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.cases import across, alike, along, first_step, least, margin, mean, usual_size
-from flatlens.experiments.evidence import reached
+from flatlens.experiments.cases import across, alike, first_step, least, margin, mean, usual_size
+from flatlens.experiments.evidence import along, reached
 
 TABLE = reached("s")
 

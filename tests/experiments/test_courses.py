@@ -8,7 +8,6 @@ import pytest
 
 from flatlens.experiments.courses import (
     agreement,
-    along,
     fall,
     first,
     growth_beyond,
@@ -19,7 +18,7 @@ from flatlens.experiments.courses import (
     rise,
     until_partner,
 )
-from flatlens.experiments.evidence import histories, reached
+from flatlens.experiments.evidence import along, histories, reached
 
 VALUES = {  # of s at steps 0, 5, 10, 15
     "a": [2.0, 4.0, 8.0, 1.0],

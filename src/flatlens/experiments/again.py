@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from flatlens.data.named import DataSettings
 from flatlens.experiments.settings import Axis, Study
 from flatlens.experiments.vary import TOGETHER
 
@@ -25,23 +26,24 @@ def once_more(study: Study) -> Study:
     (300, 1000, (1000, 1001))
     """
     axes = [Axis(axis.name, tuple(_shifted(axis.name.split(TOGETHER), v) for v in axis.values)) for axis in study.axes]
-    base = _reseeded(study.base)
-    sizes = {name: round(SIZE * n) for name in ("train", "test") if (n := getattr(base.data, name)) is not None}
-    return replace(study, base=replace(base, data=replace(base.data, **sizes)), axes=tuple(axes))
+    return replace(study, base=_another(study.base), axes=tuple(axes))
 
 
 def _shifted(names: list[str], value: Any) -> Any:
     """A value of an axis: a seed, several settings that go together, or settings with a seed inside."""
     if len(names) > 1:
         return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
-    return value + SHIFT if names[0].rpartition(".")[2] == "seed" else _reseeded(value)
+    return value + SHIFT if names[0].rpartition(".")[2] == "seed" else _another(value)
 
 
-def _reseeded(settings: Any) -> Any:
-    """Every field called seed, at any depth."""
+def _another(settings: Any) -> Any:
+    """Every field called seed at any depth, and the sizes of data."""
     if isinstance(settings, tuple):
-        return tuple(map(_reseeded, settings))
+        return tuple(map(_another, settings))
     if not is_dataclass(settings) or isinstance(settings, type):
         return settings
     inside = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    return replace(settings, **{n: v + SHIFT if n == "seed" else _reseeded(v) for n, v in inside.items()})
+    changed = {name: value + SHIFT if name == "seed" else _another(value) for name, value in inside.items()}
+    if isinstance(settings, DataSettings):
+        changed |= {size: round(SIZE * n) for size in ("train", "test") if (n := inside[size]) is not None}
+    return replace(settings, **changed)

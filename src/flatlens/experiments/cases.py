@@ -14,8 +14,8 @@ import pandas as pd
 
 from flatlens.experiments.claims import Results
 from flatlens.experiments.contrasts import bootstrapped, complete
-from flatlens.experiments.evidence import Evidence, Table, numbers_of
-from flatlens.statistics import Statistic, average, kendall, pearson
+from flatlens.experiments.evidence import Evidence, Table, over_groups
+from flatlens.statistics import Statistic, pearson
 from flatlens.statistics.coefficients import Array
 
 CASE = "case"
@@ -75,16 +75,6 @@ def alike(r: Array, other: Array) -> Array:
     return np.asarray(np.nansum(a * b, 0) / np.sqrt(np.nansum(a * a, 0) * np.nansum(b * b, 0)))
 
 
-def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
-    """The mean of Kendall's tau-b of a setting and a column over groups of networks that have all else the `same`."""
-
-    def tau(values: pd.Series) -> float:
-        x, y = values.index.to_numpy(dtype=float), values.to_numpy()
-        return float(kendall(x, y, np.ones((1, len(values))))[0]) if len(values) > 1 else np.nan
-
-    return _of_groups(table, setting, column, same, tau, f"Kendall tau-b of {setting} and {column}")
-
-
 def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
     """The mean over such groups of log(b / a), a the column at the setting's smallest value, b at the next."""
 
@@ -96,20 +86,6 @@ def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> 
             return float(np.log(b / a)) if a > 0 and b > 0 else np.nan
 
         name = f"log of {column} at the second {setting} over that at the first"
-        return _of_groups(table, setting, column, same, log_ratio, name)(results)
-
-    return found
-
-
-def _of_groups(
-    table: Table, setting: str, column: str, same: Sequence[str], of: Callable[[pd.Series], float], name: str
-) -> Evidence:
-    """The mean over groups of `of` the column's values, by the setting's."""
-
-    def found(results: Results) -> Statistic:
-        networks = table(results)
-        numbers = numbers_of(networks, [setting, column]).dropna()
-        groups = numbers.groupby([networks[one] for one in same])
-        return average([of(group.set_index(setting)[column]) for _, group in groups], name=name)
+        return over_groups(table, setting, column, same, log_ratio, name)(results)
 
     return found

@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Evidence, Table, histories, numbers_of, reached
+from flatlens.experiments.evidence import Table, alike_in, histories, reached
 from flatlens.experiments.result import StudyResult
-from flatlens.statistics import Statistic, average, kendall
+from flatlens.statistics import kendall
 from flatlens.statistics.coefficients import Array
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -40,7 +40,7 @@ def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]
         courses = histories(result)
         networks = result.networks[result.networks["key"].isin(set(courses))]
         kept: dict[str, pd.DataFrame] = {}
-        for group in _lines(networks, alike):
+        for group in alike_in(networks, alike):
             keys = [str(key) for key in group["key"]]
             partner = courses[keys[int(group[setting].astype(float).argmin())]]
             there = partner[partner[measure] >= level].index.min()
@@ -101,31 +101,7 @@ def growth_beyond(column: str, over: str, edge: str) -> Number:
     return found
 
 
-def along(table: Table, setting: str, column: str, alike: Sequence[str]) -> Evidence:
-    """The mean over groups of Kendall's tau-b of a setting and a column: the lines of a figure, one a group.
-
-    A group is networks alike in all of `alike` that was varied; the interval is over groups.
-    """
-
-    def found(results: Results) -> Statistic:
-        networks = table(results)
-        values = numbers_of(networks, [setting, column])
-        complete = networks[values.notna().all(axis=1)]
-        taus = [_tau(values.loc[group.index].to_numpy()) for group in _lines(complete, alike)]
-        return average(taus, name=f"Kendall tau-b of {setting} and {column}, alike in {', '.join(alike)}")
-
-    return found
-
-
 def _tau(pairs: Array) -> float:
     """Kendall's tau-b of two columns, (n, 2); NaN where one of them is constant."""
     x, y = pairs.T
     return float(kendall(x, y, np.ones((1, len(x))))[0])
-
-
-def _lines(networks: pd.DataFrame, alike: Sequence[str]) -> list[pd.DataFrame]:
-    """The networks in groups of equal settings; what was not varied is no column."""
-    varied = [name for name in alike if name in networks]
-    if not varied or networks.empty:
-        return [networks] if len(networks) else []
-    return [group for _, group in networks.groupby(varied, dropna=False, sort=False)]

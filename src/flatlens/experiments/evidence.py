@@ -10,7 +10,7 @@ import pandas as pd
 
 from flatlens.experiments.claims import Results
 from flatlens.experiments.result import StudyResult
-from flatlens.statistics import Statistic, average, correlate
+from flatlens.statistics import Statistic, average, correlate, kendall
 from flatlens.statistics.correlations import Name
 from flatlens.training import REACHED
 
@@ -54,6 +54,39 @@ def related(study: str, x: str, y: str, coefficient: Name = "pearson") -> Eviden
 def trend(study: str, setting: str, column: str) -> Evidence:
     """Kendall's tau-b of a setting and a column of the table of networks, over the networks that reached the end."""
     return correlated(reached(study), setting, column, "kendall")
+
+
+def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+    """The mean of Kendall's tau-b of a setting and a column over the lines of a figure: groups of networks that have
+    all else the `same`."""
+
+    def tau(values: pd.Series) -> float:
+        x, y = values.index.to_numpy(dtype=float), values.to_numpy()
+        return float(kendall(x, y, np.ones((1, len(values))))[0]) if len(values) > 1 else np.nan
+
+    name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
+    return over_groups(table, setting, column, same, tau, name)
+
+
+def over_groups(
+    table: Table, setting: str, column: str, same: Sequence[str], of: Callable[[pd.Series], float], name: str
+) -> Evidence:
+    """The mean over such groups of `of` the column's values, by the setting's."""
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        groups = (numbers_of(group, [setting, column]).dropna() for group in alike_in(networks, same))
+        return average([of(group.set_index(setting)[column]) for group in groups if len(group)], name=name)
+
+    return found
+
+
+def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:
+    """The networks in groups of equal settings; what was not varied is no column."""
+    varied = [name for name in same if name in networks]
+    if not varied or networks.empty:
+        return [networks] if len(networks) else []
+    return [group for _, group in networks.groupby(varied, dropna=False, sort=False)]
 
 
 def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:

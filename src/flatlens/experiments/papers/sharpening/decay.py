@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger
-from flatlens.experiments.courses import along
+from flatlens.experiments.evidence import along
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
 from flatlens.experiments.papers.sharpening.ends import GAP, MEASURES, WHOLE_GAP, at_the_end, ends, trials

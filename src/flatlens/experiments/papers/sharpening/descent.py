@@ -9,8 +9,8 @@ import pandas as pd
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of
-from flatlens.experiments.courses import agreement, along, growth_beyond, in_course, largest, late, rise, until_partner
-from flatlens.experiments.evidence import reached
+from flatlens.experiments.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
+from flatlens.experiments.evidence import along, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
 from flatlens.experiments.papers.sharpening.networks import (

@@ -8,8 +8,8 @@ from math import log
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of
-from flatlens.experiments.courses import along, fall, in_course, last, rise
-from flatlens.experiments.evidence import changes, histories, reached
+from flatlens.experiments.courses import fall, in_course, last, rise
+from flatlens.experiments.evidence import along, changes, histories, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
 from flatlens.experiments.papers.sharpening.networks import GHOSTS, ROWS, SHARPNESS, SOFTMAXED, UNTOLD_INIT, VGG, rows

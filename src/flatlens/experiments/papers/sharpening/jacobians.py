@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.cases import CASE, across, along, first_step, least
+from flatlens.experiments.cases import CASE, across, first_step, least
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.evidence import Evidence, Table, reached
+from flatlens.experiments.evidence import Evidence, Table, along, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
 from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN, SHOWN, UNSAID, Trained, kinds

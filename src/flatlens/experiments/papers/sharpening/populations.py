@@ -8,8 +8,7 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.courses import along
-from flatlens.experiments.evidence import Table, correlated
+from flatlens.experiments.evidence import Table, along, correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
 from flatlens.experiments.papers.sharpening.ends import GAP, MEASURES, WHOLE_GAP, at_the_end, ends, trials

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from flatlens.experiments.cases import across, alike, along, first_step, least, margin, mean, usual_size
+from flatlens.experiments.cases import across, alike, first_step, least, margin, mean, usual_size
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import unchanged
-from flatlens.experiments.evidence import Table, numbers_of
+from flatlens.experiments.evidence import Table, along, numbers_of
 from flatlens.experiments.experiment import Experiment, Plot
 from flatlens.experiments.papers.remarks import QUICK, WEAK
 from flatlens.experiments.papers.sharpening.regularisers import (
