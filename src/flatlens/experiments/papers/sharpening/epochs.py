@@ -158,8 +158,8 @@ EXPERIMENTS = (
             "smoke": (QUICK, ROWS),
             "laptop": (
                 ROWS,
-                "600 patches, 300 of them measured on; batches of 5, learning rate 0.02, 30 epochs. In an epoch of 30 steps "
-                "the sharpness has not begun to rise.",
+                "600 patches, 300 of them measured on; batches of 5, learning rate 0.02, 30 epochs. In an epoch of 30 "
+                "steps the sharpness has not begun to rise.",
             ),
             "paper": (UNSAID, UNTOLD_INIT, GHOSTS),
         },
