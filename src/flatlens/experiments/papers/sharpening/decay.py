@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger
-from flatlens.experiments.evidence import along
+from flatlens.experiments.evidence import along, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
-from flatlens.experiments.papers.sharpening.ends import GAP, MEASURES, WHOLE_GAP, at_the_end, ends, trials
+from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends, trials
 from flatlens.experiments.papers.sharpening.networks import (
     DIGIT_RESNET,
+    GAP,
     GHOSTS,
     JACOBIAN,
     RESNET,
@@ -21,7 +22,6 @@ from flatlens.experiments.papers.sharpening.networks import (
     small_resnet,
 )
 from flatlens.experiments.plots import pairwise
-from flatlens.experiments.quantities import GAP as GAP_SHOWN
 from flatlens.experiments.quantities import LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.training import SGD, Steps, Training
@@ -43,20 +43,20 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
         SGD(0.1, momentum=0.9), batch_size=batch, schedule=Steps(drops), max_epochs=epochs, check_every=100
     )
     samples = {"smoke": 10, "laptop": 100, "paper": 1000}[scale]
-    shown = (GAP_SHOWN, SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
+    shown = (GAP, SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
     axes = (Axis("lr", lrs), Axis(DECAY, decays), Axis(SEEDS, trials(seeds)))
     base = NetworkSettings(data, model, training, MEASURES, samples=samples)
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
 def _x7_claims() -> tuple[Claim, ...]:
-    table, alike, source = at_the_end("resnet"), ("lr", "seed"), "sharpening section 6, Fig. 2"
+    table, alike, source = reached("resnet"), ("lr", "seed"), "sharpening section 6, Fig. 2"
     return (
         Claim(
             "gap",
             "Networks trained with more weight decay generalise better: the gap is smaller.",
             source,
-            along(table, DECAY, GAP, alike),
+            along(table, DECAY, GAP.column, alike),
             "below",
         ),
         Claim(
@@ -76,13 +76,13 @@ def _x7_claims() -> tuple[Claim, ...]:
             "jacobian.stronger",
             "The Jacobian norm correlates better with the gap than sharpness does.",
             "sharpening section 6",
-            stronger(table, [JACOBIAN.column], [SHARPNESS.column], GAP),
+            stronger(table, [JACOBIAN.column], [SHARPNESS.column], GAP.column),
         ),
     )
 
 
 def _x7_plots(results: Results) -> list[Plot]:
-    networks = at_the_end("resnet")(results)
+    networks = reached("resnet")(results)
     shown = ends(networks, "fig2", DECAY, "lr", "Weight decay, by learning rate")
     return [shown, pairwise("resnet", results["resnet"])]
 
@@ -105,10 +105,10 @@ EXPERIMENTS = (
             "laptop": (
                 DIGIT_RESNET,
                 "Batches of 25, learning rates 0.1 and 0.02, weight decay to 0.008, 3 trials, measured on 100 points.",
-                WHOLE_GAP,
+                NO_DECAY,
                 COEFFICIENT,
             ),
-            "paper": (UNSAID, UNTOLD_INIT, GHOSTS, WHOLE_GAP, COEFFICIENT),
+            "paper": (UNSAID, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
         },
     ),
 )

@@ -6,36 +6,20 @@ from dataclasses import replace
 
 import pandas as pd
 
-from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Table, reached
 from flatlens.experiments.experiment import Plot
-from flatlens.experiments.papers.sharpening.networks import JACOBIAN, SHARPNESS
+from flatlens.experiments.papers.sharpening.networks import GAP, JACOBIAN, SHARPNESS
 from flatlens.experiments.plots import banded
 from flatlens.experiments.quantities import in_words
 
-GAP = "gap"
-"""|test loss - training loss| at the end, over all data of each."""
-MEASURES = (SHARPNESS.column, JACOBIAN.column, "loss", "accuracy", "test_accuracy", "generalisation_gap")
-PANELS = {"Jacobian norm": JACOBIAN.column, "sharpness": SHARPNESS.column, "|test loss - training loss|": GAP}
+MEASURES = (SHARPNESS.column, JACOBIAN.column, "loss", "accuracy", "test_accuracy", GAP.column)
+PANELS = {"Jacobian norm": JACOBIAN.column, "sharpness": SHARPNESS.column, "|test loss - training loss|": GAP.column}
 """What Fig. 2 to 4 and 12 to 19 show."""
-WHOLE_GAP = "Sharpness leaves weight decay out of the loss; the gap is of the losses over all data."
+NO_DECAY = "Sharpness leaves weight decay out of the loss."
 
 
 def trials(count: int) -> tuple[tuple[int, int, int], ...]:
     """For an axis of SEEDS."""
     return tuple((seed, seed, seed) for seed in range(count))
-
-
-def at_the_end(study: str) -> Table:
-    """The networks whose training reached its end, with `gap`."""
-
-    def found(results: Results) -> pd.DataFrame:
-        ends = results[study].curves.groupby("key").last()
-        gaps = (ends["test_loss"] - ends["loss"]).abs()
-        networks = reached(study)(results)
-        return networks.assign(**{GAP: networks["key"].map(gaps)})
-
-    return found
 
 
 def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, *, log_x: bool = False) -> Plot:

@@ -9,6 +9,7 @@ from flatlens.models import MLP, VGG11, ResNet18
 
 SHARPNESS = Quantity("sharpness", "sharpness(batch_statistics=500)")
 """Of the Hessian in train mode (A.1); ghost batches that hold all of a smaller sample."""
+GAP = Quantity("generalisation gap", "generalisation_gap(convention='absolute')", role="result")
 JACOBIAN = Quantity("Jacobian norm", "jacobian_norm")
 SOFTMAXED = Quantity("Jacobian norm, softmaxed", "jacobian_norm(softmax=True)")
 

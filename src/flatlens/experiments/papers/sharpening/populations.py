@@ -8,12 +8,13 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.evidence import Table, along, correlated
+from flatlens.experiments.evidence import Table, along, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
-from flatlens.experiments.papers.sharpening.ends import GAP, MEASURES, WHOLE_GAP, at_the_end, ends, trials
+from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends, trials
 from flatlens.experiments.papers.sharpening.networks import (
     DIGIT_RESNET,
+    GAP,
     GHOSTS,
     JACOBIAN,
     PATCH_VGG,
@@ -26,7 +27,6 @@ from flatlens.experiments.papers.sharpening.networks import (
 )
 from flatlens.experiments.plots import pairwise
 from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE
-from flatlens.experiments.quantities import GAP as GAP_SHOWN
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.training import SGD, Training, Until
@@ -64,7 +64,7 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         )
         base = NetworkSettings(sets[0][0], network, training, MEASURES, samples=samples)
         axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), Axis(SEEDS, trials(seeds)))
-        shown = (GAP_SHOWN, SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
+        shown = (GAP, SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(KINDS[name], base, axes, shown, scale=scale)
     return studies
 
@@ -80,7 +80,7 @@ def _of_rates(table: Table, largest: bool) -> Table:
     return found
 
 
-WORDS = {"sharpness": SHARPNESS.column, "Jacobian norm": JACOBIAN.column, "generalisation gap": GAP}
+WORDS = {"sharpness": SHARPNESS.column, "Jacobian norm": JACOBIAN.column, "generalisation gap": GAP.column}
 ALIKE = {"lr": ("batch_size", DATA, "seed"), "batch_size": ("lr", DATA, "seed")}
 """What the networks of a line of Fig. 3 and 12 to 15 share, and of Fig. 4 and 16 to 19."""
 
@@ -96,7 +96,7 @@ def _line(study: str, name: str, says: str, among: Table, setting: str, word: st
 def _x8_claims() -> tuple[Claim, ...]:
     claims = []
     for study, kind in KINDS.items():
-        table = at_the_end(study)
+        table = reached(study)
         slow, fast = (_of_rates(table, largest) for largest in (False, True))
         for word in WORDS:
             says = "larger learning rates end at a smaller"
@@ -109,7 +109,7 @@ def _x8_claims() -> tuple[Claim, ...]:
                 f"{study}.jacobian.gap",
                 f"{kind}: the Jacobian norm is well correlated with the generalisation gap.",
                 "sharpening B.2",
-                correlated(table, JACOBIAN.column, GAP),
+                correlated(table, JACOBIAN.column, GAP.column),
             ),
             Claim(
                 f"{study}.jacobian.sharpness",
@@ -130,7 +130,7 @@ def _x8_claims() -> tuple[Claim, ...]:
 def _x8_plots(results: Results) -> list[Plot]:
     plots = []
     for study, kind in KINDS.items():
-        networks = at_the_end(study)(results)
+        networks = reached(study)(results)
         sets = networks[DATA].map(_data_in) if DATA in networks else pd.Series("", index=networks.index)
         for name, among in networks.groupby(sets):
             at, on = (f"{study}_{name}", f"{kind} on {name}") if name else (study, kind)
@@ -166,10 +166,10 @@ EXPERIMENTS = (
                 PATCH_VGG,
                 "Learning rates 0.1, 0.03, 0.01 and batches of 8, 32, 128; the loss is looked at every 10 steps, until "
                 "the mean of 5 is below 0.01; 4 trials, measured on 100 points.",
-                WHOLE_GAP,
+                NO_DECAY,
                 COEFFICIENT,
             ),
-            "paper": (UNTOLD_INIT, GHOSTS, "200,000 steps at most.", WHOLE_GAP, COEFFICIENT),
+            "paper": (UNTOLD_INIT, GHOSTS, "200,000 steps at most.", NO_DECAY, COEFFICIENT),
         },
     ),
 )

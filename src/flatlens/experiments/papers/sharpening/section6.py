@@ -1,6 +1,6 @@
 """What the networks of section 6's regularisers (B.3) and of appendix D share: data, training, what is measured.
 
-Sharpness and the Gauss-Newton norm are with BatchNorm in train mode, over all samples measured on together; the
+Sharpness and the Gauss-Newton norm are with BatchNorm in train mode, in ghost batches of 500 samples; the
 Jacobian norm, the largest over them, is in eval mode. Label smoothing counts in every loss, weight decay in none; mixup
 and augmentation are never measured on.
 """
@@ -12,17 +12,18 @@ from dataclasses import dataclass, replace
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.experiment import Scale
-from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.papers.sharpening.networks import GAP
+from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
-SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=True)" for name in ("sharpness", "ggn_norm"))
+SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=500)" for name in ("sharpness", "ggn_norm"))
+ABSOLUTE = GAP.column
 JACOBIAN, SOFTMAXED = "jacobian_norm", "jacobian_norm(softmax=True)"
-ABSOLUTE = "generalisation_gap(convention='absolute')"
 DRAWN = (
-    Quantity(GAP.name, ABSOLUTE, role="result"),
+    GAP,
     Quantity("sharpness", SHARPNESS),
     Quantity("Jacobian norm", JACOBIAN),
     Quantity("Gauss-Newton norm", GGN_NORM),
