@@ -27,7 +27,7 @@ WIDTH = 1100
 INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
 
-Every experiment at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; this page is
+Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; this page is
 made from its folders (`python docs/atlas.py runs/atlas > docs/atlas.md`). A claim is *reproduced* where the whole 95%
 interval of its statistic lies on the side that the paper predicts, *not reproduced* where all of it lies on the other,
 else *inconclusive*. Where a claim is not reproduced its experiment was run once more ({IN_WORDS}), and both verdicts
@@ -37,9 +37,15 @@ stand here. What laptop scale changes is said below each title: a verdict is abo
 
 def page(found: list[Reproduction]) -> str:
     """The whole page as Markdown."""
-    return "\n".join(
-        [INTRODUCTION, *_glance(found), *(line for one in found for line in _section(one)), *_versions(found)]
-    )
+    sections = [line for one in found for line in _section(one)]
+    return "\n".join([INTRODUCTION, *_missing(found), *_glance(found), *sections, *_versions(found)])
+
+
+def _missing(found: list[Reproduction]) -> Iterator[str]:
+    there = {one.experiment.id for one in found}
+    if missing := [name for name in EXPERIMENTS if name not in there]:
+        yield f"Not yet run to the end at this scale: {', '.join(missing)}."
+        yield ""
 
 
 def _glance(found: list[Reproduction]) -> Iterator[str]:

@@ -36,6 +36,7 @@ class Plot:
     data: pd.DataFrame
     x: str = ""  #: the axes' titles
     y: str = ""
+    group: str = ""  #: what the marks of a scatter differ in
     log_y: bool = False  #: panels of positive values over more than a decade have a logarithmic axis
     log_x: bool = False
     study: str = ""  #: whose quantities a matrix shows

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from flatlens.experiments.experiment import Experiment
 from flatlens.experiments.papers import compression, relative2021, reparam2019, sharpening
 
-EXPERIMENTS: Mapping[str, Experiment] = {
-    one.id: one for paper in (compression, sharpening, reparam2019, relative2021) for one in paper.EXPERIMENTS
-}
-"""By the catalogue's row."""
+_ALL = (one for paper in (compression, sharpening, reparam2019, relative2021) for one in paper.EXPERIMENTS)
+EXPERIMENTS: Mapping[str, Experiment] = {one.id: one for one in sorted(_ALL, key=lambda one: int(one.id[1:]))}
+"""By the catalogue's row, in its order."""
 
 __all__ = ["EXPERIMENTS"]

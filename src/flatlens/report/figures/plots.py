@@ -57,7 +57,7 @@ def _references(data: pd.DataFrame, plot: Plot) -> list[alt.Chart]:
 def _scatter(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
     groups = list(dict.fromkeys(plot.data["group"]))
     shapes = [SHAPES[i % len(SHAPES)] for i in range(len(groups))]
-    legend = alt.Legend(orient="top", title=None) if len(groups) > 1 else None
+    legend = alt.Legend(orient="top", title=plot.group or None) if len(groups) > 1 else None
     marks = alt.Chart(data).mark_point(filled=True, size=45, opacity=0.8)
     drawn = marks.encode(
         x=_across(data, plot),

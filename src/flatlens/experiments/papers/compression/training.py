@@ -207,7 +207,7 @@ EXPERIMENTS = (
     ),
     Experiment(
         "X2",
-        "The same through the training of a 4-layer MLP",
+        "Sharpness, volume and sensitivity through the training of a 4-layer MLP",
         "compression Fig. H.8, H.9",
         _x2,
         _in_training_claims("Fig. H.8, H.9", top=True),
