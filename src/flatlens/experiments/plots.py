@@ -120,6 +120,5 @@ def scatter(
         if {column, against, group} <= set(networks.columns)
     ]
     data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "y", "group", "key"])
-    return Plot(
-        name, title, caption, "scatter", data.dropna(subset=["x", "y"]).reset_index(drop=True), x, y, in_words(group)
-    )
+    data = data.dropna(subset=["x", "y"]).reset_index(drop=True)
+    return Plot(name, title, caption, "scatter", data, x, y, group=in_words(group))
