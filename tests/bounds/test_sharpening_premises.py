@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import flatlens as fl
 from flatlens.bounds import BoundsReport, Target, check_bounds
 from flatlens.distributions import Cube, Distribution, GaussianMixture, Sphere, lipschitz_product
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, UnknownName
 
 ROWS = ("lipschitz_bound", "jacobian_growth", "jacobian_generalisation")
 
@@ -169,3 +169,21 @@ def test_images_in_single_precision() -> None:
     assert report.of("jacobian_generalisation").lhs < 1e-6  # the target runs in single precision, too
     assert net.training
     assert next(net.parameters()).dtype == torch.float32
+
+
+def test_the_radius_is_found_by_the_rule_that_is_asked_for() -> None:
+    net = mlp(0, 3, nn.Tanh())
+    x = Sphere(2).sample(1000, seeded(0))
+    y = net(x).detach()
+    sides = {}
+    for rule in ("exact", "published", "tight"):
+        row = checked(net, Sphere(2), x, y, "mse", target=Target(net), rule=rule, bounds=ROWS[2]).of(ROWS[2])
+        assert row.status == "holds"
+        delta = Sphere(2).covering_radius(1000, 0.05, rule=rule).value
+        assert f"delta = {delta:.4g}" in row.note
+        sides[rule] = row.rhs
+    assert sides["tight"] < sides["published"] < sides["exact"]
+    few = checked(net, Sphere(2), x[:30], y[:30], "mse", target=Target(net), rule="published", bounds=ROWS[2])
+    assert few.of(ROWS[2]).assumption.startswith("covering_radius: Eq. 7 needs")
+    with pytest.raises(UnknownName, match="rule"):
+        checked(net, Sphere(2), x, y, "mse", rule="loose")

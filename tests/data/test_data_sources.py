@@ -88,7 +88,7 @@ def test_an_unknown_name_and_a_file_that_is_not_python(tmp_path):
         load_data(str(tmp_path / "x.csv"))
 
 
-@pytest.mark.parametrize("name", ["patches", "clusters", "eight_points"])
+@pytest.mark.parametrize("name", ["patches", "clusters", "eight_points", "waves_square"])
 def test_what_needs_no_files_comes_by_name(name):
     source = load_data(name)
     assert len(source.data[0]) == len(source.data[1])

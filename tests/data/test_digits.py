@@ -20,6 +20,16 @@ def test_training_pixels_are_centred_and_their_mean_squared_norm_is_64():
     assert x.square().sum(1).mean() == pytest.approx(64, rel=1e-6)
 
 
+def test_a_scale_multiplies_the_inputs_alone():
+    plain, scaled = digits(train=50), digits(train=50, scale=1.5)
+    assert torch.allclose(scaled.x, 1.5 * plain.x, rtol=1e-6)
+    assert torch.allclose(scaled.test_x, 1.5 * plain.test_x, rtol=1e-6)
+    assert torch.equal(scaled.y, plain.y)
+    assert scaled.description == f"{plain.description}, then multiplied by 1.5"
+    with pytest.raises(BadInput, match="scale=0"):
+        digits(scale=0)
+
+
 def test_the_seed_decides_the_split_and_the_global_state_is_left_alone():
     before = torch.get_rng_state()
     assert torch.equal(digits(seed=1).x, digits(seed=1).x)

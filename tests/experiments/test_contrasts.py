@@ -6,7 +6,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.contrasts import mean_of, rising, stronger, unchanged, weakest
+from flatlens.experiments.contrasts import (
+    changed,
+    mean_of,
+    off,
+    rising,
+    side_by_side,
+    stronger,
+    unchanged,
+    weakest,
+)
 from flatlens.experiments.evidence import correlated, reached
 
 TABLE = reached("s")
@@ -89,3 +98,32 @@ def test_a_correlation_that_rises_with_a_setting():
     assert falling.value == -1.0
     alone = rising(TABLE, "c", "x", "gap")(results(c=np.ones(120), x=noise, gap=gap))
     assert np.isnan(alone.value)
+
+
+def test_what_grows_is_told_from_what_shrinks():
+    columns = {"before": [1.0, 2.0, 4.0, 8.0, -1.0], "after": [2.0, 5.0, 7.0, 17.0, 1.0]}
+    found = changed(TABLE, "before", "after")(results(**columns))
+    assert found.value == pytest.approx(np.log([2, 2.5, 1.75, 17 / 8]).mean())
+    assert found.n == 4  # the ratio below 0 has no logarithm
+    assert found.low > 0
+    assert changed(TABLE, "after", "before")(results(**columns)).value == pytest.approx(-found.value)
+
+
+def test_networks_of_one_seed_stand_beside_one_another():
+    columns = {"start": ["high", "low"] * 3, "seed": [0, 0, 1, 1, 2, 2], "mls": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]}
+    found = side_by_side(TABLE, "start")(results(**columns, outcome=["finished"] * 5 + ["diverged"]))
+    assert found["seed"].tolist() == [0, 1, 2]
+    assert found["mls, high"].tolist() == [1, 3, 5]
+    assert found["mls, low"].tolist()[:2] == [2, 4]
+    assert np.isnan(found["mls, low"].iloc[2])
+
+
+@pytest.mark.parametrize("side", [-1, 1])
+def test_a_published_mean_is_met_or_not(side):
+    values = 10 + np.random.default_rng(1).normal(size=40)
+    far = off(TABLE, "x", 10 + 5 * side, 2.0)(results(x=values))
+    assert far.value == pytest.approx(abs(values.mean() - 10 - 5 * side) / 2)
+    assert 2 < far.low < far.value < far.high < 3
+    near = off(TABLE, "x", 10 + 0.1 * side, 2.0)(results(x=values))
+    assert near.high < 0.5
+    assert off(TABLE, "x", 0.0, 1.0)(results(x=[np.nan] * 5)).n == 0

@@ -30,6 +30,19 @@ def test_the_gaussian_falls_to_a_half_where_it_must():
     assert values.tolist() == pytest.approx([1, 0.5, 0.5])
 
 
+def test_a_gaussian_that_vanishes_is_0_and_as_good_as_exact():
+    z = torch.linspace(0, 3, 3001, dtype=torch.float64, requires_grad=True)
+    values = GaussianActivation(0.1)(z)
+    (slope,) = torch.autograd.grad(values.sum(), z)
+    literal = torch.exp(-(z.detach() ** 2) / 0.02)
+    vanished = literal < 1e-30
+    assert 0 < int(vanished.sum()) < 3001
+    assert (values[vanished] == 0).all()
+    assert (slope[vanished] == 0).all()
+    torch.testing.assert_close(values[~vanished].detach(), literal[~vanished], rtol=1e-12, atol=0)
+    torch.testing.assert_close(slope, -z.detach() / 0.01 * literal, rtol=1e-12, atol=1e-26)
+
+
 @pytest.mark.parametrize("spread", [0.0, -1.0, math.inf, math.nan])
 def test_a_gaussian_without_width_is_refused(spread):
     with pytest.raises(BadInput, match="spread"):

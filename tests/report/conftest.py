@@ -105,7 +105,8 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
         "failed": [],
         "unfinished": 0,
     }  # fmt: skip
-    return StudyResult(networks=networks, layers=layers, curves=curves, histories=pd.DataFrame(), values=values,
+    return StudyResult(networks=networks, layers=layers, curves=curves, histories=pd.DataFrame(),
+                       functions=pd.DataFrame(), values=values,
                        relations=relations, within=within, against=against, quantities=quantities, **facts)  # fmt: skip
 
 

@@ -21,10 +21,15 @@ BARS = pd.DataFrame(
     {"panel": "one", "x": ["a", "a", "b", "b"], "group": ["g", "h"] * 2, "y": [0.5, -0.2, 0.1, 0.3],
      "low": [0.4, -0.3, float("nan"), 0.2], "high": [0.6, -0.1, float("nan"), 0.4]}
 )  # fmt: skip
+TABLE = pd.DataFrame(
+    {"panel": ["one", "one", "two"], "row": ["norm", "norm", "norm"], "column": ["here", "paper", "here"],
+     "text": ["1 ± 2", "3 ± 4", "5 ± 6"], "mean": [1.0, 3.0, 5.0]}
+)  # fmt: skip
 PLOTS = [
     Plot("curves", "Curves", "How to read it.", "curves", CURVES, "step", "learning rate", log_y=True),
     Plot("scatter", "Scatter", "How to read it.", "scatter", SCATTER, "x", "y", log_x=True),
     Plot("bars", "Bars", "How to read it.", "bars", BARS, "quantity", "r"),
+    Plot("table", "Table", "How to read it.", "table", TABLE),
 ]
 
 
@@ -45,7 +50,7 @@ def axis(figure, panel, channel):
 
 
 def test_axes_are_logarithmic_where_all_is_positive_over_decades():
-    curves, scatter, _ = (plot_figure(plot, {}) for plot in PLOTS)
+    curves, scatter, *_ = (plot_figure(plot, {}) for plot in PLOTS)
     assert axis(curves, 0, "y")["scale"]["type"] == "log"
     assert "type" not in axis(curves, 1, "y")["scale"]
     assert axis(scatter, 0, "x")["scale"]["type"] == "log"
@@ -81,6 +86,23 @@ def test_a_matrix_is_that_of_its_study(smoke):
     figure = plot_figure(Plot("pairs", "Pairs", "", "matrix", pd.DataFrame(), study="mlp"), {"mlp": smoke})
     assert (figure.name, figure.title) == ("pairs", "Pairs")
     assert len(figure.data) == len(smoke.networks)
+
+
+def test_a_line_to_hold_others_against_is_dashed_and_in_no_legend():
+    data = CURVES.assign(line=["ours", "ours", "limit", "limit"] * 2)
+    figure = plot_figure(replace(PLOTS[0], data=data, dashed=("limit",)), {})
+    band, line, dashed = figure.panel_specs[0]["layer"]
+    assert dashed["mark"]["strokeDash"]
+    assert "color" not in dashed["encoding"]
+    assert line["encoding"]["color"]["scale"]["domain"] == ["ours"]
+    assert {row["line"] for row in figure.panel_specs[0]["datasets"][dashed["data"]["name"]]} == {"limit"}
+    assert {row["line"] for row in figure.panel_specs[0]["datasets"][band["data"]["name"]]} == {"ours"}
+    assert len(plot_figure(PLOTS[0], {}).panel_specs[0]["layer"]) == 2
+
+
+def test_a_table_has_what_its_cells_say():
+    svg = svg_of(plot_figure(PLOTS[-1], {}))
+    assert all(text in svg for text in (*TABLE["text"], "norm", "here", "paper"))
 
 
 def test_nothing_to_draw_is_said():

@@ -13,7 +13,7 @@ from flatlens.bounds.bound import Bound, Verdict, weigh
 from flatlens.bounds.context import Context, declared
 from flatlens.bounds.registry import BOUNDS
 from flatlens.bounds.target import Target
-from flatlens.distributions import Distribution
+from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Progress
 from flatlens.measures import Lens
@@ -71,6 +71,7 @@ def check_bounds(
     distribution: Distribution | None = None,
     target: Target | None = None,
     delta: float | None = None,
+    rule: Rule = "exact",
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> BoundsReport:
@@ -78,7 +79,8 @@ def check_bounds(
 
     `assume`: what no sample can check, taken on your word and shown as such. `distribution`: what the data was drawn
     from, where it is known. `target`: what the network should compute, with its Lipschitz constant. `delta`: a radius
-    within which the samples cover the data's support, where you know it otherwise.
+    within which the samples cover the data's support, where you know it otherwise; of a known distribution it is found
+    by a `rule`: "exact", "published" or "tight" (`Distribution.covering_radius`).
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
@@ -93,7 +95,9 @@ def check_bounds(
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
         if given is not None and not isinstance(given, kind):
             raise BadInput(f"check_bounds({name}=...): a {kind.__name__} is needed, got {type(given).__name__}")
-    context = Context(lens, declared(assume), distribution, generator, progress, target, delta)
+    if rule not in RULES:
+        raise UnknownName.among("rule for the covering radius", str(rule), RULES)
+    context = Context(lens, declared(assume), distribution, generator, progress, target, delta, rule)
     with measuring(lens.model):
         return BoundsReport(verdict for one in chosen for verdict in _verdicts(one, context))
 

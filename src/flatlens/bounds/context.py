@@ -15,7 +15,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.quantities import TOGETHER
 from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
-from flatlens.distributions import Distribution
+from flatlens.distributions import Distribution, Rule
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
@@ -49,6 +49,7 @@ class Context:
     progress: Progress | None = None
     target: Target | None = None  #: what the network should compute, where it is known
     delta: float | None = None  #: the data's covering radius, on the user's word
+    rule: Rule = "exact"  #: by which it is found, where the distribution is known
     _reports: dict[str, Report] = field(default_factory=dict)
     _kept: dict[Callable[[Context], Any], Any] = field(default_factory=dict)
 

@@ -89,7 +89,7 @@ def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float,
     if law is None:
         why = "give distribution=, what the data was drawn from, or delta=, its covering radius"
         return (Assumption("covering_radius", None, why),), math.nan, ""
-    radius = law.covering_radius(context.n, FAILURE)
+    radius = law.covering_radius(context.n, FAILURE, rule=context.rule)
     if radius.kind == "undefined":
         return (*inside, Assumption("covering_radius", False, radius.note)), math.nan, ""
     note = f"delta = {radius.value:.4g}, with probability {1 - FAILURE:g} over the samples"

@@ -1,6 +1,7 @@
 """The data sets that the papers' experiments use, and the reading of a user's own.
 
-Nothing to download: `digits`, `patches`, `clusters` (and `inverted`, their inputs through a network), `eight_points`.
+Nothing to download: `digits`, `patches`, `clusters` (and `inverted`, their inputs through a network), `eight_points`,
+`waves` on a known law.
 From files: `mnist`, `fashion_mnist`, `cifar10`, `cifar100`, each prepared by a `Preparation`; `fetch` gets the files.
 """
 
@@ -15,6 +16,7 @@ from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
 from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
+from flatlens.data.waves import waves
 
 __all__ = [
     "IMAGE_SETS",
@@ -36,4 +38,5 @@ __all__ = [
     "inverted_clusters",
     "mnist",
     "patches",
+    "waves",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from sklearn.datasets import load_digits
 
@@ -27,13 +29,13 @@ def digit_images() -> Images:
     return Images("digits", pixels[:600], labels[:600], pixels[600:], labels[600:], 10, source)
 
 
-def digits(train: int = 600, seed: int = 0, flat: bool = True) -> Split:
+def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.0) -> Split:
     """A random split of the digits: `train` images to train on, all the rest to test.
 
     Each pixel is centred on its mean over the training images, and all are divided by one number, the standard
     deviation of the centred training pixels: the mean squared norm of a training input is 64. (A deviation for each
-    pixel would blow up the pixels at the rim, which are nearly always black.) As rows of 64 pixels, or, not `flat`,
-    as images of shape (1, 8, 8).
+    pixel would blow up the pixels at the rim, which are nearly always black.) At the end all are multiplied by `scale`.
+    As rows of 64 pixels, or, not `flat`, as images of shape (1, 8, 8).
 
     >>> split = digits(train=600)
     >>> tuple(split.x.shape), tuple(split.test_x.shape), split.classes
@@ -44,12 +46,14 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True) -> Split:
             f"digits(train={train}): train on at least {LEAST_TRAIN} and at most {TOTAL - LEAST_TEST} of the "
             f"{TOTAL} images; {LEAST_TEST} are kept to test"
         )
+    if not (math.isfinite(scale) and scale > 0):
+        raise BadInput(f"digits(scale={scale}): a positive number is needed")
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(seed))
     x = torch.from_numpy(pixels)[order]
     y = torch.from_numpy(labels).to(torch.int64)[order]
     x = x - x[:train].mean(0)
-    x = (x / x[:train].square().mean().sqrt()).to(torch.float32)
+    x = (x / x[:train].square().mean().sqrt() * scale).to(torch.float32)
     x = x if flat else x.reshape(-1, 1, 8, 8)
     return Split(
         name="digits",
@@ -61,5 +65,6 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True) -> Split:
         description=(
             f"scikit-learn's digits, {train} of {TOTAL} images to train on and the other {TOTAL - train} to test; "
             "pixels centred on their training means and divided by one standard deviation"
+            f"{'' if scale == 1 else f', then multiplied by {scale:g}'}"
         ),
     )

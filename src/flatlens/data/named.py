@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, Literal
 
 from flatlens.data.clusters import clusters
@@ -15,12 +16,13 @@ from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
 from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
+from flatlens.data.waves import RECIPES, waves
 from flatlens.errors import BadInput, UnknownName
 
 Standardise = Literal["component", "channel", "none"]
 
 SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
-    "digits": (digits, {"train": "train", "seed": "seed", "flat": "flat"}),
+    "digits": (digits, {name: name for name in ("train", "seed", "flat", "scale")}),
     "patches": (patches, {name: name for name in ("train", "test", "seed", "standardise", "scale", "flat")}),
     "clusters": (clusters, {"train": "n", "test": "test", "seed": "seed", "separation": "separation"}),
     "inverted_clusters": (
@@ -28,6 +30,7 @@ SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
         {"train": "n", "test": "test", "seed": "seed", "separation": "separation", "fold": "fold"},
     ),
     "eight_points": (eight_points, {"seed": "seed"}),
+    **{f"waves_{law}": (partial(waves, law), {"train": "n", "test": "test", "seed": "seed"}) for law in RECIPES},
     "imagenet": (imagenet, {"train": "n", "test": "test", "seed": "seed"}),
 }
 """Data sets that take settings of their own, and what each calls them."""

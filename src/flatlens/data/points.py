@@ -17,12 +17,13 @@ FEWEST_GRID = 2
 
 
 def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: int = 201) -> Split:
-    """Eight inputs evenly spaced on [-1, 1] with one target each; x and y are (8, 1).
+    """Eight inputs evenly spaced on [0, 1] with one target each; x and y are (8, 1).
 
-    The paper does not print its points. Without `targets`, they are drawn evenly from [-1, 1] by `seed`. There is no
-    truth between the points: the test data are `grid` evenly spaced inputs on the natural cubic spline through them,
-    the smoothest interpolation (of least integral of the squared second derivative), so that the test error says how
-    far from it a network's is.
+    The paper does not print its points. The interval is that of its sine, sin(6 pi x), to which a ReLU network is
+    fitted beforehand (see `CoordinateNet`). Without `targets`, they are drawn evenly from [-1, 1] by `seed`. There is
+    no truth between the points: the test data are `grid` evenly spaced inputs on the natural cubic spline through
+    them, the smoothest interpolation (of least integral of the squared second derivative), so that the test error says
+    how far from it a network's is.
 
     >>> split = eight_points([0, 1, 0, -1, 0, 1, 0, -1], grid=8)
     >>> split.y.flatten().tolist() == split.test_y.flatten().tolist(), split.classes
@@ -40,7 +41,7 @@ def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: in
             raise BadInput(f"eight_points(targets={targets}): {POINTS} finite numbers are needed")
     if grid < FEWEST_GRID:
         raise BadInput(f"eight_points(grid={grid}): at least {FEWEST_GRID} test inputs are needed")
-    x, dense = np.linspace(-1, 1, POINTS), np.linspace(-1, 1, grid)
+    x, dense = np.linspace(0, 1, POINTS), np.linspace(0, 1, grid)
     given = f"drawn with seed {seed}" if targets is None else "given"
     return Split(
         name="eight_points",
@@ -50,7 +51,7 @@ def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: in
         test_y=_column(CubicSpline(x, y, bc_type="natural")(dense)),
         classes=0,
         description=(
-            f"8 inputs evenly spaced on [-1, 1], targets {given} (the paper, sharpening C.3, prints none); tested on "
+            f"8 inputs evenly spaced on [0, 1], targets {given} (the paper, sharpening C.3, prints none); tested on "
             f"{grid} points of the natural cubic spline through them"
         ),
     )

@@ -26,6 +26,7 @@ from flatlens.data.local import read_images
 from flatlens.data.named import IMAGES, SYNTHETIC
 from flatlens.data.patches import patch_images
 from flatlens.data.raw import PLAIN, Raw, RawImages, RawTexts, from_pixels, prepare
+from flatlens.data.waves import RECIPES
 from flatlens.errors import BadData, BadInput, UnknownName, one_line
 from flatlens.models.preparing import NetworkPreparation
 from flatlens.problem.data import Data, size
@@ -42,6 +43,7 @@ MEANINGS = {
     "patches": "32 x 32 colour patches of two photographs, 2 classes",
     "clusters": "four Gaussian clusters in 8 features, 2 classes",
     "eight_points": "a regression of 8 points on a line",
+    **{f"waves_{law}": f"a regression of a wave on {what}" for law, what in RECIPES.items()},
     **{s.name: f"{s.title}: {' x '.join(map(str, s.shape))}, {s.classes} classes" for s in IMAGE_SETS.values()},
 }
 """What each data set is, in a few words."""

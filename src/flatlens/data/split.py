@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flatlens.bounds import Target
+from flatlens.distributions import Distribution
+
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Split:
@@ -21,6 +24,8 @@ class Split:
     test_y: Tensor
     classes: int  #: labels are 0 to classes - 1; 0 says that this is a regression
     description: str = ""  #: what was done to the data, in a sentence
+    distribution: Distribution | None = None  #: what the inputs were drawn from, independently, where it is known
+    target: Target | None = None  #: the function that made the targets, where it is known
 
     @property
     def train(self) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """Distributions of data that are known: samples, densities, and how many samples cover the support how closely."""
 
-from flatlens.distributions.covering import Rule
+from flatlens.distributions.covering import RULES, Rule
 from flatlens.distributions.cube import Cube
 from flatlens.distributions.distribution import Distribution
 from flatlens.distributions.lipschitz import lipschitz_product
@@ -10,6 +10,7 @@ from flatlens.distributions.push_forward import PushForward
 from flatlens.distributions.sphere import Sphere
 
 __all__ = [
+    "RULES",
     "Cube",
     "Distribution",
     "GaussianMixture",

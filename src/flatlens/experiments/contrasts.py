@@ -55,10 +55,43 @@ def unchanged(table: Table, before: str, after: str) -> Evidence:
     """The mean over networks of |log(after / before)|, which is 0 for what a move leaves as it was."""
 
     def found(results: Results) -> Statistic:
-        networks = numbers_of(table(results), [before, after])
-        ratios = (networks[after] / networks[before]).to_numpy()
-        logs = np.abs(np.log(np.where(ratios > 0, ratios, np.nan)))
+        logs = np.abs(_log_ratio(table(results), before, after))
         return average(logs, name=f"|log({after} / {before})|")
+
+    return found
+
+
+def changed(table: Table, before: str, after: str) -> Evidence:
+    """The mean over networks of log(after / before): above 0 where it mostly grows."""
+
+    def found(results: Results) -> Statistic:
+        return average(_log_ratio(table(results), before, after), name=f"log({after} / {before})")
+
+    return found
+
+
+def side_by_side(table: Table, setting: str) -> Table:
+    """One row a seed, its networks of each value of a setting beside one another: "mls, high", "mls, low"."""
+
+    def found(results: Results) -> pd.DataFrame:
+        wide = table(results).pivot(index="seed", columns=setting)
+        wide.columns = pd.Index([", ".join(map(str, pair)) for pair in wide.columns])
+        return wide.reset_index()
+
+    return found
+
+
+def off(table: Table, column: str, published: float, spread: float) -> Evidence:
+    """How far the mean of a column is from a published one, in the published standard deviation over networks."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = complete(table(results), [column])
+        values = kept[column].to_numpy()
+
+        def distance(counts: Array) -> Array:
+            return np.asarray(np.abs(counts @ values / counts.sum(1) - published) / spread)
+
+        return bootstrapped(f"|mean of {column} - {published:g}| / {spread:g}", distance, len(kept), lost)
 
     return found
 
@@ -88,6 +121,12 @@ def rising(table: Table, group: str, x: str, y: str) -> Evidence:
         return bootstrapped(f"Kendall tau of {group} and Pearson r of {x} and {y}", coefficient, len(kept), lost)
 
     return found
+
+
+def _log_ratio(table: pd.DataFrame, before: str, after: str) -> Array:
+    networks = numbers_of(table, [before, after])
+    ratios = (networks[after] / networks[before]).to_numpy()
+    return np.asarray(np.log(np.where(ratios > 0, ratios, np.nan)))
 
 
 def complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:

@@ -66,6 +66,11 @@ def largest(column: str, over: str | None = None) -> Number:
     return lambda course: float((course[column] / (1.0 if over is None else course[over])).max())
 
 
+def climb(column: str) -> Number:
+    """Its largest value less its first."""
+    return lambda course: largest(column)(course) - first(column)(course)
+
+
 def late(column: str, over: str | None = None) -> Number:
     """Its mean over the later half of the moments, in units of another column."""
 

@@ -132,10 +132,14 @@ def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
     for key, history in result.histories.groupby("key", sort=False):
         if key not in reached:
             continue
-        names = history["measure"] + history["layer"].map(lambda layer: f"[{layer}]" if layer else "")
-        table = history.assign(name=names).pivot(index="step", columns="name", values="value")
+        table = history.assign(name=in_full(history)).pivot(index="step", columns="name", values="value")
         tables[str(key)] = table.assign(edge=history.groupby("step")["edge"].first()) if "edge" in history else table
     return tables
+
+
+def in_full(history: pd.DataFrame) -> pd.Series:
+    """The names of what was followed: "mls" of the network, "mls[fc1]" of a layer."""
+    return history["measure"] + history["layer"].map(lambda layer: f"[{layer}]" if layer else "")
 
 
 def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ from flatlens.experiments.settings import Study
 
 Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
-Kind: TypeAlias = Literal["matrix", "curves", "scatter", "bars"]
+Kind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -27,6 +27,7 @@ class Plot:
                   across a panel at that height, NaN where it has none
         scatter   panel, x, y, group, key: a mark a network, whose folder the key names
         bars      panel, x, group, y, low, high
+        table     panel, row, column, text: what stands in each cell
     """
 
     name: str  #: the stem of its files
@@ -39,6 +40,7 @@ class Plot:
     group: str = ""  #: what the marks of a scatter differ in
     log_y: bool = False  #: panels of positive values over more than a decade have a logarithmic axis
     log_x: bool = False
+    dashed: tuple[str, ...] = ()  #: those lines of curves that the others are held against
     study: str = ""  #: whose quantities a matrix shows
 
 

@@ -12,12 +12,13 @@ from torch import nn
 from flatlens.bounds import check_bounds
 from flatlens.comparing.direction import RISK
 from flatlens.data import Split
+from flatlens.distributions import RULES
 from flatlens.estimate import Estimate, Key, Report
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.measures import Lens, Measure, about, measure
 from flatlens.measures.registry import named
 from flatlens.plain import digest
-from flatlens.problem import Problem
+from flatlens.problem import Problem, measuring
 from flatlens.tracking import Tracker
 from flatlens.transforms.registry import TRANSFORMS
 
@@ -27,11 +28,12 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
 
     Loss, accuracy and gap are of all the data, the rest of `settings.samples` of it.
     A side of a bound is a row "mls_chain.lhs"; a measure of the network after a move is "relative_flatness@layerwise".
+    Where the data's law is known the covering radius is found by every rule: "jacobian_generalisation.rhs@tight".
     """
     problem = _problem(copy.deepcopy(model).to(torch.float64), split, settings)
     found, lens = _measured(problem, settings)
     if settings.bounds:
-        found |= dict(_sides(lens, settings.bounds))
+        found |= dict(_sides(lens, settings.bounds, split))
     for name in settings.moved:
         generator = torch.Generator().manual_seed(_own_seed(settings))
         moved = TRANSFORMS[name].apply(problem, generator).problem
@@ -57,6 +59,14 @@ def _own_seed(settings: NetworkSettings) -> int:
     return int(digest((settings.data, settings.model, settings.training)), 16)
 
 
+def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:
+    """What a network from R to R computes at the test inputs, "input" and "output", (k,); nothing of other networks."""
+    if split.x.shape[1:] != (1,) or split.y.shape[1:] != (1,):
+        return {}
+    with measuring(model), torch.no_grad():
+        return {"input": split.test_x.flatten(), "output": model(split.test_x).flatten()}
+
+
 def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
     """What follows the training, in its own dtype; None where nothing is to be followed."""
     if (followed := settings.followed) is None:
@@ -76,9 +86,13 @@ def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Probl
     )
 
 
-def _sides(lens: Lens, bounds: tuple[str, ...]) -> Iterator[tuple[Key, Estimate]]:
-    for verdict in check_bounds(lens, bounds):
-        note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
-        about = Estimate(verdict.lhs, source=verdict.source, note=note)
-        yield (f"{verdict.bound}.lhs", verdict.layer), about
-        yield (f"{verdict.bound}.rhs", verdict.layer), replace(about, value=verdict.rhs)
+def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[Key, Estimate]]:
+    law, target = split.distribution, split.target
+    assume = () if law is None else ("iid_samples",)
+    for rule in RULES[:1] if law is None else RULES:
+        at = "" if rule == RULES[0] else f"@{rule}"
+        for verdict in check_bounds(lens, bounds, assume=assume, distribution=law, target=target, rule=rule):
+            note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
+            about = Estimate(verdict.lhs, source=verdict.source, note=note)
+            yield (f"{verdict.bound}.lhs{at}", verdict.layer), about
+            yield (f"{verdict.bound}.rhs{at}", verdict.layer), replace(about, value=verdict.rhs)

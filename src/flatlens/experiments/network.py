@@ -13,7 +13,7 @@ import torch
 
 from flatlens.data import DataSettings, Split, default_root
 from flatlens.estimate import Progress, Report
-from flatlens.experiments.measuring import measure_network, tracker_of
+from flatlens.experiments.measuring import graph_of, measure_network, tracker_of
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
@@ -71,7 +71,8 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
             "seconds_measuring": time.perf_counter() - between,
         }
         weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    return Record(settings, result, trained.curves, weights, report, None if watch is None else watch.history)
+    curves = {**trained.curves, **graph_of(model, split)}
+    return Record(settings, result, curves, weights, report, None if watch is None else watch.history)
 
 
 def _data(settings: DataSettings) -> Split:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 
+from flatlens.experiments.evidence import in_full
 from flatlens.experiments.experiment import Plot
 from flatlens.experiments.quantities import Quantity, in_words
 from flatlens.experiments.result import StudyResult
@@ -30,11 +31,14 @@ def pairwise(name: str, result: StudyResult) -> Plot:
 
 def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
     """What was followed in training, a line a value of the setting: the mean over seeds, with its extremes."""
-    table = result.histories[result.histories["layer"] == ""]
+    table = result.histories
+    if setting not in table:
+        table = table.merge(result.networks[["key", setting]], on="key")
+    names = in_full(table)
     parts = [
         rows.assign(panel=one.name, y=one.of(rows.rename(columns={"value": one.column})))
         for one in shown
-        for rows in [table[table["measure"] == one.column]]
+        for rows in [table[names == one.column]]
     ]
     rows = pd.concat(parts, ignore_index=True).rename(columns={"step": "x", setting: "line"})
     words = in_words(setting)

@@ -25,6 +25,8 @@ class StudyResult:
     histories: pd.DataFrame
     """Tidy, what was followed in training: key, lr, batch_size, seed, step, rate (the learning rate of that step), edge
     (2 / rate), measure, layer, value, stderr, kind, products, note."""
+    functions: pd.DataFrame
+    """Tidy, of networks from R to R: key, lr, batch_size, seed, x, y, the outputs at the test inputs."""
     values: pd.DataFrame
     """One row a network in the order of `networks`: key, lr, batch_size, seed, included, then the studied quantities,
     transformed, one column each under the name shown. Rows that are not included stand outside every relation."""

@@ -3,7 +3,8 @@
     OUT/study.json                       the study's settings
     OUT/networks/<key>/config.json       the network's settings; key is their hash
                        result.json       how training ended, versions, device, threads, seconds
-                       curves.safetensors, weights.safetensors, report.safetensors
+                       curves.safetensors (with the graph of a network from R to R), weights.safetensors,
+                       report.safetensors
                        history.csv, where measures were followed in training
     OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
                  <key>.progress          how far it is

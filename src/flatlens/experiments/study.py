@@ -20,6 +20,7 @@ from flatlens.experiments.settings import Study
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.tables import (
     curves_table,
+    functions_table,
     groupings,
     histories_table,
     layers_table,
@@ -139,6 +140,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         layers=layers_table(records),
         curves=curves_table(records),
         histories=histories_table(records),
+        functions=functions_table(records),
         values=values,
         relations=relations,
         within=within,

@@ -63,6 +63,16 @@ def curves_table(records: Sequence[Record]) -> pd.DataFrame:
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, *columns])
 
 
+def functions_table(records: Sequence[Record]) -> pd.DataFrame:
+    """Tidy: what each network from R to R computes at the test inputs."""
+    tables = [
+        pd.DataFrame({**_identity(record), "x": record.curves["input"].numpy(), "y": record.curves["output"].numpy()})
+        for record in records
+        if "input" in record.curves
+    ]
+    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, "x", "y"])
+
+
 def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
     """The studied quantities, transformed; `included` where training reached its end."""
     identity = networks[IDENTITY].assign(included=networks["outcome"].isin(REACHED))

@@ -1,13 +1,13 @@
-"""The papers' figures and tables as recipes, one module a paper."""
+"""The papers' figures and tables as recipes, one module or folder a paper, and what goes beyond them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from flatlens.experiments.experiment import Experiment
-from flatlens.experiments.papers import compression, relative2021, reparam2019, sharpening
+from flatlens.experiments.papers import beyond, compression, relative2021, reparam2019, sharpening
 
-_ALL = (one for paper in (compression, sharpening, reparam2019, relative2021) for one in paper.EXPERIMENTS)
+_ALL = (one for each in (compression, sharpening, reparam2019, relative2021, beyond) for one in each.EXPERIMENTS)
 EXPERIMENTS: Mapping[str, Experiment] = {one.id: one for one in sorted(_ALL, key=lambda one: int(one.id[1:]))}
 """By the catalogue's row, in its order."""
 

@@ -11,3 +11,5 @@ MOVED = "layerwise"
 """The reparametrisation that their networks are measured after once more."""
 WEAK = 0.3
 """What "very weak" or "does not correlate" is taken to be at most."""
+SEEDS = "data.seed+model.seed+training.seed"
+"""The axis of trials that have a sample each."""

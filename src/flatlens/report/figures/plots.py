@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from flatlens.experiments.experiment import Plot
 
 PANELS_A_ROW = 3
+TABLE_COLUMN, TABLE_ROW = 150, 30
+"""Of a table's cells in the files, in pixels."""
 
 
 def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
@@ -35,15 +37,20 @@ def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
 
 
 def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
-    lines = sorted(set(plot.data["line"]))
+    lines = sorted(set(plot.data["line"]) - set(plot.dashed))
     colour = alt.Color("line:O", title=plot.y, scale=alt.Scale(domain=lines), legend=alt.Legend(orient="top"))
     x = _across(data, plot) if plot.log_x else alt.X("x:Q", title=plot.x, axis=alt.Axis(tickCount=5))
     y = _vertical(data, plot, "y:Q")
+    data, beside = (data[data["line"].isin(plot.dashed) == dashed] for dashed in (False, True))
     band = (
         alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)
     )
     line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
-    return alt.layer(band, line, *_references(data, plot)).properties(width=width, height=210, title=title)
+    layers = [band, line, *_references(data, plot)]
+    if len(beside):
+        dashed = alt.Chart(beside).mark_line(strokeWidth=1.4, strokeDash=[5, 4], color="gray")
+        layers.append(dashed.encode(x=x, y=y, detail="line:N", tooltip=_tooltip(beside)))
+    return alt.layer(*layers).properties(width=width, height=210, title=title)
 
 
 def _references(data: pd.DataFrame, plot: Plot) -> list[alt.Chart]:
@@ -83,6 +90,21 @@ def _bars(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
     return alt.layer(bar, reach).properties(width=width, height=210, title=title)
 
 
+def _table(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:
+    columns, rows = (list(dict.fromkeys(data[name])) for name in ("column", "row"))
+    above = alt.Axis(orient="top", labelAngle=0, domain=False, ticks=False)
+    beside = alt.Axis(domain=False, ticks=False, labelLimit=300)
+    drawn = alt.Chart(data).mark_text(fontSize=13).encode(
+        x=alt.X("column:N", title=None, sort=columns, axis=above),
+        y=alt.Y("row:N", title=None, sort=rows, axis=beside),
+        text="text:N",
+        tooltip=_tooltip(data),
+    )  # fmt: skip
+    across = width if width == "container" else TABLE_COLUMN * len(columns)
+    sized: alt.Chart = drawn.properties(width=across, height=TABLE_ROW * len(rows), title=title)
+    return sized
+
+
 def _across(data: pd.DataFrame, plot: Plot) -> alt.X:
     if plot.log_x and _decades(data["x"]):
         return alt.X("x:Q", scale=alt.Scale(type="log", nice=False), axis=log_axis(data["x"], plot.x))
@@ -115,4 +137,5 @@ _PANELS: Mapping[str, Callable[[pd.DataFrame, Plot, str, Width], Drawing]] = {
     "curves": _curves,
     "scatter": _scatter,
     "bars": _bars,
+    "table": _table,
 }

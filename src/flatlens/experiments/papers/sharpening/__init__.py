@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from flatlens.experiments.papers.sharpening import decay, descent, epochs, jacobians, populations, regularised
+from flatlens.experiments.papers.sharpening import (
+    coordinates,
+    decay,
+    descent,
+    epochs,
+    jacobians,
+    populations,
+    regularised,
+    scales,
+)
 
 EXPERIMENTS = (
     *descent.EXPERIMENTS,
@@ -10,5 +19,7 @@ EXPERIMENTS = (
     *populations.EXPERIMENTS,
     *regularised.EXPERIMENTS,
     *epochs.EXPERIMENTS,
+    *scales.EXPERIMENTS,
+    *coordinates.EXPERIMENTS,
     *jacobians.EXPERIMENTS,
 )
