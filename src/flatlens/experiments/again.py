@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from flatlens.data.named import DataSettings
 from flatlens.experiments.settings import Axis, Study
 from flatlens.experiments.vary import TOGETHER
 
 SHIFT = 1000
 """What is added to every seed."""
 
+SIZES = ("train", "test")
 SIZE = 1.5
 """What the numbers of training and test samples are multiplied by, where a study sets them."""
 
@@ -30,20 +30,22 @@ def once_more(study: Study) -> Study:
 
 
 def _shifted(names: list[str], value: Any) -> Any:
-    """A value of an axis: a seed, several settings that go together, or settings with a seed inside."""
+    """A value of an axis: a seed, a size, several settings that go together, or settings with these inside."""
     if len(names) > 1:
         return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
-    return value + SHIFT if names[0].rpartition(".")[2] == "seed" else _another(value)
+    return _changed(names[0].rpartition(".")[2], value)
+
+
+def _changed(name: str, value: Any) -> Any:
+    if name == "seed":
+        return value + SHIFT
+    return round(SIZE * value) if name in SIZES and value is not None else _another(value)
 
 
 def _another(settings: Any) -> Any:
-    """Every field called seed at any depth, and the sizes of data."""
+    """Every seed and size inside, at any depth."""
     if isinstance(settings, tuple):
         return tuple(map(_another, settings))
     if not is_dataclass(settings) or isinstance(settings, type):
         return settings
-    inside = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    changed = {name: value + SHIFT if name == "seed" else _another(value) for name, value in inside.items()}
-    if isinstance(settings, DataSettings):
-        changed |= {size: round(SIZE * n) for size in ("train", "test") if (n := inside[size]) is not None}
-    return replace(settings, **changed)
+    return replace(settings, **{f.name: _changed(f.name, getattr(settings, f.name)) for f in fields(settings)})
