@@ -89,9 +89,10 @@ def test_courses_end_where_the_unsmoothed_network_has_learned(smoke_of):
 @pytest.mark.xdist_group("X6")
 def test_sharpness_stands_beside_the_edge_of_its_learning_rate(smoke_of):
     (plot,) = smoke_of("X6")[1].plots
-    dashed = plot.data.loc[plot.data["panel"] == SHARPNESS.name, "reference"]
-    assert dashed.to_numpy() == pytest.approx(2 / 0.08)
-    assert plot.data.loc[plot.data["panel"] != SHARPNESS.name, "reference"].isna().all()
+    edge = plot.data[plot.data["line"] == "2/lr"]
+    assert plot.dashed == ("2/lr",)
+    assert set(edge["panel"]) == {SHARPNESS.name}
+    assert edge["y"].to_numpy() == pytest.approx(2 / 0.08)
 
 
 @pytest.mark.xdist_group("X7")

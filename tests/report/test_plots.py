@@ -67,21 +67,6 @@ def test_axes_are_logarithmic_where_all_is_positive_over_decades():
     assert "type" not in axis(linear, 0, "x")["scale"]
 
 
-def test_a_reference_is_a_dashed_line_in_its_panel_alone():
-    height = CURVES["panel"].map({"a": 2.5, "b": float("nan")})
-    figure = plot_figure(replace(PLOTS[0], data=CURVES.assign(reference=height)), {})
-    figure.whole.to_dict(validate=True)
-    rules = [[layer for layer in spec["layer"] if layer["mark"]["type"] == "rule"] for spec in figure.panel_specs]
-    assert [len(found) for found in rules] == [1, 0]
-    (rule,) = rules[0]
-    assert rule["mark"]["strokeDash"]
-    assert rule["encoding"]["y"]["scale"]["type"] == "log"  # the axis of the lines
-    assert "color" not in rule["encoding"]
-    (drawn,) = figure.panel_specs[0]["datasets"][rule["data"]["name"]]
-    assert drawn == {"reference": 2.5}
-    assert not any("reference" in str(spec) for spec in plot_figure(PLOTS[0], {}).panel_specs)
-
-
 def test_a_matrix_is_that_of_its_study(smoke):
     figure = plot_figure(Plot("pairs", "Pairs", "", "matrix", pd.DataFrame(), study="mlp"), {"mlp": smoke})
     assert (figure.name, figure.title) == ("pairs", "Pairs")

@@ -23,8 +23,7 @@ class Plot:
     Kinds, and the columns of their data:
 
         matrix    one column a quantity: each against each, with Pearson's r
-        curves    panel, x, line, y, low, high: a line a setting, a band round it; perhaps reference: a dashed line
-                  across a panel at that height, NaN where it has none
+        curves    panel, x, line, y, low, high: a line a setting, a band round it
         scatter   panel, x, y, group, key: a mark a network, whose folder the key names
         bars      panel, x, group, y, low, high
         table     panel, row, column, text: what stands in each cell

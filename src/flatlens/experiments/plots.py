@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.evidence import in_full
+from flatlens.experiments.evidence import histories
 from flatlens.experiments.experiment import Plot
 from flatlens.experiments.quantities import Quantity, in_words
 from flatlens.experiments.result import StudyResult
@@ -30,21 +31,11 @@ def pairwise(name: str, result: StudyResult) -> Plot:
 
 
 def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
-    """What was followed in training, a line a value of the setting: the mean over seeds, with its extremes."""
-    table = result.histories
-    if setting not in table:
-        table = table.merge(result.networks[["key", setting]], on="key")
-    names = in_full(table)
-    parts = [
-        rows.assign(panel=one.name, y=one.of(rows.rename(columns={"value": one.column})))
-        for one in shown
-        for rows in [table[names == one.column]]
-    ]
-    rows = pd.concat(parts, ignore_index=True).rename(columns={"step": "x", setting: "line"})
-    words = in_words(setting)
-    seeds = result.networks["seed"].nunique()
+    """What was followed in training, a line a value of the setting."""
+    words, seeds = in_words(setting), result.networks["seed"].nunique()
     caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
-    return banded(rows, f"through_training_{setting}", f"Through training, by {words}", caption, "step", words)
+    name, title = f"through_training_{setting}", f"Through training, by {words}"
+    return course_curves(result.networks, histories(result), setting, shown, name, title, caption)
 
 
 def course_curves(
@@ -55,34 +46,38 @@ def course_curves(
     name: str,
     title: str,
     caption: str,
-    references: Mapping[str, str] = MappingProxyType({}),
+    dashed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Plot:
-    """Courses of these networks, a line a value of the setting: the mean over the others, with its extremes; a dashed
-    line at another column of theirs in the panel of a quantity."""
-    nothing = pd.DataFrame(columns=["panel", "x", "line", "y", "reference"])
-    parts = [
-        pd.DataFrame({"panel": one.name, "x": course.index, "line": line, "y": one.of(course)}).assign(
-            reference=course.get(references.get(one.name, ""), np.nan)
-        )
-        for one in shown
-        for key, line in zip(networks["key"], networks[setting], strict=True)
-        if (course := courses.get(key)) is not None
-    ]
-    rows = pd.concat(parts, ignore_index=True) if parts else nothing
-    return banded(rows, name, title, caption, "step", in_words(setting))
+    """Courses of these networks, a line a value of the setting: the mean over the others, with its extremes.
+
+    `dashed`: in the panel of a quantity a line more, its name and its column of the courses.
+    """
+    parts = []
+    for one in shown:
+        for key, value in zip(networks["key"], networks[setting], strict=True):
+            if (course := courses.get(key)) is None:
+                continue
+            lines = {value: one.of(course)}
+            if one.name in dashed:
+                line, column = dashed[one.name]
+                lines[line] = course[column]
+            parts += [
+                pd.DataFrame({"panel": one.name, "x": y.index, "line": line, "y": y}) for line, y in lines.items()
+            ]
+    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "line", "y"])
+    drawn = banded(rows, name, title, caption, "step", in_words(setting))
+    return replace(drawn, dashed=tuple(line for line, _ in dashed.values()))
 
 
 def banded(
     rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
 ) -> Plot:
     """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest, by decades where they are
-    several; a `reference` is kept."""
-    grouped = rows.groupby(["panel", "x", "line"], sort=False)
-    data = grouped["y"].agg(y="mean", low="min", high="max")
-    if "reference" in rows and rows["reference"].notna().any():
-        data["reference"] = grouped["reference"].first()
-    columns = ["panel", "x", "line", "y", "low", "high", *(["reference"] if "reference" in data else [])]
-    return Plot(name, title, caption, "curves", data.reset_index()[columns], x, line, log_y=True, log_x=log_x)
+    several."""
+    grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
+    data = grouped.agg(y="mean", low="min", high="max").reset_index()
+    columns = ["panel", "x", "line", "y", "low", "high"]
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:

@@ -46,19 +46,11 @@ def _curves(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing
         alt.Chart(data).mark_area(opacity=0.18).encode(x=x, y=_vertical(data, plot, "low:Q"), y2="high:Q", color=colour)
     )
     line = alt.Chart(data).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=colour, tooltip=_tooltip(data))
-    layers = [band, line, *_references(data, plot)]
+    layers = [band, line]
     if len(beside):
         dashed = alt.Chart(beside).mark_line(strokeWidth=1.4, strokeDash=[5, 4], color="gray")
         layers.append(dashed.encode(x=x, y=y, detail="line:N", tooltip=_tooltip(beside)))
     return alt.layer(*layers).properties(width=width, height=210, title=title)
-
-
-def _references(data: pd.DataFrame, plot: Plot) -> list[alt.Chart]:
-    """A dashed line at each height that the panel is to be read against."""
-    heights = data.reindex(columns=["reference"]).dropna().drop_duplicates()
-    dashed = alt.Chart(heights).mark_rule(strokeDash=[5, 4], strokeWidth=1.2, opacity=0.8)
-    y = _vertical(data, plot, "reference:Q")
-    return [dashed.encode(y=y, tooltip=_tooltip(heights))] if len(heights) else []
 
 
 def _scatter(data: pd.DataFrame, plot: Plot, title: str, width: Width) -> Drawing:

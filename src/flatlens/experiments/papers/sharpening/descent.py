@@ -161,7 +161,7 @@ def _x6_plots(results: Results) -> list[Plot]:
                 f"{of}learning rate {lr:g}",
                 "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands from "
                 "least to largest; dashed is 2/lr.",
-                {SHARPNESS.name: "edge"},
+                {SHARPNESS.name: ("2/lr", "edge")},
             )
         )
     return plots
