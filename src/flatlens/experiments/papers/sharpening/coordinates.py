@@ -194,8 +194,9 @@ EXPERIMENTS = (
         {
             "smoke": (QUICK, OURS, LOSS),
             "laptop": (
-                "5 trials of the ReLU networks. Training ends where the mean squared error is below 1e-9, beyond "
-                "which steps change nothing that can be seen.", OURS, OPEN, LOSS,
+                "5 trials of the ReLU networks. Training ends where the mean squared error is below 1e-9: in the one "
+                "trial compared, the rest of the 100,000 steps made the sharpness 2% and the Jacobian norm 8% lower.",
+                OURS, OPEN, LOSS,
             ),
             "paper": (OURS, OPEN, LOSS),
         },
