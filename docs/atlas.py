@@ -46,6 +46,10 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
     if missing := [name for name in EXPERIMENTS if name not in there]:
         yield f"Not yet run to the end at this scale: {', '.join(missing)}."
         yield ""
+    failed = [one for one in found if any(verdict.outcome == "not reproduced" for verdict in one.verdicts)]
+    if once := [one.experiment.id for one in failed if not one.again]:
+        yield f"Not yet run once more: {', '.join(once)}."
+        yield ""
 
 
 def _glance(found: list[Reproduction]) -> Iterator[str]:
