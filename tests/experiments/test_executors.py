@@ -1,5 +1,6 @@
 """The sweep on a real Dask scheduler and worker processes on loopback, and what it says when there is none."""
 
+import gc
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from flatlens.experiments.runner import run_all
 pytest.importorskip("distributed")
 
 from distributed import Client
+from distributed.utils import LoopRunner
 
 from flatlens.experiments import ondask
 
@@ -154,6 +156,28 @@ def test_a_worker_of_other_versions_that_comes_later_ends_the_sweep(cluster):
         executor._here = {**ondask.versions(), "torch": "9.9"}
         with pytest.raises(BadInput, match=r"the executor broke: the Dask worker .* has other versions"):
             run_all(range(3), print, print, executor=executor)
+
+
+def test_a_client_that_is_collected_while_another_starts_does_not_stop_it(cluster, monkeypatch):
+    start, found = LoopRunner._start_unlocked, []
+
+    def collecting(self):
+        if gc.isenabled():  # as it may happen at any moment
+            gc.collect()
+        start(self)
+
+    def another():
+        with dask_executor(cluster.address) as executor:
+            found.append(executor.submit(os.getpid).result())
+
+    left = Client(cluster.address, set_as_default=False)
+    left.itself = left
+    monkeypatch.setattr(LoopRunner, "_start_unlocked", collecting)
+    del left
+    thread = threading.Thread(target=another, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert found
 
 
 def test_a_call_that_is_cancelled_says_so_and_one_thread_is_kept_to(cluster):

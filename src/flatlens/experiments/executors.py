@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import signal
@@ -156,13 +157,28 @@ def _client(where: str | SLURMCluster, trouble: str) -> Iterator[Client]:
     from distributed import Client
 
     try:
-        client = Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
+        with _no_collection():
+            client = Client(where, timeout=ANSWER_WITHIN, set_as_default=False)
     except (OSError, ValueError, AssertionError) as error:  # the last where Dask's own thread takes 10 s to start
         raise BadInput(f"{trouble} within {ANSWER_WITHIN:g} s: is it running, and reachable from here?") from error
     try:
         yield client
     finally:
-        client.close(timeout=ANSWER_WITHIN)
+        with _no_collection():
+            client.close(timeout=ANSWER_WITHIN)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """A client that never got an answer closes itself when it is collected; should that be while another one starts or
+    closes, it would wait for ever for the lock that this one holds."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @contextmanager
