@@ -170,10 +170,15 @@ def test_a_client_that_is_collected_while_another_starts_does_not_stop_it(cluste
         with dask_executor(cluster.address) as executor:
             found.append(executor.submit(os.getpid).result())
 
-    left = Client(cluster.address, set_as_default=False)
-    left.itself = left
+    class Left:  # as a Client that waits for an answer no more
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            LoopRunner().stop()
+
     monkeypatch.setattr(LoopRunner, "_start_unlocked", collecting)
-    del left
+    Left()
     thread = threading.Thread(target=another, daemon=True)
     thread.start()
     thread.join(60)
