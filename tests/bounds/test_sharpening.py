@@ -241,7 +241,7 @@ WRONG = [
     (growth, "- float(V.max())", "- float(V.mean())"),
     (growth, "float(goal.cost.max())", "float(goal.cost.mean())"),
     (growth, "math.sqrt(float(goal.cost.max()) / alpha)", "math.sqrt(float(goal.cost.max()) * alpha)"),
-    (growth, "- torch.special.entr(target.clamp(min=0)).sum(1)", ""),
+    (growth, "values - loss.least(f, y)", "values"),
     (growth, "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
     (growth, "1 / problem.outputs", "0.5"),
 ]  # fmt: skip

@@ -29,6 +29,7 @@ ELEMENTWISE = (
     torch.tanh, F.tanh, "tanh", "tanh_", torch.sigmoid, F.sigmoid, "sigmoid", "sigmoid_", F.gelu, F.silu, F.mish,
     F.elu, F.selu, F.celu, F.softplus, F.softsign, F.logsigmoid, F.relu6, F.hardtanh, F.hardswish, F.hardsigmoid,
     F.hardshrink, F.softshrink, F.tanhshrink, torch.exp, "exp", torch.square, "square", torch.sin, torch.cos,
+    F.threshold,
 )  # fmt: skip
 SCALING = (operator.mul, operator.imul, operator.truediv, operator.itruediv, torch.mul, torch.div, "mul", "div")
 SHIFTING = (operator.add, operator.iadd, operator.sub, operator.isub, torch.add, torch.sub, "add", "add_", "sub")
