@@ -14,7 +14,6 @@ from pathlib import Path
 import vl_convert
 
 from flatlens.experiments.again import IN_WORDS
-from flatlens.experiments.claims import Verdict
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.report.words import what_was_run
@@ -46,7 +45,7 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
     if missing := [name for name in EXPERIMENTS if name not in there]:
         yield f"Not yet run to the end at this scale: {', '.join(missing)}."
         yield ""
-    failed = [one for one in found if any(verdict.outcome == "not reproduced" for verdict in one.verdicts)]
+    failed = [one for one in found if one.counts["not reproduced"]]
     if once := [one.experiment.id for one in failed if not one.again]:
         yield f"Not yet run once more: {', '.join(once)}."
         yield ""
@@ -56,11 +55,8 @@ def _glance(found: list[Reproduction]) -> Iterator[str]:
     yield "| | experiment | source | networks | reproduced | not reproduced | inconclusive |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for one in found:
-        outcomes = [verdict.outcome for verdict in one.verdicts]
-        counts = [outcomes.count(name) for name in ("reproduced", "not reproduced", "inconclusive")]
-        networks = sum(len(result.networks) for result in one.results.values())
         link = f"[{one.experiment.id}](#{one.experiment.id.lower()})"
-        yield _row(link, one.experiment.title, one.experiment.reproduces, networks, *counts)
+        yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *one.counts.values())
     yield ""
 
 
@@ -74,9 +70,9 @@ def _section(one: Reproduction) -> Iterator[str]:
     yield "| what the paper says | here |" + (" once more |" if one.again else "") + " value, 95% interval | n |"
     yield "|---|---|" + ("---|" if one.again else "") + "---|---:|"
     for verdict, again in zip_longest(one.verdicts, one.again):
-        second = [f"{_marked(again)} {again.statistic.in_words}"] if again else []
+        second = [f"{again.marked} {again.statistic.in_words}"] if again else []
         said = f"{verdict.claim.says} ({verdict.claim.source})"
-        yield _row(said, _marked(verdict), *second, verdict.statistic.in_words, verdict.statistic.n)
+        yield _row(said, verdict.marked, *second, verdict.statistic.in_words, verdict.statistic.n)
     yield ""
     if one.plots:
         yield f"![{one.plots[0].title}]({(PICTURES / one.experiment.id).as_posix()}.png)"
@@ -89,11 +85,6 @@ def _versions(found: list[Reproduction]) -> Iterator[str]:
     seen = {", ".join(f"{k} {v}" for k, v in r.versions.items()) for one in found for r in one.results.values()}
     yield f"Computed with {'; and '.join(sorted(seen))}."
     yield ""
-
-
-def _marked(verdict: Verdict) -> str:
-    marks = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
-    return f"{marks[verdict.outcome]} {verdict.outcome}"
 
 
 def _row(*cells: object) -> str:

@@ -13,9 +13,6 @@ from flatlens.experiments.papers.beyond import BOUND, VACUOUS, enough, most_samp
 from flatlens.measures import Lens
 from flatlens.problem import Problem
 
-NETWORKS = {"smoke": 48, "laptop": 210, "paper": 540}
-
-
 pytestmark = pytest.mark.xdist_group("X19")
 
 
@@ -24,20 +21,11 @@ def x19(smoke_of):
     return smoke_of("X19")[1]
 
 
-def test_no_network_is_left_out_and_every_statistic_is_a_number(x19):
-    assert not any(result.excluded for result in x19.results.values())
-    for verdict in x19.verdicts:
-        assert np.isfinite(verdict.statistic.value), verdict
-        if not verdict.claim.name.startswith("printed"):  # the printed radius wants many samples
-            assert verdict.statistic.left_out == 0, verdict
-
-
 @pytest.mark.parametrize("scale", SCALES)
-def test_studies_are_what_their_text_says(scale):
+def test_one_seed_is_for_data_model_and_training(scale):
     studies = EXPERIMENTS["X19"].studies(scale)
     assert set(studies) == set(RECIPES)
     networks = [network for study in studies.values() for network in study.networks()]
-    assert len({network.key for network in networks}) == len(networks) == NETWORKS[scale]
     assert all(n.data.seed == n.model.seed == n.training.seed for n in networks)
 
 
@@ -60,7 +48,7 @@ def test_sides_are_those_of_the_bound():
 
 def test_the_tables_of_all_laws(x19):
     table = sides()(x19.results)
-    assert len(table) == NETWORKS["smoke"]
+    assert len(table) == 48
     assert (table["true error"] < table["tight"]).all()
     assert (table["tight"] < table["exact"]).all()
     assert (table["holds"] == 1).all()

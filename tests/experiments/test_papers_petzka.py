@@ -4,50 +4,11 @@ import numpy as np
 import pytest
 
 from flatlens.bounds.relative_generalisation import rate
-from flatlens.experiments import Study
-from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.relative2021.clusters import FLATNESS, approximated
 from flatlens.experiments.papers.relative2021.minima import CODED, RIGHT, minima
 from flatlens.experiments.papers.remarks import SUMMED
 from flatlens.experiments.papers.reparam2019 import fifth_layer, well_trained
-
-NETWORKS = {
-    "X14": {"smoke": 4, "laptop": 48, "paper": 144},
-    "X15": {"smoke": 4, "laptop": 48, "paper": 40},
-    "X16": {"smoke": 8, "laptop": 600, "paper": 600},
-    "X17": {"smoke": 12, "laptop": 240, "paper": 720},
-    "X18": {"smoke": 4, "laptop": 48, "paper": 450},
-}
-
-
-EACH = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NETWORKS])
-
-
-@EACH
-def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name):
-    _, one = smoke_of(name)
-    assert not any(result.excluded for result in one.results.values())
-    for verdict in one.verdicts:
-        assert np.isfinite(verdict.statistic.value), verdict
-        assert verdict.statistic.left_out == 0, verdict
-    for plot in one.plots:
-        numbers = plot.data if plot.kind == "matrix" else plot.data[["x", "y"]]
-        assert np.isfinite(numbers.to_numpy(dtype=float)).all()
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@EACH
-def test_studies_are_what_their_text_says(name, scale):
-    experiment = EXPERIMENTS[name]
-    assert experiment.differs[scale]
-    total = 0
-    for study in experiment.studies(scale).values():
-        assert Study.from_json(study.as_json()) == study
-        keys = [network.key for network in study.networks()]
-        assert len(keys) == len(set(keys))
-        total += len(keys)
-    assert total == NETWORKS[name][scale]
 
 
 def test_the_published_settings():

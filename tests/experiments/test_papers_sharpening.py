@@ -4,40 +4,10 @@ import numpy as np
 import pytest
 
 from flatlens.experiments.evidence import histories, reached
-from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.sharpening.descent import FITTED
 from flatlens.experiments.papers.sharpening.networks import GAP, SHARPNESS
 from flatlens.experiments.papers.sharpening.smoothing import of_smoothing
-
-NETWORKS = {
-    "X6": {"smoke": 8, "laptop": 45, "paper": 90},
-    "X7": {"smoke": 8, "laptop": 24, "paper": 50},
-    "X8": {"smoke": 32, "laptop": 72, "paper": 300},
-    "X10": {"smoke": 16, "laptop": 30, "paper": 30},
-}
-UNSEEN = {"jacobian.beyond_edge"}
-"""Claims that the smallest networks say nothing of: they never come to 2/lr."""
-
-
-EACH = pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NETWORKS])
-
-
-@EACH
-def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name):
-    _, one = smoke_of(name)
-    assert not any(result.excluded for result in one.results.values())
-    for verdict in one.verdicts:
-        if verdict.claim.name not in UNSEEN:
-            assert np.isfinite(verdict.statistic.value), verdict
-            assert verdict.statistic.left_out == 0, verdict
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", NETWORKS)
-def test_studies_are_what_their_text_says(name, scale):
-    studies = EXPERIMENTS[name].studies(scale).values()
-    assert sum(len(study.networks()) for study in studies) == NETWORKS[name][scale]
 
 
 def paper(name):

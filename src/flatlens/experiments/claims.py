@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +14,7 @@ Results: TypeAlias = Mapping[str, StudyResult]
 
 Side: TypeAlias = Literal["above", "below"]
 Outcome: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+MARKS: Mapping[Outcome, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,11 @@ class Verdict:
     statistic: Statistic
     outcome: Outcome
 
+    @property
+    def marked(self) -> str:
+        """The outcome behind its mark."""
+        return f"{MARKS[self.outcome]} {self.outcome}"
+
     def as_json(self) -> dict[str, Any]:
         """Plain: the claim, the statistic with its interval, n and who was left out, the outcome; None for NaN."""
         s = self.statistic
@@ -62,3 +68,9 @@ def outcome_of(found: Statistic, side: Side, than: float) -> Outcome:
     if above == below:
         return "inconclusive"
     return "reproduced" if above == (side == "above") else "not reproduced"
+
+
+def counted(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
+    """How many there are of each outcome."""
+    outcomes = [verdict.outcome for verdict in verdicts]
+    return {outcome: outcomes.count(outcome) for outcome in MARKS}

@@ -1,4 +1,4 @@
-"""What happened in the course of training, as numbers of each network; and lines of figures as evidence."""
+"""What happened in the course of training, as numbers of each network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Table, alike_in, histories, reached
+from flatlens.experiments.evidence import Table, alike_in, histories, reached, tau
 from flatlens.experiments.result import StudyResult
-from flatlens.statistics import kendall
-from flatlens.statistics.coefficients import Array
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
 """By network: one row a moment, one column a measure that was followed, and `edge`."""
@@ -93,7 +91,7 @@ def fall(column: str) -> Number:
 
 def agreement(x: str, y: str) -> Number:
     """Kendall's tau-b of two columns over the moments."""
-    return lambda course: _tau(course[[x, y]].dropna().to_numpy())
+    return lambda course: tau(*course[[x, y]].dropna().to_numpy().T)
 
 
 def growth_beyond(column: str, over: str, edge: str) -> Number:
@@ -104,9 +102,3 @@ def growth_beyond(column: str, over: str, edge: str) -> Number:
         return float(np.log(beyond.iloc[-1] / beyond.iloc[0])) if len(beyond) else np.nan
 
     return found
-
-
-def _tau(pairs: Array) -> float:
-    """Kendall's tau-b of two columns, (n, 2); NaN where one of them is constant."""
-    x, y = pairs.T
-    return float(kendall(x, y, np.ones((1, len(x))))[0])

@@ -11,6 +11,7 @@ import pandas as pd
 from flatlens.experiments.claims import Results
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import Statistic, average, correlate, kendall
+from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import Name
 from flatlens.training import REACHED
 
@@ -26,6 +27,17 @@ def reached(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         networks = results[study].networks
         return networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+
+    return found
+
+
+def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
+    """Those of its networks for which `chosen` is true."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = table(results)
+        kept: pd.DataFrame = networks[chosen(networks)]
+        return kept
 
     return found
 
@@ -60,12 +72,17 @@ def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evide
     """The mean of Kendall's tau-b of a setting and a column over the lines of a figure: groups of networks that have
     all else the `same`."""
 
-    def tau(values: pd.Series) -> float:
-        x, y = values.index.to_numpy(dtype=float), values.to_numpy()
-        return float(kendall(x, y, np.ones((1, len(values))))[0]) if len(values) > 1 else np.nan
-
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
-    return over_groups(table, setting, column, same, tau, name)
+    return over_groups(table, setting, column, same, _ordered, name)
+
+
+def _ordered(line: pd.Series) -> float:
+    return tau(line.index.to_numpy(dtype=float), line.to_numpy())
+
+
+def tau(x: Array, y: Array) -> float:
+    """Kendall's tau-b of two columns; NaN of fewer than two rows, or where one of them is constant."""
+    return float(kendall(x, y, np.ones((1, len(x))))[0]) if len(x) > 1 else np.nan
 
 
 def over_groups(

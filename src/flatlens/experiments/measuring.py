@@ -15,7 +15,7 @@ from flatlens.data import Split
 from flatlens.distributions import RULES
 from flatlens.estimate import Estimate, Key, Report
 from flatlens.experiments.settings import NetworkSettings
-from flatlens.measures import Lens, Measure, about, measure
+from flatlens.measures import Lens, about, measure
 from flatlens.measures.registry import named
 from flatlens.plain import digest
 from flatlens.problem import Problem, measuring
@@ -48,10 +48,11 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
         lens = Lens(problem)
         return dict(measure(lens, list(settings.measures)).items()), lens
     lens = Lens(problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed)))
-    through: dict[Lens, list[Measure]] = {lens: [], Lens(problem): []}
-    for one in named(settings.measures):
-        through[[*through][one.card.family == RISK]].append(one)
-    return {key: e for seen, mine in through.items() if mine for key, e in measure(seen, mine).items()}, lens
+    chosen = named(settings.measures)
+    risk = [one for one in chosen if one.card.family == RISK]
+    rest = [one for one in chosen if one.card.family != RISK]
+    parts = [measure(seen, mine) for seen, mine in ((lens, rest), (Lens(problem), risk)) if mine]
+    return {key: e for part in parts for key, e in part.items()}, lens
 
 
 def _own_seed(settings: NetworkSettings) -> int:

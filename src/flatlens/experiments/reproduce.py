@@ -13,7 +13,7 @@ from typing import Any, Unpack
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.estimate import Progress
 from flatlens.experiments.again import once_more
-from flatlens.experiments.claims import Results, Verdict
+from flatlens.experiments.claims import Outcome, Results, Verdict, counted
 from flatlens.experiments.experiment import SCALES, Experiment, Plot, Scale
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.settings import Study
@@ -40,6 +40,16 @@ class Reproduction:
         """Every claim with what came of it, plain."""
         rows = [verdict.as_json() for verdict in self.verdicts]
         return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
+
+    @property
+    def networks(self) -> int:
+        """How many there are in all studies."""
+        return sum(len(result.networks) for result in self.results.values())
+
+    @property
+    def counts(self) -> dict[Outcome, int]:
+        """Of the claims, by outcome."""
+        return counted(self.verdicts)
 
     @property
     def unfinished(self) -> int:
@@ -94,9 +104,10 @@ def reproduce(
         return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
 
     results = run(studies, out)
-    if again and any(claim.weigh(results).outcome == "not reproduced" for claim in experiment.claims):
+    verdicts = _weighed(experiment, results)
+    if again and counted(verdicts)["not reproduced"]:
         run({study: once_more(settings) for study, settings in studies.items()}, out / AGAIN)
-    return _weighed(out, experiment, scale, results)
+    return _concluded(out, experiment, scale, results, verdicts)
 
 
 def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
@@ -107,11 +118,18 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
     """
     out = Path(out)
     experiment, scale = _claimed(out)
-    return _weighed(out, experiment, scale, {study: load_study(out / study) for study in experiment.studies(scale)})
+    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    return _concluded(out, experiment, scale, results, _weighed(experiment, results))
 
 
-def _weighed(out: Path, experiment: Experiment, scale: Scale, results: Results) -> Reproduction:
-    verdicts = tuple(claim.weigh(results) for claim in experiment.claims)
+def _weighed(experiment: Experiment, results: Results) -> tuple[Verdict, ...]:
+    """A verdict a claim."""
+    return tuple(claim.weigh(results) for claim in experiment.claims)
+
+
+def _concluded(
+    out: Path, experiment: Experiment, scale: Scale, results: Results, verdicts: tuple[Verdict, ...]
+) -> Reproduction:
     second = _second(out, experiment, results)
     found = Reproduction(experiment, scale, results, verdicts, tuple(experiment.plots(results)), second)
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
@@ -123,7 +141,7 @@ def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Verdic
     if not all((out / AGAIN / study).is_dir() for study in results):
         return ()
     again = {study: load_study(out / AGAIN / study) for study in results}
-    return () if any(one.unfinished for one in again.values()) else tuple(c.weigh(again) for c in experiment.claims)
+    return () if any(one.unfinished for one in again.values()) else _weighed(experiment, again)
 
 
 def is_reproduction(out: Path) -> bool:

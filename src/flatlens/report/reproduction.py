@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.experiments.again import IN_WORDS
-from flatlens.experiments.claims import Outcome
+from flatlens.experiments.claims import MARKS, counted
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
 from flatlens.report import words
@@ -20,7 +20,6 @@ from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
 
 if TYPE_CHECKING:
-    from flatlens.experiments.claims import Verdict
     from flatlens.experiments.reproduce import Reproduction
 
 COLOURS = 4
@@ -66,7 +65,8 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
     return environment().get_template("atlas.html.j2").render(
         title=_title(found),
-        counts=_counts([verdict for one in found for verdict in one.verdicts]),
+        counts=counted(verdict for one in found for verdict in one.verdicts),
+        marks=MARKS,
         rows=rows,
         again=IN_WORDS,
         papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
@@ -83,11 +83,6 @@ def _title(found: Sequence[Reproduction]) -> str:
     return "Atlas: the papers' figures and claims, reproduced"
 
 
-def _counts(verdicts: Sequence[Verdict]) -> dict[str, int]:
-    outcomes = [verdict.outcome for verdict in verdicts]
-    return {name: outcomes.count(name) for name in get_args(Outcome)}
-
-
 def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, Any]:
     slots = {f"{one.experiment.id}-{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}
     return {
@@ -96,8 +91,8 @@ def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, 
         "differs": one.experiment.differs.get(one.scale, ()),
         "verdicts": list(zip_longest(one.verdicts, one.again)),
         "again": bool(one.again),
-        "networks": sum(len(result.networks) for result in one.results.values()),
-        "counts": _counts(one.verdicts),
+        "networks": one.networks,
+        "counts": one.counts,
         "studies": [_study(name, one, place) for name in one.results],
         "unfinished": one.unfinished,
         "figures": figures,

@@ -22,7 +22,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import changed, mean_of, unchanged
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK, SEEDS
+from flatlens.experiments.papers.remarks import QUICK, trials
 from flatlens.experiments.plots import banded
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -42,7 +42,7 @@ SPHERES = ("circle", "sphere")
 
 
 def _x19(scale: Scale) -> Mapping[str, Study]:
-    sizes, trials, steps = {
+    sizes, count, steps = {
         "smoke": ((10, 40), 4, 100),
         "laptop": ((10, 30, 100, 300, 1000, 3000, 10_000), 5, 3000),
         "paper": ((10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000), 10, 10_000),
@@ -56,7 +56,7 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     training = Training(
         Adam(0.01), batch_size=64, loss="mse", schedule=Cosine(steps, "steps"), max_steps=steps, check_every=1000
     )
-    axes = (Axis("train", sizes), Axis(SEEDS, tuple((seed, seed, seed) for seed in range(trials))))
+    axes = (Axis("train", sizes), trials(count))
     studies = {}
     for law in RECIPES:
         data = DataSettings(f"waves_{law}", train=sizes[0], test=1000)

@@ -1,15 +1,20 @@
 """What several experiments have to say of how they differ from their papers, and names that they share."""
 
+from __future__ import annotations
+
+from flatlens.experiments.settings import Axis
+
 QUICK = "Far too short and small for the effects: only to see that it runs."
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 
-SEEDS = "data.seed+model.seed+training.seed"
-"""One seed a trial, for the sample, the network and the order of its batches."""
 SUMMED = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""
 MOVED = "layerwise"
 """The reparametrisation that their networks are measured after once more."""
 WEAK = 0.3
 """What "very weak" or "does not correlate" is taken to be at most."""
-SEEDS = "data.seed+model.seed+training.seed"
-"""The axis of trials that have a sample each."""
+
+
+def trials(count: int) -> Axis:
+    """One seed a trial, for the sample, the network and the order of its batches."""
+    return Axis("data.seed+model.seed+training.seed", tuple((seed, seed, seed) for seed in range(count)))

@@ -6,7 +6,8 @@ products of the layers below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -14,14 +15,14 @@ from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of, rising
-from flatlens.experiments.evidence import Table, correlated, reached
+from flatlens.experiments.evidence import correlated, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS, WEAK
+from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, WEAK, trials
 from flatlens.experiments.plots import scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
-from flatlens.statistics import average, correlate
+from flatlens.statistics import Statistic, average, correlate
 from flatlens.training import Ridge, Training
 
 FEATURES = 8
@@ -35,11 +36,6 @@ def _clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
     return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
 
 
-def _samples(count: int) -> Axis:
-    """The random network is in the data and in the model: one seed for both, and for the sample."""
-    return Axis(SEEDS, tuple((seed, seed, seed) for seed in range(count)))
-
-
 def _x16(scale: Scale) -> Mapping[str, Study]:
     train, test, repeats = {"smoke": (60, 140, 4), "laptop": (500, 4500, 100), "paper": (500, 4500, 100)}[scale]
     separations = (1.0, 4.0) if scale == "smoke" else (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
@@ -50,37 +46,27 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
         Quantity("relative flatness, features by their variance", AS_CODED),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), _samples(repeats))
+    axes = (Axis("separation", separations), trials(repeats))
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
-def at_end(study: str, last: bool) -> Table:
-    """The networks of the largest class separation, or of the smallest."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = reached(study)(results)
-        values = networks["separation"]
-        chosen: pd.DataFrame = networks[values == (values.max() if last else values.min())]
-        return chosen
-
-    return found
-
-
 def _x16_claims() -> tuple[Claim, ...]:
-    source, gap = "relative2021 section 6, Fig. 3", "generalisation_gap"
+    source, gap, every = "relative2021 section 6, Fig. 3", "generalisation_gap", reached("clusters")
+    far, near = (where(every, lambda t: t["separation"] == t["separation"].max()),
+                 where(every, lambda t: t["separation"] == t["separation"].min()))  # fmt: skip
     return (
         Claim(
             "far",
             "Where labels are locally constant (the largest class separation) relative flatness correlates with the "
             "generalisation gap.",
             source,
-            correlated(at_end("clusters", last=True), FLATNESS, gap),
+            correlated(far, FLATNESS, gap),
         ),
         Claim(
             "near",
             f"Where they are not (the smallest) it does not: r below {WEAK:g}.",
             source,
-            correlated(at_end("clusters", last=False), FLATNESS, gap),
+            correlated(near, FLATNESS, gap),
             "below",
             WEAK,
         ),
@@ -88,29 +74,37 @@ def _x16_claims() -> tuple[Claim, ...]:
             "rises",
             "The correlation increases with the class separation.",
             source,
-            rising(reached("clusters"), "separation", FLATNESS, gap),
+            rising(every, "separation", FLATNESS, gap),
         ),
         Claim(
             "rises.as_coded",
             "The same with the features divided by their variance, as the authors' code does.",
             source,
-            rising(reached("clusters"), "separation", AS_CODED, gap),
+            rising(every, "separation", AS_CODED, gap),
         ),
     )
 
 
+def _by_separation(
+    networks: pd.DataFrame, columns: Mapping[str, str], of: Callable[[pd.DataFrame, str], Statistic], panel: str
+) -> pd.DataFrame:
+    """The curves of Fig. 3 and 4: a line a column, a statistic of the networks of each class separation."""
+    rows = []
+    for line, column in columns.items():
+        for separation, among in networks.groupby("separation"):
+            found = of(among, column)
+            rows.append((panel, separation, line, found.value, found.low, found.high))
+    return pd.DataFrame(rows, columns=["panel", "x", "line", "y", "low", "high"])
+
+
 def _x16_plots(results: Results) -> list[Plot]:
     networks = reached("clusters")(results)
-    rows = []
-    for line, column in (("Definition 3", FLATNESS), ("features by their variance", AS_CODED)):
-        for separation, among in networks.groupby("separation"):
-            r = correlate(among[column], among["generalisation_gap"], "pearson", names=(line, "gap"), permuted=0)
-            rows.append(("Pearson's r with the gap", separation, line, r.value, r.low, r.high))
+    measured = {"Definition 3": FLATNESS, "features by their variance": AS_CODED}
     return [
         Plot(
             "fig3", "Relative flatness and the gap, by class separation",
             "Pearson's r over the networks of a class separation, with its 95% bootstrap interval.",
-            "curves", pd.DataFrame(rows, columns=["panel", "x", "line", "y", "low", "high"]),
+            "curves", _by_separation(networks, measured, _r_with_gap, "Pearson's r with the gap"),
             "class separation", "relative flatness by",
         ),
         scatter(
@@ -119,6 +113,10 @@ def _x16_plots(results: Results) -> list[Plot]:
             "generalisation_gap", "separation", x="relative flatness", y="generalisation gap",
         ),
     ]  # fmt: skip
+
+
+def _r_with_gap(among: pd.DataFrame, column: str) -> Statistic:
+    return correlate(among[column], among["generalisation_gap"], "pearson", names=(column, "gap"), permuted=0)
 
 
 FOLDS = 3
@@ -136,7 +134,7 @@ def _x17(scale: Scale) -> Mapping[str, Study]:
         Quantity("representativeness, by kernel densities", "representativeness"),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), _samples(repeats), Axis("fold", tuple(range(FOLDS))))
+    axes = (Axis("separation", separations), trials(repeats), Axis("fold", tuple(range(FOLDS))))
     return {"folds": Study("folds", base, axes, shown, scale=scale)}
 
 
@@ -211,24 +209,19 @@ def _x17_claims() -> tuple[Claim, ...]:
 
 
 def _x17_plots(results: Results) -> list[Plot]:
-    samples = approximated(results)
-    rows = []
-    for line, column in (
-        ("gap", "generalisation_gap"),
-        ("approximated bound", "bound"),
-        ("the same, delta = 0.1", "as coded"),
-    ):
-        for separation, among in samples.groupby("separation"):
-            found = average(among[column], name=column)
-            rows.append(("half squared error", separation, line, float(among[column].mean()), found.low, found.high))
+    drawn = {"gap": "generalisation_gap", "approximated bound": "bound", "the same, delta = 0.1": "as coded"}
     return [
         Plot(
             "fig4", "The gap and its approximated bound, by class separation",
             "Means over samples, each the mean of its three folds, with 95% bootstrap intervals.",
-            "curves", pd.DataFrame(rows, columns=["panel", "x", "line", "y", "low", "high"]),
+            "curves", _by_separation(approximated(results), drawn, _mean, "half squared error"),
             "class separation", "mean of",
         )
     ]  # fmt: skip
+
+
+def _mean(among: pd.DataFrame, column: str) -> Statistic:
+    return replace(average(among[column], name=column), value=float(among[column].mean()))  # also of too few
 
 
 SEPARATION = (

@@ -9,7 +9,7 @@ import pandas as pd
 from flatlens.data.points import POINTS
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import off
-from flatlens.experiments.evidence import Table, reached
+from flatlens.experiments.evidence import Table, reached, where
 from flatlens.experiments.experiment import Plot
 
 TABLES = {"gaussian": "Table 1", "relu": "Table 2"}
@@ -45,13 +45,7 @@ def measured(study: str) -> Table:
 
 def of_start(study: str, start: str) -> Table:
     """The networks of one start."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = measured(study)(results)
-        chosen: pd.DataFrame = networks[networks["start"] == start].reset_index(drop=True)
-        return chosen
-
-    return found
+    return where(measured(study), lambda t: t["start"] == start)
 
 
 def printed() -> tuple[Claim, ...]:

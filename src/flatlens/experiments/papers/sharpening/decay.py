@@ -9,8 +9,8 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger
 from flatlens.experiments.evidence import along, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
-from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends, trials
+from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, trials
+from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends
 from flatlens.experiments.papers.sharpening.networks import (
     DIGIT_RESNET,
     GAP,
@@ -44,7 +44,7 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     )
     samples = {"smoke": 10, "laptop": 100, "paper": 1000}[scale]
     shown = (GAP, SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
-    axes = (Axis("lr", lrs), Axis(DECAY, decays), Axis(SEEDS, trials(seeds)))
+    axes = (Axis("lr", lrs), Axis(DECAY, decays), trials(seeds))
     base = NetworkSettings(data, model, training, MEASURES, samples=samples)
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pandas as pd
 
 from flatlens.experiments.experiment import Plot
@@ -17,14 +15,9 @@ PANELS = {"Jacobian norm": JACOBIAN.column, "sharpness": SHARPNESS.column, "|tes
 NO_DECAY = "Sharpness leaves weight decay out of the loss."
 
 
-def trials(count: int) -> tuple[tuple[int, int, int], ...]:
-    """For an axis of SEEDS."""
-    return tuple((seed, seed, seed) for seed in range(count))
-
-
 def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, *, log_x: bool = False) -> Plot:
     """A line a value of the setting `line`, over the values of the setting `x`."""
     networks = networks.rename(columns={x: "x", line: "line"})
     rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()])
     caption = "At the end of training. Lines are means over trials, bands from the least to the largest."
-    return replace(banded(rows, name, title, caption, in_words(x), in_words(line)), log_x=log_x)
+    return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x)

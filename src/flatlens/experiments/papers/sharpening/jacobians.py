@@ -17,9 +17,10 @@ import pandas as pd
 
 from flatlens.experiments.cases import CASE, across, first_step, least
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.evidence import Evidence, Table, along, reached
+from flatlens.experiments.evidence import Evidence, Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.sharpening.networks import GHOSTS
 from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN, SHOWN, UNSAID, Trained, kinds
 from flatlens.experiments.plots import banded
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -94,12 +95,8 @@ SAME = (CASE, "seed")
 
 def _ends(name: str) -> Table:
     """The largest coefficient, and none."""
-
-    def found(results: Results) -> pd.DataFrame:
-        table = networks(name, "reference_small")(results)
-        return table[table["coefficient"].isin([0.0, table["coefficient"].max()])]
-
-    return found
+    both = networks(name, "reference_small")
+    return where(both, lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
 
 
 def _similar(results: Results) -> Statistic:
@@ -232,7 +229,7 @@ EXPERIMENTS = (
                 MODEL,
                 SCALING,
             ),
-            "paper": (MODEL, RATE, SCALING, UNSAID),
+            "paper": (MODEL, RATE, SCALING, GHOSTS, UNSAID),
         },
     ),
 )

@@ -8,10 +8,10 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.evidence import Table, along, correlated, reached
+from flatlens.experiments.evidence import Table, along, correlated, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, SEEDS
-from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends, trials
+from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, trials
+from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends
 from flatlens.experiments.papers.sharpening.networks import (
     DIGIT_RESNET,
     GAP,
@@ -63,21 +63,10 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
             SGD(lrs[0], weight_decay=1e-4), batch_size=batches[0], until=until, max_steps=steps, check_every=every
         )
         base = NetworkSettings(sets[0][0], network, training, MEASURES, samples=samples)
-        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), Axis(SEEDS, trials(seeds)))
+        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), trials(seeds))
         shown = (GAP, SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(KINDS[name], base, axes, shown, scale=scale)
     return studies
-
-
-def _of_rates(table: Table, largest: bool) -> Table:
-    """The networks of the largest learning rate, or of all smaller ones."""
-
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        kept: pd.DataFrame = networks[(networks["lr"] == networks["lr"].max()) == largest]
-        return kept
-
-    return found
 
 
 WORDS = {"sharpness": SHARPNESS.column, "Jacobian norm": JACOBIAN.column, "generalisation gap": GAP.column}
@@ -97,7 +86,8 @@ def _x8_claims() -> tuple[Claim, ...]:
     claims = []
     for study, kind in KINDS.items():
         table = reached(study)
-        slow, fast = (_of_rates(table, largest) for largest in (False, True))
+        slow = where(table, lambda t: t["lr"] < t["lr"].max())
+        fast = where(table, lambda t: t["lr"] == t["lr"].max())
         for word in WORDS:
             says = "larger learning rates end at a smaller"
             claims.append(_line(study, "lr", says, table, "lr", word, "below"))

@@ -10,9 +10,10 @@ import pandas as pd
 from flatlens.experiments.cases import across, alike, first_step, least, margin, mean, usual_size
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import unchanged
-from flatlens.experiments.evidence import Table, along, numbers_of
+from flatlens.experiments.evidence import along, numbers_of, where
 from flatlens.experiments.experiment import Experiment, Plot
 from flatlens.experiments.papers.remarks import QUICK, WEAK
+from flatlens.experiments.papers.sharpening.networks import GHOSTS
 from flatlens.experiments.papers.sharpening.regularisers import (
     ALIKE,
     REGULARISERS,
@@ -42,15 +43,11 @@ SIMILAR = 0.2
 """How far apart, in logarithms, two norms may be that are "very similar": a fifth."""
 
 
-def _of_fig5(results: Results) -> pd.DataFrame:
-    """ResNet-18 with BatchNorm, on CIFAR-10 where there is more than one data set."""
-    table = networks(*REGULARISERS)(results)
-    return table[table["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"])]
-
-
 def _x9_claims() -> tuple[Claim, ...]:
     claims = [claim for name, one in REGULARISERS.items() for claim in _claims_of(name, one)]
     every = networks(*REGULARISERS)
+    # ResNet-18 with BatchNorm, on CIFAR-10 where there is more than one data set
+    of_fig5 = where(every, lambda t: t["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"]))
     return (
         *claims,
         Claim(
@@ -67,7 +64,7 @@ def _x9_claims() -> tuple[Claim, ...]:
             f"ResNet-18 with BatchNorm: the Jacobian norm correlates much better with the gap than sharpness does, r "
             f"larger by {MUCH:g} in the mean of the four.",
             "sharpening Fig. 5",
-            across(_of_fig5, [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
+            across(of_fig5, [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
             "above",
             MUCH,
         ),
@@ -161,20 +158,10 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
                 f"{in_title}: beyond the weakest, the Jacobian norm on the pure samples gradually increases with "
                 f"{one.symbol}.",
                 "sharpening Fig. 5, section 6",
-                along(_beyond_the_weakest(table), "strength", JACOBIAN, ALIKE),
+                along(where(table, lambda t: t["strength"] > 0), "strength", JACOBIAN, ALIKE),
             )
         )
     return claims
-
-
-def _beyond_the_weakest(table: Table) -> Table:
-    """Without the networks that were not regularised."""
-
-    def found(results: Results) -> pd.DataFrame:
-        every = table(results)
-        return every[every["strength"] > 0]
-
-    return found
 
 
 CORRELATED = {"sharpness": SHARPNESS, "Jacobian norm": JACOBIAN, "Jacobian norm of softmax": SOFTMAXED}
@@ -244,7 +231,7 @@ EXPERIMENTS = (
                 LOSSES,
                 MODE,
             ),
-            "paper": (GRID, JACOBIANS, LOSSES, UNSAID, MODE),
+            "paper": (GRID, JACOBIANS, GHOSTS, LOSSES, UNSAID, MODE),
         },
     ),
 )

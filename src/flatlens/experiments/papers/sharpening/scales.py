@@ -14,6 +14,7 @@ from flatlens.experiments.courses import climb, in_course, largest, last
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.experiments.plots import followed_curves
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
@@ -21,12 +22,11 @@ from flatlens.models import MLP, Activation
 from flatlens.training import SGD, Training
 
 SCALINGS = (0.5, 1.0, 1.5)
-SOFTMAXED = "jacobian_norm(softmax=True)"
 FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
 SHOWN = (
     Quantity("training loss", "loss"),
-    Quantity("Jacobian norm", "jacobian_norm"),
-    Quantity("Jacobian norm, softmaxed", SOFTMAXED),
+    JACOBIAN,
+    SOFTMAXED,
     Quantity("sharpness", "sharpness"),
     Quantity("norm of the first layer's features", FEATURES[0]),
     Quantity("norm of the second layer's features", FEATURES[1]),
@@ -38,7 +38,7 @@ SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 
 NUMBERS = {
-    **{f"climb of {column}": climb(column) for column in ("jacobian_norm", SOFTMAXED, "sharpness")},
+    **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
     **{f"last {column}": last(column) for column in FEATURES},
     "largest sharpness": largest("sharpness"),
 }
@@ -60,7 +60,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
         ),
     }
     data, model, steps, every, trials = sizes[scale]
-    measures = ("loss", "jacobian_norm", SOFTMAXED, "sharpness", "feature_norm")
+    measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
     axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(trials))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
     studies: dict[str, Study] = {}
@@ -79,7 +79,7 @@ def _claims() -> tuple[Claim, ...]:
         ("jacobian", "jacobian_norm", "the increase of the Jacobian norm is more severe", "below"),
         (
             "jacobian.softmaxed",
-            SOFTMAXED,
+            SOFTMAXED.column,
             "the increase of the softmaxed network's Jacobian norm is more severe",
             "below",
         ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.experiment import Scale
+from flatlens.experiments.papers.sharpening import networks
 from flatlens.experiments.papers.sharpening.networks import GAP
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings
@@ -21,7 +22,7 @@ from flatlens.training import SGD, Augmentation, Steps, Training
 MOMENTUM, DECAY = 0.9, 5e-4
 SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=500)" for name in ("sharpness", "ggn_norm"))
 ABSOLUTE = GAP.column
-JACOBIAN, SOFTMAXED = "jacobian_norm", "jacobian_norm(softmax=True)"
+JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
 DRAWN = (
     GAP,
     Quantity("sharpness", SHARPNESS),

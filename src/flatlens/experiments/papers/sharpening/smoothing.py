@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Table
+from flatlens.experiments.evidence import Table, where
 from flatlens.experiments.experiment import Scale
 from flatlens.experiments.settings import Axis
 
@@ -20,12 +19,8 @@ def smoothings(scale: Scale) -> Axis:
 def of_smoothing(table: Table, smoothed: bool, *, fastest: bool = False) -> Table:
     """The networks with label smoothing, or those without; of the largest learning rate alone."""
 
-    def found(results: Results) -> pd.DataFrame:
-        networks = table(results)
-        chosen = (networks[SMOOTHING] > 0) == smoothed
-        if fastest:
-            chosen &= networks["lr"] == networks["lr"].max()
-        kept: pd.DataFrame = networks[chosen]
-        return kept
+    def chosen(networks: pd.DataFrame) -> pd.Series:
+        rows = (networks[SMOOTHING] > 0) == smoothed
+        return rows & (networks["lr"] == networks["lr"].max()) if fastest else rows
 
-    return found
+    return where(table, chosen)
