@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flatlens.measures import catalogue as catalogue
     from flatlens.measures import measure as measure
     from flatlens.problem import Problem as Problem
+    from flatlens.problem import Ranks as Ranks
     from flatlens.tracking import Tracker as Tracker
     from flatlens.transforms import InvarianceReport as InvarianceReport
     from flatlens.transforms import check_invariance as check_invariance
@@ -41,6 +42,7 @@ _HOME = {
     "InvarianceReport": "flatlens.transforms",
     "Lens": "flatlens.measures",
     "Problem": "flatlens.problem",
+    "Ranks": "flatlens.problem",
     "Report": "flatlens.estimate",
     "StaleLens": "flatlens.errors",
     "Tracker": "flatlens.tracking",

@@ -10,6 +10,7 @@
     |   |-- BadFolder                  an output folder that holds something else
     |   `-- UnknownName                no such measure, layer, data set...; says the nearest name (also a KeyError)
     |-- StaleLens (also a RuntimeError)  the model changed after the lens was made
+    |-- LostRank (also a RuntimeError)   another process that shares the samples has ended or died
     `-- FunctionChanged (also a RuntimeError)  a transform of the weights did not leave the function alone: a bug here
 
 A message names the argument, what is required of it, the value met, the likely cause and the next step.
@@ -74,6 +75,10 @@ class UnknownName(BadInput, KeyError):
 
 class StaleLens(FlatlensError, RuntimeError):
     """The model changed after the lens was made: its cached numbers are of another network."""
+
+
+class LostRank(FlatlensError, RuntimeError):
+    """Another process that shares the samples has ended or died."""
 
 
 class FunctionChanged(FlatlensError, RuntimeError):

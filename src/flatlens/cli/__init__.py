@@ -26,6 +26,7 @@ from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
 from flatlens.cli.reproduce import reproduce
+from flatlens.cli.sharing import speak, together
 from flatlens.cli.study import report, study
 from flatlens.errors import FlatlensError
 
@@ -55,8 +56,9 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command; the exit status comes back."""
     try:
-        status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
+        with together(arguments):
+            status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -79,6 +81,7 @@ def in_options(message: str) -> str:
     "--memory 'lots': a size is needed"
     """
     message = re.sub(r"^weights:", "--weights:", message)
+    message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
     message = re.sub(r"^Problem\(model=\.\.\.\)", "MODEL", message)
     message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
     return re.sub(r"^Problem\((\w+)=(.*?)\):", r"--\1 \2:", message)
@@ -92,5 +95,5 @@ def _trouble(error: OSError) -> str:
 
 
 def _failed(message: str) -> int:
-    print(f"flatlens: {' '.join(message.split())}", file=sys.stderr)
+    speak(" ".join(message.split()))
     return 2

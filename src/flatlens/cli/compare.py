@@ -55,6 +55,9 @@ class Compared:
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the networks'."""
 
+    device: str | None = None
+    """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the networks are."""
+
     memory: str = "1GiB"
     """About how much memory the pass over the data may take."""
 
@@ -71,7 +74,7 @@ class Compared:
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
             inputs = Inputs(self.data, self.test, self.loss, weights, self.prefix, self.parameters, self.dtype,
-                            self.memory, self.samples)  # fmt: skip
+                            self.device, self.memory, self.samples)  # fmt: skip
             try:
                 found[name] = inputs.problem(model, next(iter(found.values()), None))
             except BadInput as error:

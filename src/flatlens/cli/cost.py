@@ -63,9 +63,10 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     if lens.probes is not None:
         passes = f"{lens.probes} random combinations in place of {problem.outputs} outputs"
     networks = f"{times} measurements of " if times > 1 else ""
-    memory = "" if cost.peak is None else f", in about {in_gib(cost.peak)} of memory"
+    shared = "" if problem.ranks.size == 1 else f", shared by {problem.ranks.size} processes"
+    memory = "" if cost.peak is None else f", in about {in_gib(cost.peak)} of memory{' each' * bool(shared)}"
     memory += "" if cost.left is None or not memory else f" ({in_gib(cost.left)} are left beside what is taken now)"
-    note(f"{networks}{size}, {passes}: about {in_words(cost.seconds * times)}{memory}")
+    note(f"{networks}{size}, {passes}{shared}: about {in_words(cost.seconds * times)}{memory}")
 
 
 def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
@@ -111,7 +112,7 @@ def _extrapolated(lens: Lens, points: list[tuple[int, float, float | None]], gau
     cost = _by_rule(lens)
     if len(points) > 1:
         # the first trial warms up and pays for what is kept: it says nothing of the time
-        cost = replace(cost, seconds=seconds * _times(lens, n))
+        cost = replace(cost, seconds=seconds * _times(lens, n) / lens.problem.ranks.size)
     used = gauge.used()
     if peak is None or used is None:
         return cost

@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from flatlens import userfile
 from flatlens.cli.output import Flag, note, stdout_to_stderr
+from flatlens.cli.sharing import local, ranks
 from flatlens.errors import BadInput, BadLoss, BadModel
 
 if TYPE_CHECKING:
@@ -50,8 +51,11 @@ class Inputs:
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the network's."""
 
+    device: str | None = None
+    """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the network is."""
+
     memory: str = "1GiB"
-    """About how much memory the pass over the data may take."""
+    """About how much memory the pass over the data may take; of several processes, each."""
 
     samples: int | None = None
     """Measure on so many of the samples, drawn with seed 0. Without it: on all."""
@@ -69,6 +73,8 @@ class Inputs:
             raise BadInput("--prefix: it says how to read --weights, which is not given")
         with stdout_to_stderr():
             named, source, loss = self._parts(model, beside)
+            if self.device is not None:
+                named.network.to(local(self.device))
             found = Problem(
                 named.network,
                 loss,
@@ -77,6 +83,7 @@ class Inputs:
                 parameters=self.parameters if self.parameters in ("trainable", "all") else self.parameters.split(","),
                 dtype=None if self.dtype is None else getattr(torch, self.dtype),
                 memory=self.memory,
+                ranks=ranks(),
             )
         if named.remark:
             note(named.remark)

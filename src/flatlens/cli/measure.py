@@ -40,6 +40,9 @@ def measure(
 
         flatlens measure net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
         flatlens measure runs/digits/networks/0123456789ab --measures mls --measures "local_volume(top_k=3)"
+        torchrun --nproc-per-node=2 -m flatlens measure timm:resnet18 --data photos/ --loss cross_entropy
+
+    Started by torchrun, the processes share the samples, each in so much memory, and say the same as one would.
 
     Args:
         model: `file.py:NAME`, a function without arguments that returns the network; the folder of a study's network
@@ -68,6 +71,8 @@ def measure(
         lens = fl.Lens(problem, outputs=_combinations(outputs))
         announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
         found = fl.measure(lens, names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
+    if problem.ranks.rank:  # the first one of those that share the work has the last word
+        return
     if save is not None:
         found.save(save)
         note(f"report saved in {save}")

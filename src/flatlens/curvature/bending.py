@@ -37,27 +37,32 @@ def bending_along(
     layout: Layout,
     layer: str,
     directions: Directions,
+    of_chunk: Callable[[Tensor], Tensor],
     progress: Progress | None = None,
-) -> Iterator[Tensor]:
-    """n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V: (samples of a chunk, directions) float64.
+) -> tuple[list[Tensor], int]:
+    """(what `of_chunk` makes of each chunk's second derivatives, in the data's order; how many directions there are).
 
-    Their mean over samples is the risk's.
+    It is given n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V, (samples of a chunk, directions)
+    float64, whose mean over samples is the risk's.
     """
     weight = layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
-    done = 0
+    done, ranks = 0, problem.ranks
+    found: dict[int, tuple[Tensor, int]] = {}
     with measuring(model):
-        for raw in problem.data.chunks(most):
+        for number, raw in problem.data.shared(most, ranks):
             with slow_batching_is_fine():
                 if len(weight.calls) == 1:
                     forms = _along_preactivation(problem, model, layout, weight, problem.place(raw), directions)
                 else:
                     assert isinstance(directions, WeightDirections)
                     forms = _along_weight(problem, model, weight, problem.place(raw), directions)
-            yield forms.detach().to(torch.float64) * problem.n
-            done += size(raw)
+            found[number] = of_chunk(forms.detach().to(torch.float64) * problem.n).cpu(), forms.shape[1]
+            done += size(raw) * ranks.size
             if progress is not None:
-                progress("curvature products", done, problem.n)
+                progress("curvature products", min(done, problem.n), problem.n)
+    parts, counts = zip(*ranks.in_order(found), strict=True)
+    return list(parts), counts[0]
 
 
 def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Generic, TypeVar, final
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, spaced
+from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.state import differentiable, fingerprint
 
 T = TypeVar("T")
@@ -29,8 +29,10 @@ class Graphs(Generic[T]):
         parameters: list[Tensor],
         make: Callable[[Batch, int], T],
         every: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
+        self._ranks = ranks  #: who share the data
         self._every = every  #: one sample in so many; one ghost batch in so many where samples are coupled
         self._kept: list[T] = []
         self._all_kept = False
@@ -55,26 +57,26 @@ class Graphs(Generic[T]):
         each = self.bytes_per_sample
         budget = self._problem.memory // 2
         most = max(1, min(CHUNK, budget // (2 * each)))
-        seen = 0
-        for number, raw in enumerate(self._batches(most)):
-            seen += size(raw)
-            if number < known:
+        turn = seen = 0
+        for number, raw in self._batches(most):
+            turn, seen = turn + 1, seen + size(raw)
+            if turn <= known:
                 continue
             made = self._make(self._problem.place(raw), number)
-            if number == len(self._kept) and seen * each <= budget:
+            if turn == len(self._kept) + 1 and seen * each <= budget:
                 self._kept.append(made)
             yield made
             del made  # before the next one is built
-        self._all_kept = number + 1 == len(self._kept)
+        self._all_kept = turn == len(self._kept)
 
-    def _batches(self, most: int) -> Iterator[Batch]:
-        if self._every == 1:
-            yield from self._problem.batches(most)
-        elif self._problem.coupled:
-            yield from islice(self._problem.batches(most), 0, None, self._every)
-        else:
-            for raw in self._problem.batches(most * self._every):
-                yield spaced(raw, -(-size(raw) // self._every))
+    def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
+        """This process's, with their numbers."""
+        coupled = self._problem.coupled
+        for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
+            if not coupled:
+                yield number, spaced(raw, -(-size(raw) // self._every))
+            elif number % self._every == 0:
+                yield number, raw
 
     @property
     def bytes_per_sample(self) -> int:

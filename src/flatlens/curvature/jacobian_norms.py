@@ -33,6 +33,7 @@ Place = str | None  #: a call of a linear layer, or the network's input
 class TopGrams:
     """One chunk: each place's Grams known by their largest eigenvalue alone, with its residual."""
 
+    number: int  #: tells where in the data the chunk is
     grams: dict[Place, LayerGrams]
     residuals: dict[Place, Tensor]  #: relative to the eigenvalues, (n,) each
     products: int  #: multiplications with J J^T at each place, added up
@@ -54,12 +55,14 @@ def jacobian_norms(
     To residuals of `tolerance` times the value.
     """
     probe = problem.place(problem.probes[0])
-    done = 0
+    seed = int(torch.randint(2**62, (), generator=generator))
+    done, ranks = 0, problem.ranks
     with measuring(model):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         basis = 8 * STEPS * min(problem.outputs, layout.held)
         most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
-        for raw in problem.data.chunks(most):
+        for number, raw in problem.data.shared(most, ranks):
+            own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
             tokens = y if isinstance(y, Tokens) else None
             layout.require_same(tape, len(f))
@@ -69,14 +72,14 @@ def jacobian_norms(
                 at, x = _at(tape, inputs, layout, place, len(f))
                 in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
                 apply, shape = _squared(f, at, softmax, tokens, in_front)
-                values, residual, steps = top_of_each(apply, shape, tolerance, generator)
+                values, residual, steps = top_of_each(apply, shape, tolerance, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
                 grams[place] = _known(f, x, values.to(f.device), softmax, torch.finfo(problem.dtype).eps)
-            done += len(f)
+            done += len(f) * ranks.size
             if progress is not None:
-                progress("spectral norms", done, problem.n)
-            yield TopGrams(grams, residuals, products)
+                progress("spectral norms", min(done, problem.n), problem.n)
+            yield TopGrams(number, grams, residuals, products)
 
 
 def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) -> tuple[list[Tensor], Tensor]:

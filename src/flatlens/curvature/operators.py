@@ -46,7 +46,7 @@ class Operator(ABC):
         self.model = problem.measured() if model is None else model
         self.space: Space = space_of(problem, self.model, parameters)
         self.products = 0  #: vectors multiplied so far
-        self._graphs: Graphs[Product] = Graphs(problem, self.model, self.space.tensors, self._open)
+        self._graphs = self._shared_graphs()
 
     @property
     def size(self) -> int:
@@ -75,6 +75,7 @@ class Operator(ABC):
             for product in self._graphs:
                 for k, row in enumerate(rows):
                     total[k] += product(row)
+            total = self.problem.ranks.total(total)
         self.products += len(rows)
         return total.reshape(vectors.shape)
 
@@ -84,15 +85,19 @@ class Operator(ABC):
 
     def on_every(self, share: int) -> Product:
         """The same product on one sample in `share` alone, of the same scale; it does not count."""
-        graphs: Graphs[Product] = Graphs(self.problem, self.model, self.space.tensors, self._open, share)
+        graphs = self._shared_graphs(share)
 
         def apply(v: Tensor) -> Tensor:
             total = torch.zeros_like(v)
             for product in graphs:
                 total += product(v)
-            return total * share
+            return self.problem.ranks.total(total) * share
 
         return apply
+
+    def _shared_graphs(self, every: int = 1) -> Graphs[Product]:
+        """Of this rank's part of the data."""
+        return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks)
 
     def matrix(self) -> Tensor:
         """The whole matrix, (P, P), in P products: for small networks, and for checks."""

@@ -76,22 +76,23 @@ def bending_trace(
 ) -> dict[str, Tensor]:
     """Unbiased values of sum_j d2/dtheta_j2 (of sum_j theta_j^2 d2/dtheta_j2 if `weighted`) of each curved parameter,
     (probes,) float64 each."""
-    totals = {name: torch.zeros(probes, dtype=torch.float64) for name in curved.names}
-    if not totals:
-        return totals
+    if not curved.names:
+        return {}
     most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample(ROWS))))
     parameters: dict[str, Tensor] = dict(model.named_parameters())
-    done = 0
+    totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
+    seed = int(torch.randint(2**62, (), generator=generator))
+    done, ranks = 0, problem.ranks
     with measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():
-        for raw in problem.data.chunks(most):
+        for number, raw in problem.data.shared(most, ranks):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
+            own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             for probe in range(probes):
-                for name, value in chunk.probe(generator).items():
-                    totals[name][probe] += value
-            done += size(raw)
+                totals[:, probe] += chunk.probe(own)
+            done += size(raw) * ranks.size
             if progress is not None:
-                progress("curvature products", done, problem.n)
-    return totals
+                progress("curvature products", min(done, problem.n), problem.n)
+    return dict(zip(curved.names, ranks.total(totals).cpu(), strict=True))
 
 
 class _Chunk:
@@ -128,8 +129,8 @@ class _Chunk:
             found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
         return found
 
-    def probe(self, generator: torch.Generator) -> dict[str, float]:
-        """One double backward: each parameter's share."""
+    def probe(self, generator: torch.Generator) -> Tensor:
+        """One double backward: the share of each of `curved.names`, float64."""
         moves = {layer: self._move(layer, weight, generator) for layer, weight in self.layers.items()}
         steps = {name: signs(p.shape, p, generator) for name, p in self.others.items()}
         if self.weighted:
@@ -144,12 +145,10 @@ class _Chunk:
         shares = {}
         for (layer, parts), row in zip(moves.items(), bent, strict=False):
             for name, U in parts.items():
-                shares[name] = (
-                    0.0 if row is None else float((U * self._by_position(layer, row)).sum(dtype=torch.float64))
-                )
+                shares[name] = _overlap(U, None if row is None else self._by_position(layer, row))
         for (name, step), row in zip(steps.items(), bent[len(moves) :], strict=True):
-            shares[name] = 0.0 if row is None else float((step * row).sum(dtype=torch.float64))
-        return shares
+            shares[name] = _overlap(step, row)
+        return torch.stack([shares[name] for name in self.curved.names])
 
     def _move(self, layer: str, weight: Weight, generator: torch.Generator) -> dict[str, Tensor]:
         """Of weight and bias, as the pre-activation sees them, (n, g, d, P); every sample has its own."""
@@ -193,6 +192,10 @@ class _Chunk:
         return shaped
 
 
+def _overlap(move: Tensor, bent: Tensor | None) -> Tensor:
+    return move.new_zeros((), dtype=torch.float64) if bent is None else (move * bent).sum(dtype=torch.float64)
+
+
 def _bends(slope: Tensor | None) -> bool:
     return slope is not None and slope.requires_grad
 
@@ -212,11 +215,9 @@ def exact_bending_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        value, count = 0.0, 0
-        for forms in bending_along(problem, model, layout, layer, directions, progress):
-            value, count = value + float(forms.sum()) / problem.n, forms.shape[1]
+        parts, count = bending_along(problem, model, layout, layer, directions, torch.sum, progress)
         products += count
-        return value
+        return float(sum(parts)) / problem.n
 
     for layer, name in curved.weights.items():
         W = layout.weights[layer].matrix.W

@@ -121,6 +121,7 @@ class LayerGrams:
 class ChunkGrams:
     """One chunk: the outputs' side, the network's input, its layers and the parameters outside them."""
 
+    number: int  #: tells where in the data the chunk is
     losses: Tensor  #: (n,), scaled as C is
     correct: Tensor | None  #: (n,), None where targets are no classes
     input: LayerGrams | None

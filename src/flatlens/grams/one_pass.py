@@ -24,6 +24,7 @@ from flatlens.grams.sketch import Sketch
 from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
 from flatlens.problem.data import size
 from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
+from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens
 
 ALL = ("G", "K", "R")
@@ -38,8 +39,11 @@ def one_pass(
     progress: Progress | None = None,
     needs: Collection[str] = ALL,
     sketch: Sketch | None = None,
+    ranks: Ranks = ALONE,
 ) -> Iterator[ChunkGrams]:
     """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
+
+    Of all the data, or of what is this process's among `ranks` that share it.
 
     With a `sketch` every chunk comes once for each of its probes: as seen through a random combination of the outputs.
 
@@ -51,11 +55,11 @@ def one_pass(
     most = max(1, min(CHUNK, problem.memory // max(1, layout.bytes_per_sample(rows))))
     with measuring(model):
         done, walk = 0, _Walk(problem, model, layout, feature_scale or {}, _Pool(), frozenset(needs))
-        for number, raw in enumerate(problem.data.chunks(most)):
+        for number, raw in problem.data.shared(most, ranks):
             yield from walk.chunk(problem.place(raw), sketch, number)
-            done += size(raw)
+            done += size(raw) * ranks.size
             if progress is not None:
-                progress("one pass", done, problem.n)
+                progress("one pass", min(done, problem.n), problem.n)
 
 
 class _Pool:
@@ -112,14 +116,14 @@ class _Walk:
             tokens = y if isinstance(y, Tokens) else None
             C = problem.loss.output_hessian(f, y) * per_mass
             grams = self._grams(tape, inputs, f, C, batch, tokens=tokens)
-            yield ChunkGrams(losses, hits, *grams)
+            yield ChunkGrams(number, losses, hits, *grams)
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             seen = (rows.to(f) @ f[..., None])[..., 0]
             C = C * per_mass if sketch.weighted else C
             more = probe + 1 < sketch.probes
             grams = self._grams(tape, inputs, seen, C, batch, rows=rows, keep_graph=more)
-            yield ChunkGrams(losses, hits, *grams)
+            yield ChunkGrams(number, losses, hits, *grams)
 
     def _grams(
         self,

@@ -28,6 +28,20 @@ class Gathered:
     products: int = 0
 
 
+@dataclass(eq=False)
+class _Seen:
+    """What one chunk gave."""
+
+    losses: Tensor
+    hits: Tensor | None
+    values: dict[Key, list[Tensor]] = field(default_factory=dict)  #: of each probe, or one
+
+    def on_cpu(self) -> _Seen:
+        """Where the numbers of all chunks meet; not before the walk is over, for a device would wait for each copy."""
+        values = {key: [part.cpu() for part in parts] for key, parts in self.values.items()}
+        return _Seen(self.losses.cpu(), None if self.hits is None else self.hits.cpu(), values)
+
+
 @dataclass(frozen=True, eq=False)
 class Gatherer:
     """One network whose measures are to be gathered."""
@@ -41,26 +55,30 @@ class Gatherer:
     def by_pass(self, measures: list[Measure], sketch: Sketch | None = None) -> Gathered:
         """Of every output, or of a sketch's combinations of them, each a pass of its own."""
         probes = 1 if sketch is None else sketch.probes
-        gathered: dict[Key, list[list[Tensor]]] = {}
-        losses: list[Tensor] = []
-        hits: list[Tensor | None] = []
+        seen: dict[int, _Seen] = {}
+        totals: dict[tuple[Key, int], Tensor] = {}  # added up as they come: each may be as large as a weight
         needs = frozenset().union(*(measure.needs for measure in measures))
-        chunks = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch)
-        for number, chunk in enumerate(chunks):
-            probe = number % probes
-            if probe == 0:
-                losses.append(chunk.losses)
-                hits.append(chunk.correct)
+        ranks = self.problem.ranks
+        chunks = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
+        for turn, chunk in enumerate(chunks):
+            here = seen.setdefault(chunk.number, _Seen(chunk.losses, chunk.correct))
             for measure in measures:
                 for place, grams in places(measure, chunk):
-                    lists = gathered.setdefault((measure.key, place), [[] for _ in range(probes)])
-                    lists[probe].append(measure.evaluate(grams).cpu())
-        totals = {measure.key for measure in measures if measure.total}
-        values = {}
-        for key, lists in gathered.items():
-            each = [sum(parts[1:], parts[0]) if key[0] in totals else torch.cat(parts) for parts in lists]
-            values[key] = each[0] if sketch is None else torch.stack(each)
-        return Gathered(values, joined(losses, hits))
+                    key, value = (measure.key, place), measure.evaluate(grams)
+                    if measure.total:
+                        at = (key, turn % probes)
+                        totals[at] = totals[at] + value if at in totals else value
+                    else:
+                        here.values.setdefault(key, []).append(value)
+        every = ranks.in_order({number: one.on_cpu() for number, one in seen.items()})
+        by_probe = {
+            key: [torch.cat(parts) for parts in zip(*(one.values[key] for one in every), strict=True)]
+            for key in every[0].values
+        }
+        for (key, _), total in sorted(ranks.totals(totals).items(), key=lambda item: item[0][1]):
+            by_probe.setdefault(key, []).append(total.cpu())
+        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in by_probe.items()}
+        return Gathered(values, joined([one.losses for one in every], [one.hits for one in every]))
 
     def by_top(self, measures: list[Measure], generator: torch.Generator) -> Iterator[Gathered]:
         """Of the largest eigenvalue of each G, for the logits and for the softmax in turn."""
@@ -77,8 +95,7 @@ class Gatherer:
         return [call for call in self.layout.batch_axis if call not in self.layout.norms]
 
     def _top(self, measures: list[Measure], wanted: list[Place], softmax: bool, generator: torch.Generator) -> Gathered:
-        gathered: dict[Key, list[Tensor]] = {}
-        residuals: dict[Key, list[Tensor]] = {}
+        seen: dict[int, dict[Key, tuple[Tensor, Tensor]]] = {}
         products = 0
         walk = jacobian_norms(
             self.problem, self.model, self.layout, wanted,
@@ -86,16 +103,16 @@ class Gatherer:
         )  # fmt: skip
         for chunk in walk:
             products = max(products, chunk.products)
-            for measure in measures:
-                for place in self._sought(measure):
-                    key = (measure.key, place)
-                    gathered.setdefault(key, []).append(measure.evaluate(chunk.grams[place]).cpu())
-                    residuals.setdefault(key, []).append(chunk.residuals[place])
-        return Gathered(
-            {key: torch.cat(parts) for key, parts in gathered.items()},
-            residuals={key: torch.cat(parts) for key, parts in residuals.items()},
-            products=products,
+            seen[chunk.number] = {
+                (measure.key, place): (measure.evaluate(chunk.grams[place]).cpu(), chunk.residuals[place])
+                for measure in measures
+                for place in self._sought(measure)
+            }
+        every = self.problem.ranks.in_order(seen)
+        values, residuals = (
+            {key: torch.cat([one[key][which] for one in every]) for key in every[0]} for which in (0, 1)
         )
+        return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 
 
 def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:

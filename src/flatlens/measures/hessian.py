@@ -270,8 +270,10 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
 
 def _bends(lens: Lens, layer: str, run: Run) -> Tensor:
     """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
-    parts = list(bending_along(lens.problem, lens.model, lens.layout, layer, Shifts(), run.progress))
-    lens.products += parts[0].shape[1]
+    parts, products = bending_along(
+        lens.problem, lens.model, lens.layout, layer, Shifts(), lambda forms: forms, run.progress
+    )
+    lens.products += products
     return torch.cat(parts)
 
 

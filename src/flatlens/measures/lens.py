@@ -129,12 +129,12 @@ class Lens:
     def _forward(self, which: Literal["data", "test"]) -> Outcomes:
         problem, model = self.problem, self.model
         if which == "data":
-            state, batches = problem.measuring(model), problem.batches(1024)
+            state, mine = problem.measuring(model), problem.shared(1024)
         else:
             assert problem.test is not None
-            state, batches = measuring(model), problem.test.chunks(1024)
+            state, mine = measuring(model), problem.test.shared(1024, problem.ranks)
         with state:
-            return outcomes(problem, batches, lambda batch: problem.run(model, batch))
+            return outcomes(problem, mine, lambda batch: problem.run(model, batch))
 
     def feature_scale(self) -> Mapping[str, Tensor]:
         """The spread over the data of the features each linear layer reads, (g, m)."""
@@ -150,10 +150,10 @@ class Lens:
         """The network's own curvature along directions of a weight, weighted by the loss's slope: summed over
         directions, (n,), or with `each` summed over samples, (directions,)."""
         self.require_fresh()
-        parts, products = [], 0
-        for forms in bending_along(self.problem, self.model, self.layout, layer, directions, run.progress):
-            parts.append(forms.sum(0 if each else 1).cpu())
-            products = forms.shape[1]
+        parts, products = bending_along(
+            self.problem, self.model, self.layout, layer, directions, lambda forms: forms.sum(0 if each else 1),
+            run.progress,
+        )  # fmt: skip
         self.products += products
         return torch.stack(parts).sum(0) if each else torch.cat(parts)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -304,9 +305,14 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             assert weight.matrix.b is not None
             families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
-            for forms in bending_along(lens.problem, lens.model, lens.layout, layer, family, run.progress):
-                weighed = forms.abs() if scale is None else forms.abs() * scale
-                total, count = total + float(weighed.sum()) / lens.problem.n, forms.shape[1]
+            weigh = partial(_weighed, scale=scale)
+            parts, count = bending_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
+            total += float(sum(parts)) / lens.problem.n
             products += count
     lens.products += products
     return Estimate(total, products=products)
+
+
+def _weighed(forms: Tensor, scale: Tensor | None) -> Tensor:
+    """The sum of absolute values, each times its direction's scale."""
+    return forms.abs().sum() if scale is None else (forms.abs() * scale).sum()

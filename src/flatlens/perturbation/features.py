@@ -29,6 +29,7 @@ from flatlens.perturbation.weights import CHUNK, Elsewhere
 from flatlens.problem import Problem
 from flatlens.problem.layers import by_sample, matrix
 from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.ranks import ALONE
 
 Move = Callable[[Tensor], Tensor]
 """From a chunk's features, samples first, to moved ones of the same shape."""
@@ -74,7 +75,8 @@ def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
 def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, move: Move) -> Outcomes:
     """Losses and hits over the data."""
     with problem.measuring(model), moved(weight, layout, move):
-        return outcomes(problem, problem.batches(CHUNK), lambda batch: problem.run(model, batch))
+        whole = problem.shared(CHUNK, ALONE)  # a move may draw for one chunk after the other
+        return outcomes(problem, whole, lambda batch: problem.run(model, batch))
 
 
 def noise(delta: float, sign: float, generator: torch.Generator) -> Move:

@@ -55,7 +55,7 @@ class Elsewhere:
         """Losses and hits of every sample of the data at theta."""
         problem = self.problem
         with problem.measuring(self.model):
-            return outcomes(problem, problem.batches(CHUNK), lambda batch: self.run(theta, batch))
+            return outcomes(problem, problem.shared(CHUNK), lambda batch: self.run(theta, batch))
 
     def rounding(self) -> float:
         """How far the risk moves when every parameter moves by one rounding of its size, up or down: what the risk's

@@ -4,7 +4,20 @@ from flatlens.problem.data import Batch, Data
 from flatlens.problem.layers import NORMS, LinearLayer, Norm, is_linear
 from flatlens.problem.loss import Loss
 from flatlens.problem.problem import Problem
+from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import next_token
 from flatlens.problem.state import measuring
 
-__all__ = ["NORMS", "Batch", "Data", "LinearLayer", "Loss", "Norm", "Problem", "is_linear", "measuring", "next_token"]
+__all__ = [
+    "NORMS",
+    "Batch",
+    "Data",
+    "LinearLayer",
+    "Loss",
+    "Norm",
+    "Problem",
+    "Ranks",
+    "is_linear",
+    "measuring",
+    "next_token",
+]

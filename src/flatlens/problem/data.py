@@ -13,9 +13,13 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from flatlens.errors import BadData
+from flatlens.problem.ranks import ALONE, Ranks
 
 Batch: TypeAlias = Any
 """Whatever a loader yields: usually (x, y); any nesting of tensors whose first axis counts samples."""
+
+MOST_IN_BATCH = 2**32
+"""Samples that a batch never has: the number of a chunk counts batches in these, then samples."""
 
 
 def size(batch: Batch) -> int:
@@ -99,20 +103,30 @@ class Data:
     def __init__(self, source: Any, where: str) -> None:
         self.where = where
         self._source, self._tensors = _open(source, where)
-        self._prints: list[int] = []
+        self._prints: dict[int, int] = {}  #: by the batch's number
         self._readings = 0
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Batches of at most `most` samples, in the data's order."""
-        for batch in self._batches():
+        return (batch for _, batch in self.shared(most, ALONE))
+
+    def shared(self, most: int, ranks: Ranks) -> Iterator[tuple[int, Batch]]:
+        """A rank's chunks, each with a number that tells where in the data it is, the same however many ranks share.
+
+        Of tensors every so-manieth chunk; of a loader every so-manieth of its batches, the others unread where it
+        can be told what is in them.
+        """
+        in_memory = self._tensors is not None
+        for number, batch in self._batches(ALONE if in_memory else ranks):
             n = size(batch)
-            for start in range(0, n, most):
-                yield take(batch, start, min(start + most, n))
+            for turn, start in enumerate(range(0, n, most)):
+                if not in_memory or ranks.takes(turn):
+                    yield number * MOST_IN_BATCH + start, take(batch, start, min(start + most, n))
 
     def in_batches_of(self, exactly: int) -> Iterator[Batch]:
         """Batches of one size, however the source is cut, and a smaller last one where it does not divide."""
         held: list[Batch] = []
-        for piece in self._batches():
+        for _, piece in self._batches():
             held.append(piece)
             while sum(map(size, held)) >= exactly:
                 whole = joined(held)
@@ -124,7 +138,7 @@ class Data:
     def picked(self, samples: Tensor) -> Data:
         """Those samples alone, held in memory; in the source's own batches where these do not go side by side."""
         first, pieces = 0, []
-        for batch in self._batches():
+        for _, batch in self._batches():
             mine = samples[(first <= samples) & (samples < first + size(batch))].sort().values - first
             first += size(batch)
             if len(mine):
@@ -134,31 +148,43 @@ class Data:
                 pieces = [joined(pieces)]
         return Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self, ranks: Ranks = ALONE) -> Iterator[tuple[int, Batch]]:
+        """The source's own batches with their numbers, those of a rank."""
         if self._tensors is not None:
-            yield self._tensors
+            yield 0, self._tensors
             return
         assert self._source is not None
         self._readings += 1
         with torch.random.fork_rng(), _kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
-            for number, raw in enumerate(self._source):
+            for number, raw in _read(self._source, ranks):
                 batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
                 self._require_same(number, batch)
-                yield batch
+                yield number, batch
 
     def _require_same(self, number: int, batch: Batch) -> None:
         fingerprint = 0
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 fingerprint = checksum(leaf, fingerprint)
-        if number == len(self._prints):
-            self._prints.append(fingerprint)
-        elif self._prints[number] != fingerprint:
+        if self._prints.setdefault(number, fingerprint) != fingerprint:
             raise BadData(
                 f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or add "
                 f"noise? Measure on a fixed copy of the data"
             )
+
+
+def _read(loader: DataLoader[Any], ranks: Ranks) -> Iterator[tuple[int, Batch]]:
+    """A rank's batches of a loader, the others unread where they are picked by a sampler."""
+    sampler = loader.batch_sampler
+    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
+        yield from ((number, raw) for number, raw in enumerate(loader) if ranks.takes(number))
+        return
+    mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
+    part = DataLoader(
+        loader.dataset, batch_sampler=list(mine.values()), collate_fn=loader.collate_fn, num_workers=loader.num_workers
+    )
+    yield from zip(mine, part, strict=True)
 
 
 def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -29,23 +29,22 @@ class Outcomes:
         return float(self.losses.mean())
 
 
-def outcomes(problem: Problem, batches: Iterable[Batch], run: Run) -> Outcomes:
-    """Of every sample of the batches, under the problem's loss."""
-    losses: list[Tensor] = []
-    hits: list[Tensor | None] = []
-    mass = 0.0
+def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) -> Outcomes:
+    """Of every sample, under the problem's loss, from this rank's chunks of the data."""
+    seen: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
     with torch.no_grad():
-        for raw in batches:
+        for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
-            losses.append(problem.loss.values(f, y))
-            hits.append(problem.loss.correct(f, y))
-            mass += float(problem.loss.mass(f, y).sum())
-    found = joined(losses, hits)
-    return Outcomes(found.losses * len(found.losses) / mass, found.correct)
+            hits = problem.loss.correct(f, y)
+            mass = problem.loss.mass(f, y).sum().cpu()
+            seen[number] = problem.loss.values(f, y).cpu(), None if hits is None else hits.cpu(), mass
+    losses, hits_of, masses = zip(*problem.ranks.in_order(seen), strict=True)
+    found = joined(losses, hits_of)
+    return Outcomes(found.losses * len(found.losses) / float(sum(masses)), found.correct)
 
 
-def joined(losses: list[Tensor], hits: list[Tensor | None]) -> Outcomes:
+def joined(losses: Sequence[Tensor], hits: Sequence[Tensor | None]) -> Outcomes:
     """Chunks one after another; no hits where one chunk has none."""
-    known = [hit.cpu() for hit in hits if hit is not None]
-    return Outcomes(torch.cat(losses).cpu(), torch.cat(known) if len(known) == len(hits) else None)
+    known = [hit for hit in hits if hit is not None]
+    return Outcomes(torch.cat(list(losses)), torch.cat(known) if len(known) == len(hits) else None)

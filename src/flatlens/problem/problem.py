@@ -10,11 +10,13 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
-from flatlens.problem.data import Batch, Data, move, require_finite, size, spaced, take
+from flatlens.problem.data import Batch, Data, checksum, move, require_finite, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import LossFunction, as_loss
+from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens, attention_mask, by_token, of_sequences
 from flatlens.problem.state import measuring
 
@@ -38,6 +40,9 @@ class Problem:
     `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises by the `ghost_batch` samples
     it sees together. Samples are coupled then: what is defined per sample is undefined, curvature operators work.
 
+    `ranks`: the processes that share the samples; each is given the same model and all the data, takes part of it, and
+    comes to the same numbers (`problem.ranks`).
+
     >>> net = nn.Linear(3, 2)
     >>> problem = Problem(net, "mse", (torch.zeros(5, 3), torch.zeros(5, 2)))
     >>> problem.n, problem.outputs
@@ -57,6 +62,7 @@ class Problem:
         memory: str | int = "1GiB",
         batchnorm: Literal["eval", "train"] = "eval",
         ghost_batch: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         _require_usable(model, dtype)
         _require_ghosts(batchnorm, ghost_batch)
@@ -70,10 +76,12 @@ class Problem:
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
         self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
+        self.ranks = ranks  #: the processes that share the samples
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
         require_finite_weights(model)
         self.outputs = 0  #: N, of a network with a row a token that of the longest batch
         copied = self.measured()
+        ranks.require_same([checksum(tensor) for tensor in copied.state_dict().values()], "weights")
         with self.measuring(copied), torch.no_grad():
             self._check_first(copied)
             self.n, self.outputs, self.mass = self._census(copied, self.data)
@@ -93,6 +101,15 @@ class Problem:
     def batches(self, most: int) -> Iterator[Batch]:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
         return self.data.chunks(most) if self.ghost_batch is None else self.data.in_batches_of(self.ghost_batch)
+
+    def shared(self, most: int, ranks: Ranks | None = None) -> Iterator[tuple[int, Batch]]:
+        """The part of `batches(most)` that is this process's among `ranks` (the problem's), each with a number that
+        tells where in the data it is."""
+        ranks = self.ranks if ranks is None else ranks
+        if self.ghost_batch is None:
+            return self.data.shared(most, ranks)
+        whole = enumerate(self.data.in_batches_of(self.ghost_batch))
+        return ((number, batch) for number, batch in whole if ranks.takes(number))
 
     def in_ghost_batches(self, most: int) -> Problem:
         """The same problem as in training: every BatchNorm normalises by the `most` samples it sees together, or by all
@@ -122,6 +139,7 @@ class Problem:
             memory=self.memory,
             batchnorm="train" if self.coupled else "eval",
             ghost_batch=self.ghost_batch,
+            ranks=self.ranks,
         )
         part.origin = dict(self.origin)
         return part
@@ -175,6 +193,7 @@ class Problem:
         for _ in self.batches(256):  # read again from the start: the first batch must come back the same
             break
         require_finite(first, f"Problem({self.data.where})")
+        self.ranks.require_same([checksum(x) for x in tree_leaves(first) if isinstance(x, Tensor)], "first samples")
         once, _ = self._first_run(model, self.place(first))
         again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
         if not bool(torch.isfinite(once).all()):
@@ -228,10 +247,11 @@ class Problem:
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
         """(n, N, sum of masses); refuses what is not finite."""
         n, outputs, mass = 0, 0, 0.0
-        for number, raw in enumerate(self.batches(1024) if data is self.data else data.chunks(1024)):
+        few: dict[int, Batch] = {}
+        for turn, (number, raw) in enumerate(self.shared(1024) if data is self.data else data.shared(1024, self.ranks)):
             require_finite(raw, f"Problem({data.where})")
-            if data is self.data and number & (number - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
-                self.probes.append(spaced(raw, PROBE))
+            if turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
+                few[number] = spaced(raw, PROBE)
             if data is self.data and self.coupled and size(raw) < 2:
                 raise BadInput(
                     f"Problem(ghost_batch={self.ghost_batch}): the last ghost batch would hold one sample alone: leave "
@@ -257,6 +277,10 @@ class Problem:
                     f"loss fit together?"
                 )
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(self.loss.mass(f, y).sum())
+        ns, widths, masses = zip(*self.ranks.together((n, outputs, mass)), strict=True)
+        n, outputs, mass = sum(ns), max(widths), sum(masses)
+        if data is self.data:
+            self.probes = self.ranks.in_order(few)
         if n == 0:
             raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
         if mass <= 0:

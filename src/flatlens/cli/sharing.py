@@ -1,0 +1,97 @@
+"""Under `torchrun` several processes share one measurement: they meet, one of them speaks, and they end together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+from flatlens.errors import BadInput, LostRank
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from torch._C._distributed_c10d import Store
+
+    from flatlens.problem.ranks import Ranks
+
+SHARED = ("measure",)
+"""The commands whose work can be shared."""
+
+_store: Store | None = None
+"""Where the processes meet; torchrun itself keeps it, so that it outlives them."""
+
+
+def launched() -> bool:
+    """Whether torchrun started this process among others."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def ranks() -> Ranks:
+    """The processes that share the work; this one alone where nobody else was started."""
+    from flatlens.problem.ranks import ALONE, Ranks
+
+    return Ranks.joined() if launched() else ALONE
+
+
+@contextmanager
+def together(arguments: Sequence[str]) -> Iterator[None]:
+    """The time of a command: all processes have come, and all but the first are silent."""
+    if not launched():
+        yield
+        return
+    from torch import distributed as dist
+    from torch.distributed.rendezvous import rendezvous
+
+    from flatlens.problem.ranks import PATIENCE, backend
+
+    global _store
+    _store, rank, size = next(rendezvous("env://"))
+    signal.signal(signal.SIGTERM, _ended)  # so torchrun ends the others where one has failed
+    dist.init_process_group(backend(), store=_store, rank=rank, world_size=size, timeout=PATIENCE)
+    me = ranks()
+    if arguments[:1] and arguments[0] not in SHARED:
+        raise BadInput(f"torchrun: `flatlens {arguments[0]}` is not shared between processes: run it as one")
+    with ExitStack() as stack:
+        if me.rank:
+            nowhere = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stdout(nowhere))
+            stack.enter_context(redirect_stderr(nowhere))
+        yield
+    dist.destroy_process_group()
+
+
+def _ended(number: int, frame: FrameType | None) -> Never:
+    raise LostRank("another rank has ended or died before the work was done: nothing was written")
+
+
+def first_to_speak() -> bool:
+    """Whether none of the processes has said yet why they end."""
+    try:
+        return _store is None or _store.add("flatlens/said", 1) == 1
+    except RuntimeError:  # the meeting place is gone, too
+        return True
+
+
+def local(device: str) -> Any:
+    """The torch device of that name; of several processes on one machine, each has a CUDA device of its own."""
+    import torch
+
+    try:
+        found = torch.device(device)
+        if found.type == "cuda" and found.index is None and launched():
+            found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.empty(0, device=found)
+    except (RuntimeError, AssertionError) as error:
+        raise BadInput(f"--device {device}: it cannot be used here ({str(error).splitlines()[0]})") from error
+    return found
+
+
+def speak(message: str) -> None:
+    """One line on the true stderr, once for all processes."""
+    if first_to_speak():
+        print(f"flatlens: {message}", file=sys.__stderr__ if launched() else sys.stderr, flush=True)

@@ -1,0 +1,117 @@
+"""Processes that share the samples of one measurement.
+
+Every process (rank) is given the same network and all the data, and works on every so-manieth chunk of it. Sums over
+samples are then added up, and what is had per sample is put in the data's order, so that all ranks go on with the same
+numbers. Work that is not shared is done by each of them, with the same result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from flatlens.errors import BadInput, LostRank
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+PATIENCE = timedelta(hours=1)
+"""How long a rank waits for one that is connected, but has nothing to say."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of the processes that share the samples this one is; alone, unless it has `joined`.
+
+    >>> ALONE.in_order({1: "b", 0: "a"}), float(ALONE.total(torch.tensor(3.0)))
+    (['a', 'b'], 3.0)
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def joined(cls) -> Ranks:
+        """This process among those that torchrun started: it says by environment variables who is who.
+
+        CUDA tensors travel by NCCL, each rank's on a device of its own; all else by gloo. A `torch.distributed` that
+        has been set up is taken as it is.
+
+        Raises:
+            LostRank: not all of them came.
+        """
+        if not dist.is_initialized():
+            with _contact():
+                dist.init_process_group(backend(), timeout=PATIENCE)
+        return cls(dist.get_rank(), dist.get_world_size())
+
+    def takes(self, number: int) -> bool:
+        """Whether chunk `number` is this rank's."""
+        return number % self.size == self.rank
+
+    def total(self, part: Tensor) -> Tensor:
+        """The sum of all ranks' parts, the same bits everywhere."""
+        if self.size == 1:
+            return part
+        part = part.clone()
+        with _contact():
+            dist.all_reduce(part)
+        return part
+
+    def totals(self, parts: Mapping[K, Tensor]) -> dict[K, Tensor]:
+        """The sums by name; a rank without samples has no parts, and learns their shapes from the others."""
+        if self.size == 1:
+            return dict(parts)
+        shapes = {name: (part.shape, part.dtype, part.device.type) for name, part in parts.items()}
+        known = {name: shape for mine in self.together(shapes) for name, shape in mine.items()}
+        found = {}
+        for name, (shape, dtype, device) in known.items():
+            found[name] = self.total(parts[name] if name in parts else torch.zeros(shape, dtype=dtype, device=device))
+        return found
+
+    def together(self, part: T) -> list[T]:
+        """All ranks' parts, the first rank's first."""
+        if self.size == 1:
+            return [part]
+        parts: list[T | None] = [None] * self.size
+        with _contact():
+            dist.all_gather_object(parts, part)
+        return parts  # type: ignore[return-value]  # each was filled
+
+    def in_order(self, parts: Mapping[int, T]) -> list[T]:
+        """All ranks' parts by their numbers, which tell where in the data they are."""
+        every = {number: part for mine in self.together(dict(parts)) for number, part in mine.items()}
+        return [every[number] for number in sorted(every)]
+
+    def require_same(self, value: object, what: str) -> None:
+        """Refuse to mix what is not the same on all ranks."""
+        values = self.together(value)
+        others = [str(rank) for rank, other in enumerate(values) if other != values[0]]
+        if others:
+            raise BadInput(
+                f"Problem(ranks=...): rank {', '.join(others)} was given other {what} than rank 0: all need the "
+                f"same (is a seed missing?)"
+            )
+
+
+ALONE = Ranks()
+
+
+def backend() -> str:
+    """By which tensors travel here."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    """What is raised where another rank is gone, in one line."""
+    try:
+        yield
+    except RuntimeError as error:  # of every backend: a reset connection, a timeout, an abort
+        raise LostRank("another rank has ended or died before the work was done: nothing was written") from error
