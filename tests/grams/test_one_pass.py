@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 from literal import parameter_jacobian
@@ -11,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.shared import SharedJacobian
+from flatlens.grams.shared import SharedJacobian, Wanted
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -67,13 +69,15 @@ def test_gauss_newton_diagonal_and_column_sums(name: str, with_loss: bool) -> No
             assert torch.allclose(ours, sums, rtol=1e-10, atol=1e-13)
 
 
-def shared(P: int, scale: bool) -> tuple[SharedJacobian, Tensor | None]:
+def shared(
+    P: int, scale: bool, wanted: frozenset[Wanted] = frozenset({"K", "R"})
+) -> tuple[SharedJacobian, Tensor | None]:
     gen = torch.Generator().manual_seed(P)
     J = torch.randn(3, 2, 2, 4, P, generator=gen).double()
     phi = torch.randn(3, 2, 5, P, generator=gen).double()
     W = torch.randn(2, 4, 5, generator=gen).double()
-    C = torch.eye(2).double().expand(3, 2, 2)
-    jacobian = SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W), C)
+    C = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double().expand(3, 2, 2)
+    jacobian = SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W), C, wanted)
     return jacobian, torch.rand(2, 5, generator=gen).double() + 0.5 if scale else None
 
 
@@ -87,6 +91,41 @@ def test_both_roads_through_a_shared_weight_agree(P: int, monkeypatch: pytest.Mo
             results.append((jacobian.gram(), jacobian.relative_gram(scale)))
         for a, b in zip(*results, strict=True):
             assert torch.allclose(a, b, rtol=1e-11)
+
+
+@pytest.mark.parametrize("forms", [True, False])
+@pytest.mark.parametrize("bytes_at_once", [1, 2 * 2 * 5 * 8 * 3, 2**23])
+def test_rows_of_a_weight_may_be_walked_apart(bytes_at_once: int, forms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a large weight's gradients are too large for is made of one row, of three rows, or of all."""
+    monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
+    monkeypatch.setattr("flatlens.grams.contract.PIECE", bytes_at_once)
+    jacobian, scale = shared(6, True, frozenset(get_args(Wanted)))
+    J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C
+    M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)
+    squares = torch.einsum("nkgdm,nkl,nlgdm->ngdm", M, C, M)
+    columns = torch.einsum("nkgdm,gdm->nkgm", M, W)
+    assert torch.allclose(jacobian.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M))
+    relative = torch.einsum("gdm,nkgdo->nkgmo", W, M)
+    assert torch.allclose(jacobian.relative_gram(), torch.einsum("nkgmo,nlgmo->nkl", relative, relative))
+    scaled = torch.einsum("gdm,gm,nkgdo,go->nkgmo", W, scale, M, 1 / scale)
+    assert torch.allclose(jacobian.relative_gram(scale), torch.einsum("nkgmo,nlgmo->nkl", scaled, scaled))
+    assert torch.allclose(jacobian.diagonal(), squares.sum(0).flatten(0, 1))
+    assert torch.allclose(jacobian.diagonal(plain=True), M.square().sum((0, 1)).flatten(0, 1))
+    assert torch.allclose(jacobian.columns(), torch.einsum("nkgm,nkl,nlgm->ngm", columns, C, columns).flatten(1))
+    assert torch.allclose(jacobian.columns(plain=True), columns.square().sum(1).flatten(1))
+    assert torch.allclose(jacobian.adaptive(), (squares * W.square()).sum((1, 2, 3)))
+
+
+def test_memory_holds_the_chunk_beside_the_weights() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 100), nn.Linear(100, 4))
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(6, 1, 6, 6), torch.zeros(6, dtype=torch.long)))
+    layout = lay_out(problem, net)
+    entries, factors = 8 * 9 + 128 * 100 + 400, 8 * 8 + 100 * 100 + 4 * 4
+    fixed, each = 8 * (entries + factors), layout.bytes_per_sample(4)
+    assert layout.samples_at_once(fixed + 3 * each, 4) == 3
+    assert layout.samples_at_once(fixed + 3 * each - 1, 4) == 2
+    assert layout.samples_at_once(0, 4) == 1
+    assert layout.samples_at_once(fixed + 32 * entries + 3 * each, 4, {"G", "diagonal", "plain diagonal"}) == 3
 
 
 def test_a_dense_layer_stores_no_per_sample_gradient() -> None:

@@ -148,12 +148,15 @@ def chunk(lens: Lens, n: int) -> int:
     """How many of `n` samples a pass looks at together."""
     from flatlens.grams.one_pass import CHUNK
 
-    return min(n, max(1, min(CHUNK, int(lens.problem.memory // max(1, _per_sample(lens))))))
+    return min(n, CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
 
 
 def _per_sample(lens: Lens) -> float:
-    rows = lens.problem.outputs if lens.probes is None else 2
-    return float(lens.layout.bytes_per_sample(rows))
+    return float(lens.layout.bytes_per_sample(_rows(lens)))
+
+
+def _rows(lens: Lens) -> int:
+    return lens.problem.outputs if lens.probes is None else 2
 
 
 def _device(problem: Problem) -> torch.device:

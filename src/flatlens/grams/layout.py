@@ -8,6 +8,7 @@ sum over parameters, through per-sample autograd, under its own name.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -70,14 +71,25 @@ class Layout:
     affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
     affine_norms: frozenset[str]  #: and norms, called once, whose output they are affine in
     held: int  #: numbers that the calls read and give, per sample
+    sloped: int  #: bytes of one output's slopes at all of these, per sample
     unexplained: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
     hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
 
     def bytes_per_sample(self, rows: int) -> int:
-        """Of a pass over so many outputs: buffers of their slopes at every call (float64 at worst), the graph's
-        activations, gradients of the leftovers."""
-        return self.held * (8 * rows + 6 * self.itemsize) + self.unexplained * rows * (8 + 2 * self.itemsize)
+        """Of a pass over so many outputs: buffers of their slopes, the graph's activations, gradients of the
+        leftovers."""
+        return rows * self.sloped + 6 * self.itemsize * self.held + self.unexplained * rows * (8 + 2 * self.itemsize)
+
+    def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
+        """How many samples' pass over so many outputs fits in `memory` bytes, beside what does not grow with them.
+
+        That is the weights in float64 with their row factors, and each diagonal twice: a chunk's and the sum so far.
+        """
+        sizes = [weight.matrix.W.shape for weight in self.weights.values()]
+        entries, factors = sum(g * d * m for g, d, m in sizes), sum(g * d * min(d, m) for g, d, m in sizes)
+        fixed = 8 * (entries + factors + 2 * entries * sum("diagonal" in what for what in needs))
+        return max(1, (memory - fixed) // max(1, self.bytes_per_sample(rows)))
 
     def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
         """Features with their samples in front, those of padding zero."""
@@ -142,10 +154,25 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
         held=sum(call.x.numel() + call.z.numel() for call in (*trials[0].calls.values(), *trials[0].lookups.values()))
         // trials[0].n,
+        sloped=_sloped(trials[0], weights),
         unexplained=sum(sizes[name] for name in leftovers),
         itemsize=trials[0].f.element_size(),
         hides_padding=all(trial.hides_padding for trial in trials),
     )
+
+
+def _sloped(trial: Trial, weights: dict[str, Weight]) -> int:
+    """At the inputs of linear layers, and at the outputs of dense ones, slopes are held in float64."""
+    dense = {call for weight in weights.values() if weight.dense for call in weight.calls}
+    total = 0
+    for key, call in trial.calls.items():
+        own = call.z.element_size()
+        if key in trial.tape.norms:
+            total += own * call.z.numel()
+        else:
+            total += (8 if key in dense else own) * call.z.numel() + 8 * call.x.numel()
+    total += sum(call.z.element_size() * call.z.numel() for call in trial.lookups.values())
+    return total // trial.n
 
 
 def _axes(trials: list[Trial]) -> dict[str, int]:

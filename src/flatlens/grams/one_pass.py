@@ -52,7 +52,7 @@ def one_pass(
     `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
     """
     rows = problem.outputs if sketch is None else 2
-    most = max(1, min(CHUNK, problem.memory // max(1, layout.bytes_per_sample(rows))))
+    most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
     with measuring(model):
         done, walk = 0, _Walk(problem, model, layout, feature_scale or {}, _Pool(), frozenset(needs))
         for number, raw in problem.data.shared(most, ranks):

@@ -51,11 +51,14 @@ class SharedJacobian:
         held = N * d * (self._m + P) + self._m * P if form else P * P + 2 * N * d * P + self._m * P
         return pieces(len(self.J), held * g * 8)
 
-    def _M(self, piece: slice, phi: Tensor) -> Tensor:
-        """Per-sample gradients of some samples, (n', N, g, d, m)."""
-        _, N, g, d, P = self.J.shape
-        J = self.J[piece].transpose(1, 2).reshape(-1, N * d, P)
-        M = J @ phi.flatten(0, 1).mT
+    def _rows(self, d: int) -> list[slice]:
+        """Cuts d rows of a weight so that one sample's gradients of each part stay within a piece."""
+        return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8))
+
+    def _M(self, J: Tensor, phi: Tensor) -> Tensor:
+        """Per-sample gradients of some samples' rows, (n', N, g, d', m), from J (n', N, g, d', P)."""
+        _, N, g, d, P = J.shape
+        M = J.transpose(1, 2).reshape(-1, N * d, P) @ phi.flatten(0, 1).mT
         return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
 
     @cached_property
@@ -81,49 +84,65 @@ class SharedJacobian:
         return found
 
     def _element_wise(self, wanted: set[Wanted], found: dict[Wanted, Tensor]) -> None:
-        """Sums over outputs need the gradients themselves, M; what else is wanted is made of them, too."""
+        """Sums over outputs need the gradients themselves, M: some samples' at a time, or some rows of one sample's.
+
+        Grams are made of the same M where that is the cheaper road and all rows are there.
+        """
         n, N, W = len(self.J), self.J.shape[1], self.weight.W
-        T = self.weight.row_factor if "R" in wanted else None
-        for what in wanted:
+        rows = self._rows(W.shape[1])
+        factors = {"K": None, "R": self.weight.row_factor if "R" in wanted else None}
+        chosen: list[Wanted] = [what for what in ("K", "R") if what in wanted]
+        if not (self._forms_M and len(rows) == 1):
+            found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
+            chosen = []
+        for what in wanted - found.keys():
             shape = (n, N, N) if what in ("K", "R") else (n, W.shape[0] * W.shape[2]) if "columns" in what else (n,)
-            found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_empty(shape)
+            found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
         for piece in self._pieces(form=True):
-            C = self.C[piece]
-            M = self._M(piece, self.phi(piece))
-            if "K" in wanted:
-                found["K"][piece] = gram(M)
-            if T is not None:
-                found["R"][piece] = gram(T.to(M.dtype) @ M)
-            if wanted & {"columns", "plain columns"}:
-                column = (M * W.to(M.dtype)).sum(3).to(torch.float64)
-                for what, weight in (("columns", C), ("plain columns", None)):
-                    if what in wanted:
-                        found[what][piece] = quadratic(weight, column).flatten(1)
-            if wanted & {"diagonal", "adaptive"}:
-                squares = quadratic(C, M.to(torch.float64))
-                if "diagonal" in wanted:
-                    found["diagonal"] += squares.sum(0)
-                if "adaptive" in wanted:
-                    found["adaptive"][piece] = (squares * W.square()).flatten(1).sum(1)
-            if "plain diagonal" in wanted:
-                found["plain diagonal"] += quadratic(None, M.to(torch.float64)).sum(0)
+            C, phi, J = self.C[piece], self.phi(piece), self.J[piece]
+            column: Tensor | float = 0.0
+            for part in rows:
+                M, W_part = self._M(J[:, :, :, part], phi), W[:, part]
+                for what in chosen:
+                    T = factors[what]
+                    found[what][piece] = gram(M if T is None else T.to(M.dtype) @ M)
+                if wanted & {"columns", "plain columns"}:
+                    column = column + (M * W_part.to(M.dtype)).sum(3)
+                if wanted & {"diagonal", "adaptive"}:
+                    squares = quadratic(C, M.to(torch.float64))
+                    if "diagonal" in wanted:
+                        found["diagonal"][:, part] += squares.sum(0)
+                    if "adaptive" in wanted:
+                        found["adaptive"][piece] += (squares * W_part.square()).flatten(1).sum(1)
+                if "plain diagonal" in wanted:
+                    found["plain diagonal"][:, part] += quadratic(None, M.to(torch.float64)).sum(0)
+            for what, weight in (("columns", C), ("plain columns", None)):
+                if what in wanted:
+                    assert isinstance(column, Tensor)
+                    found[what][piece] = quadratic(weight, column.to(torch.float64)).flatten(1)
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
         """Grams of T M for each T of shape (g, r, d) (I where None), phi divided by `scale` (g, m)."""
         n, N = self.J.shape[:2]
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
         for piece in self._pieces(form=self._forms_M):
-            phi = self.phi(piece)
+            phi, J = self.phi(piece), self.J[piece]
             phi = phi if scale is None else phi / scale[..., None].to(phi.dtype)
-            if self._forms_M:
-                M = self._M(piece, phi)
-                for K, T in zip(grams, factors, strict=True):
-                    K[piece] = gram(M if T is None else T.to(M.dtype) @ M)
-            else:
+            if not self._forms_M:
                 wide = phi.to(torch.float64)
                 A = wide.mT @ wide  # (n', g, P, P)
                 for K, T in zip(grams, factors, strict=True):
-                    K[piece] = _position_gram(A, self.J[piece].to(torch.float64), T)
+                    K[piece] = _position_gram(A, J.to(torch.float64), T)
+            elif len(self._rows(J.shape[3])) == 1:
+                M = self._M(J, phi)
+                for K, T in zip(grams, factors, strict=True):
+                    K[piece] = gram(M if T is None else T.to(M.dtype) @ M)
+            else:
+                for K, T in zip(grams, factors, strict=True):
+                    TJ = J if T is None else T.to(J.dtype) @ J
+                    K[piece] = torch.stack([
+                        gram(self._M(TJ[:, :, :, part], phi)) for part in self._rows(TJ.shape[3])
+                    ]).sum(0)  # fmt: skip
         return grams
 
     def gram(self) -> Tensor:

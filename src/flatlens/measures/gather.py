@@ -67,7 +67,7 @@ class Gatherer:
                     key, value = (measure.key, place), measure.evaluate(grams)
                     if measure.total:
                         at = (key, turn % probes)
-                        totals[at] = totals[at] + value if at in totals else value
+                        totals[at] = totals[at].add_(value) if at in totals else value.clone()
                     else:
                         here.values.setdefault(key, []).append(value)
         every = ranks.in_order({number: one.on_cpu() for number, one in seen.items()})
