@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -138,6 +141,28 @@ def test_everything_is_put_back_also_after_an_error(fail: bool) -> None:
     assert torch.equal(torch.random.get_rng_state(), state)
     assert len(model.linear._forward_hooks) == hooks
     assert not X.requires_grad
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_float32_is_not_shortened_while_measuring(newer: bool) -> None:
+    """In a process of its own: torch lets no one go back from the newer interface."""
+    where, on, off = ("conv.fp32_precision", "'tf32'", "'ieee'") if newer else ("allow_tf32", "True", "False")
+    matmul = "fp32_precision" if newer else "allow_tf32"
+    program = f"""if True:
+        import torch
+        from flatlens.problem import measuring
+        cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+        cudnn.{where}, matmul.{matmul} = {on}, {on}
+        for _ in range(2):
+            with measuring(torch.nn.Linear(1, 1)):
+                assert (cudnn.{where}, matmul.{matmul}) == ({off}, {off})
+                with measuring(torch.nn.Linear(1, 1)):
+                    assert (cudnn.{where}, matmul.{matmul}) == ({off}, {off})
+            assert (cudnn.{where}, matmul.{matmul}) == ({on}, {on})
+    """
+    if newer and not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("an older torch")
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_measuring_leaves_a_nested_mode_alone() -> None:

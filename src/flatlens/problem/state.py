@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
     """Eval mode, gradients on, attention differentiable twice; mode, buffers and RNG are restored, also after an error.
 
+    On CUDA float32 is float32: TF32, which torch convolves in by default and which keeps 10 of its 23 bits, is off.
     With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
 
     `.grad` is never touched: everything inside uses `torch.autograd.grad`.
@@ -55,6 +57,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
             torch.inference_mode(False),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
+            _without_tf32(),
         ):
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
@@ -73,6 +76,26 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
             for buffer, before, version in buffers:
                 if buffer._version != version:
                     buffer.copy_(before)
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """By whichever of torch's two interfaces was used before: it refuses to have them mixed."""
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    switches: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    try:
+        before = [getattr(place, name) for place, name, _ in switches]
+    except RuntimeError:
+        switches = [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
+        before = [getattr(place, name) for place, name, _ in switches]
+    try:
+        for place, name, off in switches:
+            setattr(place, name, off)
+        yield
+    finally:
+        for (place, name, _), was in zip(switches, before, strict=True):
+            setattr(place, name, was)
 
 
 @contextmanager
