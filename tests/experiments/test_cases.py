@@ -6,7 +6,19 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.cases import across, alike, first_step, least, margin, mean, usual_size
+from flatlens.experiments.cases import (
+    across,
+    alike,
+    by_part,
+    first_step,
+    least,
+    least_margin,
+    margin,
+    mean,
+    ranked,
+    usual_size,
+    with_over_without,
+)
 from flatlens.experiments.evidence import along, reached
 
 TABLE = reached("s")
@@ -55,6 +67,46 @@ def test_one_relation_is_held_against_another_case_by_case():
     found = across(TABLE, [("x", "y"), ("z", "y")], margin, "margin")(results(**columns))
     assert found.value == pytest.approx(np.mean([r(columns, c, "x") - r(columns, c, "z") for c in "abc"]))
     assert found.low > 0
+
+
+def test_one_relation_is_the_stronger_even_where_it_is_least_so():
+    columns = three_cases()
+    found = across(TABLE, [("x", "y"), ("z", "y")], least_margin, "margin")(results(**columns))
+    assert found.value == pytest.approx(min(r(columns, c, "x") - r(columns, c, "z") for c in "abc"))
+
+
+def test_a_part_of_the_networks_is_held_against_all_of_them():
+    columns = three_cases()
+    columns["kept"] = np.tile([1.0, 0.0], 60)
+    columns["x"] = np.where(columns["kept"] == 1, columns["x"], columns["x"] - 5 * columns["y"])
+    part = {name: values[columns["kept"] == 1] for name, values in columns.items()}
+    found = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**columns))
+    assert found.value == pytest.approx(np.mean([r(part, c, "x") - r(columns, c, "x") for c in "abc"]))
+    assert found.low > 0
+    assert found.n == 120
+    pooled = {name: values[:40] for name, values in columns.items() if name != "case"}  # no cases: one of all
+    alone = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**pooled))
+    assert alone.value == pytest.approx(r(part, "a", "x") - r(columns, "a", "x"))
+
+
+def test_ranks_are_of_each_case():
+    columns = three_cases()
+    columns["x"] = columns["x"] ** 3
+    found = across(ranked(TABLE, ("x", "y")), [("x", "y")], mean, "rho")(results(**columns))
+    table = pd.DataFrame(columns)
+    expected = [mine["x"].corr(mine["y"], "spearman") for _, mine in table.groupby("case")]
+    assert found.value == pytest.approx(np.mean(expected))
+
+
+def test_with_a_setting_over_without_it():
+    with_and_without = {0: (2.0, 4.0, 12.0), 1: (1.0, 3.0, 3.0), 2: (5.0, 5.0, 5.0), 3: (1.0, 0.5, 1.5)}
+    columns = {
+        "seed": np.repeat(list(with_and_without), 3),
+        "decay": [0.0, 1.0, 2.0] * 4,
+        "gap": [value for values in with_and_without.values() for value in values],
+    }
+    found = with_over_without(TABLE, "decay", "gap", ["seed"])(results(**columns))
+    assert found.value == pytest.approx((np.log(8 / 2) + np.log(3 / 1)) / 4)
 
 
 def test_two_relations_that_are_strong_in_the_same_cases():

@@ -48,6 +48,41 @@ def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str
     return found
 
 
+def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: str, name: str) -> Evidence:
+    """Pearson's r of two columns over a part of the networks less that over all of them, the mean over the cases."""
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
+        kept, lost = complete(networks.assign(**{CASE: cases, "part": part(networks)}), [CASE, "part", x, y])
+        members = [(kept[CASE] == case).to_numpy() for case in sorted(kept[CASE].unique())]
+        a, b, chosen = kept[x].to_numpy(), kept[y].to_numpy(), kept["part"].to_numpy() > 0
+
+        def coefficient(counts: Array) -> Array:
+            of_part, of_all = (
+                np.stack([pearson(a[mine & among], b[mine & among], counts[:, mine & among]) for mine in members])
+                for among in (chosen, np.full(len(kept), True))
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", RuntimeWarning)
+                return margin(of_part, of_all)
+
+        return bootstrapped(name, coefficient, len(kept), lost)
+
+    return found
+
+
+def ranked(table: Table, columns: Sequence[str]) -> Table:
+    """The columns' ranks within each case: Pearson's r of them is Spearman's coefficient of the case."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = table(results)
+        ranks = networks.groupby(CASE)[list(columns)].rank()
+        return networks.assign(**{column: ranks[column] for column in columns})
+
+    return found
+
+
 def least(r: Array) -> Array:
     """The smallest of the cases'."""
     return np.asarray(np.nanmin(r, 0))
@@ -63,6 +98,11 @@ def margin(r: Array, other: Array) -> Array:
     return np.asarray(np.nanmean(r - other, 0))
 
 
+def least_margin(r: Array, other: Array) -> Array:
+    """The same in the case where it is smallest."""
+    return least(r - other)
+
+
 def mean(r: Array) -> Array:
     """Over the cases."""
     return np.asarray(np.nanmean(r, 0))
@@ -73,6 +113,16 @@ def alike(r: Array, other: Array) -> Array:
     pairs = np.where(np.isnan(r + other), np.nan, [r, other])
     a, b = pairs - np.nanmean(pairs, 1, keepdims=True)
     return np.asarray(np.nansum(a * b, 0) / np.sqrt(np.nansum(a * a, 0) * np.nansum(b * b, 0)))
+
+
+def with_over_without(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
+    """The mean over such groups of log(b / a), a the column where the setting is 0, b its mean where it is not."""
+
+    def log_ratio(group: pd.Series) -> float:
+        a, b = group[group.index == 0].mean(), group[group.index > 0].mean()
+        return float(np.log(b / a)) if a > 0 and b > 0 else np.nan
+
+    return over_groups(table, setting, column, same, log_ratio, f"log of {column} with {setting} over that without")
 
 
 def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:

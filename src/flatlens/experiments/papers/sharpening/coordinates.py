@@ -85,14 +85,19 @@ def _ordered() -> tuple[Claim, ...]:
     claims = []
     for study, name in SPOKEN.items():
         smooth: tuple[tuple[str, str, str, str], ...] = (
-            ("smoother", "yields a smoother fit, nearer to the natural spline", ROUGH, "section C.3"),
-            ("jacobian", "yields a lower Jacobian norm over the training data", "jacobian_norm", "Fig. 32"),
+            ("smoother", "yields a smoother fit, nearer to the natural spline", ROUGH, "C.3, Fig. 32"),
+            (
+                "jacobian",
+                "yields a lower Jacobian norm over the training data",
+                "jacobian_norm",
+                f"C.3, {TABLES[study]}",
+            ),
         )
         claims += [
             Claim(
                 f"{study}.{key}",
                 f"{name} networks: the low-frequency start {says} than the high one.",
-                f"sharpening {where}, {TABLES[study]}",
+                f"sharpening {where}",
                 _low_over_high(study, column),
                 "below",
             )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import log
 
 from flatlens.data.named import DataSettings
+from flatlens.experiments.cases import by_part, with_over_without
 from flatlens.experiments.claims import Claim, Results
-from flatlens.experiments.contrasts import stronger
-from flatlens.experiments.evidence import along, reached
+from flatlens.experiments.contrasts import mean_of, stronger
+from flatlens.experiments.evidence import reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, trials
 from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends
@@ -49,27 +51,50 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
+VANISHED = 0.1
+"""Of the sharpness with decay: less than this has vanished."""
+NEAR_ZERO = 0.01
+"""A loss that is "near-zero": where B.2 takes training to have ended."""
+
+
 def _x7_claims() -> tuple[Claim, ...]:
     table, alike, source = reached("resnet"), ("lr", "seed"), "sharpening section 6, Fig. 2"
+    without = where(table, lambda t: t[DECAY] == 0)
     return (
         Claim(
+            "loss",
+            f"Without weight decay SGD finds a solution with near-zero loss: below {NEAR_ZERO:g} in the mean.",
+            "sharpening Fig. 2",
+            mean_of(without, "loss"),
+            "below",
+            NEAR_ZERO,
+        ),
+        Claim(
+            "sharpness.vanishes",
+            f"And with vanishing sharpness: less than {VANISHED:g} of that with weight decay.",
+            "sharpening Fig. 2",
+            with_over_without(table, DECAY, SHARPNESS.column, alike),
+            "above",
+            -log(VANISHED),
+        ),
+        Claim(
             "gap",
-            "Networks trained with more weight decay generalise better: the gap is smaller.",
+            "Networks trained with weight decay generalise better than those without: the gap is smaller.",
             source,
-            along(table, DECAY, GAP.column, alike),
+            with_over_without(table, DECAY, GAP.column, alike),
             "below",
         ),
         Claim(
             "sharpness",
-            "They do so despite converging to sharper minima; without weight decay sharpness vanishes.",
+            "They do so despite converging to sharper minima.",
             source,
-            along(table, DECAY, SHARPNESS.column, alike),
+            with_over_without(table, DECAY, SHARPNESS.column, alike),
         ),
         Claim(
             "jacobian",
             "Weight decay regularises the Jacobian norm, which is relatively large without it.",
             source,
-            along(table, DECAY, JACOBIAN.column, alike),
+            with_over_without(table, DECAY, JACOBIAN.column, alike),
             "below",
         ),
         Claim(
@@ -78,7 +103,17 @@ def _x7_claims() -> tuple[Claim, ...]:
             "sharpening section 6",
             stronger(table, [JACOBIAN.column], [SHARPNESS.column], GAP.column),
         ),
-    )
+        Claim(
+            "sharpness.worse",
+            "The collapse of the Hessian without weight decay makes the correlation of sharpness and gap worse: it is "
+            "larger among the networks with decay than among all.",
+            "sharpening B.3",
+            by_part(
+                table, lambda t: t[DECAY] > 0, SHARPNESS.column, GAP.column,
+                "Pearson r of sharpness and gap: with decay less that of all networks",
+            ),
+        ),
+    )  # fmt: skip
 
 
 def _x7_plots(results: Results) -> list[Plot]:

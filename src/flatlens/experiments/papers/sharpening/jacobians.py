@@ -99,6 +99,17 @@ def _ends(name: str) -> Table:
     return where(both, lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
 
 
+def _against_reference(name: str) -> Table:
+    """The networks of the largest coefficient, `small_rate` 1, and those of the large learning rate, 0."""
+    both = where(networks(name, "reference_large"), lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
+
+    def found(results: Results) -> pd.DataFrame:
+        table = both(results)
+        return table.assign(small_rate=(table["study"] == name).astype(float))
+
+    return found
+
+
 def _similar(results: Results) -> Statistic:
     """How far apart the smallest gaps are that the two regularisers reach, seed by seed."""
     table = networks(*REGULARISERS)(results)
@@ -164,6 +175,19 @@ def _claims_of(name: str) -> list[Claim]:
             "at the largest coefficient the test accuracy is larger than without.",
             "sharpening App. D",
             first_step(_ends(name), "coefficient", "test_accuracy", SAME),
+            "above",
+        ),
+        claim(
+            "jacobian.below_reference",
+            "at the largest coefficient the Jacobian norm is smaller than at the large learning rate.",
+            "sharpening Fig. 33",
+            first_step(_against_reference(name), "small_rate", JACOBIAN, SAME),
+        ),
+        claim(
+            "gap.above_reference",
+            "though the generalisation gap is larger.",
+            "sharpening Fig. 33",
+            first_step(_against_reference(name), "small_rate", ABSOLUTE, SAME),
             "above",
         ),
         claim(

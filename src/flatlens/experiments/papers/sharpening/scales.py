@@ -40,7 +40,7 @@ SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 NUMBERS = {
     **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
     **{f"last {column}": last(column) for column in FEATURES},
-    "largest sharpness": largest("sharpness"),
+    **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
 }
 """Of each network, from what was followed in its training."""
 
@@ -97,14 +97,27 @@ def _claims() -> tuple[Claim, ...]:
             )
             for name, column, says, side in expected
         ]
-        claims.append(
+        claims += [
             Claim(
                 f"{study}.sharpness.level",
                 f"{SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
                 f"sharpening C.2, {figure}",
                 correlated(table, "scale", "largest sharpness", "kendall"),
-            )
-        )
+            ),
+            *(
+                Claim(
+                    f"{study}.{name}.level",
+                    f"{SPOKEN[study]} networks: despite that the largest {said} is higher there.",
+                    f"sharpening C.2, {figure}",
+                    correlated(table, "scale", f"largest {column}", "kendall"),
+                    "below",
+                )
+                for name, said, column in (
+                    ("jacobian", "Jacobian norm", JACOBIAN.column),
+                    ("jacobian.softmaxed", "Jacobian norm of the softmaxed network", SOFTMAXED.column),
+                )
+            ),
+        ]
         claims += [
             Claim(
                 f"{study}.features.{number}",
