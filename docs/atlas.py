@@ -1,7 +1,7 @@
 """The gallery of reproductions, from their folders: `python docs/atlas.py runs/atlas > docs/atlas.md`.
 
-`runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment. The
-pictures go to docs/images/atlas/, one an experiment.
+`runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment; one that was
+run at paper scale, too, has a second folder, X12-paper. The pictures go to docs/images/atlas/, one an experiment.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WIDTH = 1100
 INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
 
-Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; this page is
-made from its folders (`python docs/atlas.py runs/atlas > docs/atlas.md`). A claim is *reproduced* where the whole 95%
+Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale what
+needs no more than a laptop; this page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`). A claim is *reproduced* where the whole 95%
 interval of its statistic lies on the side that the paper predicts, *not reproduced* where all of it lies on the other,
 else *inconclusive*. Where a claim is not reproduced its experiment was run once more ({IN_WORDS}), and both verdicts
 stand here. What laptop scale changes is said below each title: a verdict is about that data and size.
@@ -55,13 +55,13 @@ def _glance(found: list[Reproduction]) -> Iterator[str]:
     yield "| | experiment | source | networks | reproduced | not reproduced | inconclusive |"
     yield "|---|---|---|---:|---:|---:|---:|"
     for one in found:
-        link = f"[{one.experiment.id}](#{one.experiment.id.lower()})"
+        link = f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
         yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *one.counts.values())
     yield ""
 
 
 def _section(one: Reproduction) -> Iterator[str]:
-    yield f"## {one.experiment.id}"
+    yield f"## {_name(one)}"
     yield ""
     yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
     yield " ".join(what_was_run(result) for result in one.results.values())
@@ -75,10 +75,18 @@ def _section(one: Reproduction) -> Iterator[str]:
         yield _row(said, verdict.marked, *second, verdict.statistic.in_words, verdict.statistic.n)
     yield ""
     if one.plots:
-        yield f"![{one.plots[0].title}]({(PICTURES / one.experiment.id).as_posix()}.png)"
+        yield f"![{one.plots[0].title}]({(PICTURES / _file(one)).as_posix()})"
         yield ""
         yield f"{one.plots[0].title}. {one.plots[0].caption}"
         yield ""
+
+
+def _name(one: Reproduction) -> str:
+    return one.experiment.id if one.scale == "laptop" else f"{one.experiment.id} at {one.scale} scale"
+
+
+def _file(one: Reproduction) -> str:
+    return f"{_name(one).replace(' ', '_')}.png"
 
 
 def _versions(found: list[Reproduction]) -> Iterator[str]:
@@ -99,12 +107,13 @@ def draw(one: Reproduction, folder: Path, into: Path) -> None:
     svg = (folder / "figures" / f"{one.plots[0].name}.svg").read_text(encoding="utf-8")
     width = float(svg[: svg.index(">")].split(' width="', 1)[1].split('"', 1)[0])
     into.mkdir(parents=True, exist_ok=True)
-    (into / f"{one.experiment.id}.png").write_bytes(vl_convert.svg_to_png(svg, scale=min(1.5, WIDTH / width)))
+    (into / _file(one)).write_bytes(vl_convert.svg_to_png(svg, scale=min(1.5, WIDTH / width)))
 
 
 def main(runs: Path) -> None:
     """Write the page to the standard output and the pictures beside it."""
-    folders = [runs / name for name in EXPERIMENTS if is_reproduction(runs / name)]
+    named = [runs / f"{name}{scale}" for name in EXPERIMENTS for scale in ("", "-paper")]
+    folders = [folder for folder in named if is_reproduction(folder)]
     found = [load_reproduction(folder) for folder in folders]
     for one, folder in zip(found, folders, strict=True):
         draw(one, folder, HERE / PICTURES)
