@@ -27,7 +27,7 @@ INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
 
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
-what needs no more than a laptop; this page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
+what needs no more than a laptop; the page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
 A claim is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*. Where a claim is not reproduced at laptop scale its
 experiment was run once more ({IN_WORDS}), and both verdicts stand here. What laptop scale changes is said below each
