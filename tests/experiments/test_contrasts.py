@@ -12,7 +12,10 @@ from flatlens.experiments.contrasts import (
     off,
     rising,
     side_by_side,
+    steadier,
+    strength,
     stronger,
+    stronger_in_size,
     unchanged,
     weakest,
 )
@@ -63,6 +66,24 @@ def test_the_weakest_is_the_smallest_of_them():
     found = weakest(TABLE, ["near", "far"], "gap")(results(**columns))
     assert found.value == pytest.approx(r(columns, "far"))
     assert found.low < found.value < found.high
+
+
+def test_sizes_of_correlations_have_no_sign():
+    columns = noisy() | {"against": -noisy()["near"]}
+    found = strength(TABLE, "against", "gap")(results(**columns))
+    assert found.value == pytest.approx(r(columns, "near"))
+    assert 0 < found.low < found.value < found.high
+    margin = stronger_in_size(TABLE, ["near", "against"], ["far"], "gap")(results(**columns))
+    assert margin.value == pytest.approx(r(columns, "near") - r(columns, "far"))
+    assert stronger(TABLE, ["near", "against"], ["far"], "gap")(results(**columns)).value < 0 < margin.low
+
+
+def test_correlations_that_differ_less_among_themselves_are_steadier():
+    columns = noisy() | {"same": 3 * noisy()["near"]}
+    found = steadier(TABLE, ["near", "same"], ["near", "far"], "gap")(results(**columns))
+    assert found.value == pytest.approx(r(columns, "near") - r(columns, "far"))
+    assert found.low > 0
+    assert steadier(TABLE, ["near", "far"], ["near", "same"], "gap")(results(**columns)).high < 0
 
 
 def test_rows_with_a_missing_value_are_left_out_and_counted():

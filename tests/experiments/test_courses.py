@@ -8,14 +8,19 @@ import pytest
 
 from flatlens.experiments.courses import (
     agreement,
+    between,
     fall,
     first,
+    gain,
     growth_beyond,
     in_course,
     largest,
     last,
     late,
+    log_gain,
+    once_below,
     rise,
+    slowing,
     until_partner,
 )
 from flatlens.experiments.evidence import along, histories, reached
@@ -73,6 +78,40 @@ def test_courses_end_where_the_partner_gets_there():
     table = in_course("one", NUMBERS, until_partner("smoothing", "accuracy", 0.99, ["seed"]))({"one": result()})
     assert table[["last", "late"]].to_numpy().tolist() == [[8.0, 6.0], [3.0, 2.5]]
     assert set(histories(result())) == {"a", "b", "c"}
+
+
+def test_gains_of_a_course():
+    course = pd.DataFrame({"s": [8.0, 4.0, 2.0, 1.0, 0.5]})
+    assert gain("s")(course) == -7.5
+    assert log_gain("s")(course) == pytest.approx(np.log(1 / 16))
+    assert slowing("s")(course) == -0.75 - -3
+    assert slowing("s")(course.iloc[:4]) == -1 - -4  # the fall between the halves is left out
+    assert slowing("s")(-course) == -slowing("s")(course)
+    assert np.isnan(slowing("s")(course.iloc[:2]))
+
+
+def test_courses_from_where_the_loss_is_low():
+    one = result()
+    one.histories = one.histories.replace({"measure": {"accuracy": "loss"}})
+    courses = once_below(0.25)(one)  # b and c are at once, and rise again
+    assert {key: course.index.tolist() for key, course in courses.items()} == {
+        "a": [0, 5, 10, 15],
+        "b": [0, 5, 10, 15],
+        "c": [0, 5, 10, 15],
+    }
+    falling = one.histories.assign(value=lambda t: t["value"].where(t["measure"] != "loss", 1 - t["value"]))
+    one.histories = falling
+    courses = once_below(0.4)(one)  # 1 - accuracy: of a from step 10 on; of b and c never
+    assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [10, 15]}
+    assert once_below(0.02)(one)["a"].index.tolist() == [10, 15]
+    assert once_below(0)(one) == {}
+
+
+def test_courses_between_two_shares_of_their_steps():
+    assert between(0.5, 1)(result())["a"].index.tolist() == [10, 15]
+    assert between(0, 0.1)(result())["b"].index.tolist() == [0, 5]
+    assert between(0, 1)(result())["c"]["s"].tolist() == VALUES["c"]
+    assert between(1, 1)(result()) == {}
 
 
 def test_lines_are_weighed_one_by_one():

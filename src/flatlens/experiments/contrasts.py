@@ -147,3 +147,49 @@ def bootstrapped(name: str, coefficient: Coefficient, n: int, lost: int) -> Stat
     found = with_interval(coefficient, resamples(n, generator(0), RESAMPLED))
     excluded = (("a value is missing", lost),) if lost else ()
     return Statistic(name, found.value, n, found.low, found.high, excluded=excluded, method=methods(RESAMPLED, 0))
+
+
+def strength(table: Table, x: str, y: str) -> Evidence:
+    """The size of Pearson's r of two columns, whatever its sign."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = complete(table(results), [x, y])
+        a, b = kept[x].to_numpy(), kept[y].to_numpy()
+        return bootstrapped(f"|Pearson r| of {x} and {y}", lambda n: np.abs(pearson(a, b, n)), len(kept), lost)
+
+    return found
+
+
+def stronger_in_size(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """As `stronger`, of the sizes of the correlations, whatever their signs."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = complete(table(results), [*these, *others, y])
+        of = {name: kept[name].to_numpy() for name in kept}
+
+        def coefficient(counts: Array) -> Array:
+            mine, rival = (np.abs([pearson(of[x], of[y], counts) for x in xs]) for xs in (these, others))
+            return np.asarray(mine.min(0) - rival.max(0))
+
+        mine, rival = _one_of(these, "the least of"), _one_of(others, "the largest of")
+        return bootstrapped(f"|Pearson r| with {y}: {mine} less {rival}", coefficient, len(kept), lost)
+
+    return found
+
+
+def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """By how much less these columns' Pearson's r with y differ among themselves than the others': largest less
+    smallest."""
+
+    def found(results: Results) -> Statistic:
+        kept, lost = complete(table(results), [*these, *others, y])
+        of = {name: kept[name].to_numpy() for name in kept}
+
+        def coefficient(counts: Array) -> Array:
+            mine, rival = (np.ptp([pearson(of[x], of[y], counts) for x in xs], axis=0) for xs in (these, others))
+            return np.asarray(rival - mine)
+
+        name = f"range of Pearson r with {y}: of {', '.join(others)} less of {', '.join(these)}"
+        return bootstrapped(name, coefficient, len(kept), lost)
+
+    return found

@@ -102,3 +102,49 @@ def growth_beyond(column: str, over: str, edge: str) -> Number:
         return float(np.log(beyond.iloc[-1] / beyond.iloc[0])) if len(beyond) else np.nan
 
     return found
+
+
+def gain(column: str) -> Number:
+    """Its last value less its first."""
+    return lambda course: last(column)(course) - first(column)(course)
+
+
+def log_gain(column: str) -> Number:
+    """log(last / first)."""
+    return lambda course: float(np.log(last(column)(course) / first(column)(course)))
+
+
+def slowing(column: str) -> Number:
+    """Its mean gain from moment to moment over the later half of them less that over the earlier: above 0 where a fall
+    slows down. NaN of fewer than three moments."""
+
+    def found(course: pd.DataFrame) -> float:
+        gains = np.diff(course[column])
+        half = len(gains) // 2
+        return float(gains[-half:].mean() - gains[:half].mean()) if half else np.nan
+
+    return found
+
+
+def once_below(loss: float) -> Courses:
+    """Courses from the moment on where the loss first was below; without those of fewer than two moments there."""
+
+    def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
+        courses = {key: course[(course["loss"] < loss).cummax()] for key, course in histories(result).items()}
+        return {key: course for key, course in courses.items() if len(course) > 1}
+
+    return found
+
+
+def between(start: float, end: float) -> Courses:
+    """Courses between two shares of their steps, each the first moment there or later; without those of fewer than two
+    moments."""
+
+    def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
+        kept = {}
+        for key, course in histories(result).items():
+            low, high = (course.index[course.index >= share * course.index[-1]][0] for share in (start, end))
+            kept[key] = course.loc[low:high]
+        return {key: course for key, course in kept.items() if len(course) > 1}
+
+    return found
