@@ -8,7 +8,7 @@ from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.relative2021.clusters import FLATNESS, approximated
 from flatlens.experiments.papers.relative2021.minima import CODED, RIGHT, minima
 from flatlens.experiments.papers.remarks import SUMMED
-from flatlens.experiments.papers.reparam2019 import fifth_layer, well_trained
+from flatlens.experiments.papers.reparam2019 import HIDDEN, KINDS, NETWORK_WISE, fifth_layer, well_trained
 
 
 def test_the_published_settings():
@@ -56,6 +56,14 @@ def test_networks_of_a_larger_training_loss_are_left_out(smoke_of):
     assert well_trained("mlp")(results)["loss"].tolist() == [0.01, 0.07]
 
 
+@pytest.mark.xdist_group("X15")
+def test_networks_are_held_against_every_layer_of_every_kind(smoke_of):
+    verdicts = {verdict.claim.name: verdict.statistic for verdict in smoke_of("X15")[1].verdicts}
+    for name in NETWORK_WISE:
+        others = verdicts[f"{name}.stronger"].name
+        assert all(f"{kind}[{layer}]" in others for kind in KINDS for layer in HIDDEN)
+
+
 @pytest.mark.xdist_group("X16")
 def test_the_random_network_is_the_same_in_data_and_model(smoke_of):
     studies = EXPERIMENTS["X16"].studies("smoke") | EXPERIMENTS["X17"].studies("smoke")
@@ -77,6 +85,7 @@ def test_the_approximated_bound_is_the_theorems(smoke_of):
     assert row["bound"] == pytest.approx(bound.mean())
     assert row["slack"] == pytest.approx(bound.mean() - one["generalisation_gap"].mean())
     assert row["excess"] == pytest.approx(bound.mean() - 10 * one["generalisation_gap"].mean())
+    assert row["representativeness"] == pytest.approx(one["representativeness"].mean())
     coded = one["representativeness"] + 0.01 * one[FLATNESS] / 8
     assert row["as coded"] == pytest.approx(coded.mean())
     assert rate(60, 8) == pytest.approx(60 ** (-2 / 12))

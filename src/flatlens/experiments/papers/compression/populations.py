@@ -11,8 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from flatlens.experiments.claims import Claim
-from flatlens.experiments.evidence import related
+import pandas as pd
+
+from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.contrasts import stronger, stronger_in_size
+from flatlens.experiments.evidence import Table, correlated, reached, related
 from flatlens.experiments.experiment import Experiment, Scale
 from flatlens.experiments.papers.compression.networks import (
     DIGITS,
@@ -23,6 +26,7 @@ from flatlens.experiments.papers.compression.networks import (
     LOG_VOLUME,
     PATCHES,
     SMALL,
+    STRONG,
     TOP_THREE,
     lenet,
     mlp,
@@ -90,6 +94,21 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
+WEAKLY = 0.5
+"""What "weak (even negative)" is taken to be below."""
+
+
+def _shown(study: str) -> Table:
+    """The networks in the relations, under the names shown."""
+
+    def found(results: Results) -> pd.DataFrame:
+        values = results[study].values
+        kept: pd.DataFrame = values[values["included"]]
+        return kept
+
+    return found
+
+
 def _x4_claims() -> tuple[Claim, ...]:
     claims = []
     for study in ("vgg", "mlp", "lenet"):
@@ -102,11 +121,17 @@ def _x4_claims() -> tuple[Claim, ...]:
             (SHARPNESS.name, GAP.name, 3),
             ("bound of NMLS", "NMLS", 4),
         )
+        told: tuple[tuple[str, str, str], ...] = (
+            ("MLS", SHARPNESS.name, "section 1 (2), 5"),
+            ("MLS", "NMLS", "section 4.3"),
+            (LOG_VOLUME.name, GAP.name, "section 5"),
+        )
         if study == "mlp":  # the only one of ten outputs at every scale
             pairs += ((TOP_THREE.name, SHARPNESS.name, 2), (TOP_THREE.name, "MLS", 2))
-        for x, y, number in pairs:
+        for x, y, source in (*((x, y, f"G.2 ({number})") for x, y, number in pairs), *told):
             says = f"{KINDS[study]}: {x} correlates positively with {y}."
-            claims.append(Claim(_slug(study, x, y), says, f"compression G.2 ({number})", related(study, x, y)))
+            claims.append(Claim(_slug(study, x, y), says, f"compression {source}", related(study, x, y)))
+        claims += _compared(study)
         weak = related(study, "relative flatness, last layer", GAP.name)
         claims.append(
             Claim(
@@ -115,19 +140,83 @@ def _x4_claims() -> tuple[Claim, ...]:
                 "compression G.2 (6)",
                 weak,
                 "below",
-                0.5,
+                WEAKLY,
             )
         )
-    claims.append(
+    claims += [
         Claim(
             "mlp.D_against_mls",
             "MLPs: D, the bound of MLS by the sharpness of all layers, correlates negatively with MLS.",
             "compression Fig. G.4, G.2 (5)",
             related("mlp", "D", "MLS"),
             "below",
+        ),
+        Claim(
+            "mlp.C_with_mls",
+            "MLPs: C, the bound of MLS by the gradient of the first layer's weights alone, correlates positively with "
+            "MLS.",
+            "compression Fig. G.4",
+            correlated(reached("mlp"), "mls_chain.C_D.lhs[fc1]", "mls"),
+        ),
+    ]
+    claims += [
+        Claim(
+            _slug("mlp", x, y),
+            f"MLPs: {told} correlates weakly with {y}, r below 1/2.",
+            "compression section 4.3, Fig. G.6",
+            related("mlp", x, y),
+            "below",
+            WEAKLY,
         )
-    )
+        for x, y, told in (
+            ("relative flatness, last layer", SHARPNESS.name, "relative flatness of the last layer"),
+            ("D", GAP.name, "D"),
+            ("D", SHARPNESS.name, "D"),
+        )
+    ]
     return tuple(claims)
+
+
+def _compared(study: str) -> list[Claim]:
+    """Which correlations are strong, and which are stronger than others."""
+    shown, kind = _shown(study), KINDS[study]
+    strong = [
+        Claim(
+            _slug(study, x, "strong"),
+            f"{kind}: {x} correlates strongly with {SHARPNESS.name}, r at least {STRONG:g}.",
+            source,
+            related(study, x, SHARPNESS.name),
+            "above",
+            STRONG,
+        )
+        for x, source in ((LOG_VOLUME.name, "compression section 1 (2)"), ("MLS", "compression section 1 (2), 5"))
+    ]
+    better = [
+        Claim(
+            _slug(study, "MLS", "better_than_volume", y),
+            f"{kind}: MLS correlates more strongly with {y} than {LOG_VOLUME.name} does.",
+            "compression section 3.2, G.2",
+            stronger(shown, ["MLS"], [LOG_VOLUME.name], y),
+        )
+        for y in (SHARPNESS.name, GAP.name)
+    ]
+    weaker = [
+        Claim(
+            _slug(study, x, "weaker_with_gap"),
+            f"{kind}: {x} correlates more weakly with {GAP.name} than with {SHARPNESS.name}, by the size of r.",
+            "compression section 5",
+            stronger_in_size(shown, [SHARPNESS.name], [GAP.name], x),
+        )
+        for x in (LOG_VOLUME.name, "MLS")
+    ]
+    dimension = Claim(
+        _slug(study, "local dimension", "weaker"),
+        f"{kind}: local dimension correlates more weakly with {SHARPNESS.name} than MLS and {LOG_VOLUME.name} do, "
+        "by the size of r.",
+        "compression section 4.2, Fig. G.5, G.6, G.7",
+        stronger_in_size(shown, ["MLS", LOG_VOLUME.name], ["local dimension"], SHARPNESS.name),
+    )
+    return [*strong, *better, *weaker, dimension]
 
 
 def _slug(*words: str) -> str:
@@ -135,6 +224,8 @@ def _slug(*words: str) -> str:
 
 
 GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
+TEST_LOSS = "What is said of test loss is weighed of the generalisation gap: training loss is near 0."
+STAYING = "Not weighed: that weights change little in training, which is concluded from the gap's correlation."
 
 EXPERIMENTS = (
     Experiment(
@@ -146,8 +237,8 @@ EXPERIMENTS = (
         lambda results: [pairwise(name, result) for name, result in results.items()],
         {
             "smoke": (QUICK, PATCHES, DIGITS),
-            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", GRID),
-            "paper": (SMALL, GRID, "Measured on 100 training samples."),
+            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", GRID, TEST_LOSS, STAYING),
+            "paper": (SMALL, GRID, "Measured on 100 training samples.", TEST_LOSS, STAYING),
         },
     ),
 )

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results, Side
-from flatlens.experiments.evidence import changes, together, trend
+from flatlens.experiments.contrasts import mean_of, stronger
+from flatlens.experiments.courses import agreement, between, gain, in_course, log_gain, once_below, slowing
+from flatlens.experiments.evidence import changes, reached, together, trend, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.networks import (
     DIGITS,
@@ -29,7 +32,7 @@ from flatlens.experiments.papers.compression.networks import (
     top_three,
     vgg,
 )
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import QUICK, WEAK
 from flatlens.experiments.plots import banded, followed_curves
 from flatlens.experiments.quantities import SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
@@ -85,56 +88,188 @@ def in_training(model: Architecture) -> tuple[Quantity, ...]:
     return (*IN_TRAINING, *top_three(model))
 
 
+STUDIES = ("learning_rates", "batch_sizes")
+TENTH = 0.1
+"""The first share of the steps, which is taken for the onset of training."""
+STEADY = float(np.log(0.9))
+"""What stops decreasing is taken to fall by less than a tenth, in the logarithm, over the later half of the steps."""
+ONSET, LATER = between(0, TENTH), between(0.5, 1)
+DIMENSION_AND_SHARPNESS = "|Kendall tau-b| of sharpness and local dimension over the steps of a network"
+
+
 def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
-    sharp, late = SHARPNESS.column, INTERPOLATES
-    volumes = {"volume": LOG_VOLUME.column}
-    if top:
-        volumes["volume_of_top_3"] = TOP_THREE.column
+    """What both networks are said to do: which setting ends lower."""
     claims = []
     sides: tuple[tuple[str, str, str, Side], ...] = (
         ("learning_rates", "lr", "Higher learning rates", "below"),
         ("batch_sizes", "batch_size", "Larger batches", "above"),
     )
     for study, setting, larger, side in sides:
-        over = study.replace("_", " ")
         less, compression = ("lower", "stronger") if side == "below" else ("higher", "weaker")
+        ends = [("sharpness", SHARPNESS.column, f"{less} sharpness")]
+        ends += [(name, column, f"{compression} compression of {told}") for name, column, told in _volumes(top=top)]
+        ends += [(name, name, f"{compression} compression: {less} {name.upper()}") for name in ("mls", "nmls")]
+        claims += [
+            Claim(
+                f"{study}.{name}",
+                f"{larger} lead to {told}.",
+                f"compression {figures}",
+                trend(study, setting, column),
+                side,
+            )
+            for name, column, told in ends
+        ]
+    return tuple(claims)
+
+
+def _volumes(*, top: bool) -> list[tuple[str, str, str]]:
+    """Of each volume: its name in claims, its column, in words."""
+    coded = (
+        "volume_of_top_3",
+        TOP_THREE.column,
+        "volume (the three largest eigenvalues', as in the authors' code)",
+    )
+    return [("volume", LOG_VOLUME.column, "volume"), *([coded] if top else [])]
+
+
+def _x1_claims() -> tuple[Claim, ...]:
+    sharp, late = SHARPNESS.column, INTERPOLATES
+    claims = [*_in_training_claims("Fig. 1, 2", top=False)]
+    for study in STUDIES:
+        over = f"Over three {study.replace('_', ' ')}:"
+        gains = in_course(study, {"gain of log_volume": gain(LOG_VOLUME.column)}, once_below(late))
+        unsigned = in_course(study, {DIMENSION_AND_SHARPNESS: _dimension_with_sharpness}, once_below(late))
+        onset = in_course(study, {"log(later / first) of local_dimension": log_gain("local_dimension")}, ONSET)
         claims += [
             Claim(
                 f"{study}.mls_follows_sharpness",
-                f"Over three {over}: MLS follows sharpness.",
-                f"compression {figures}, section 4.1",
+                f"{over} MLS follows sharpness.",
+                "compression Fig. 1, 2, section 4.1",
                 together(study, sharp, "mls", below=late),
             ),
             Claim(
-                f"{study}.sharpness",
-                f"{larger} lead to {less} sharpness.",
-                f"compression {figures}",
-                trend(study, setting, sharp),
-                side,
+                f"{study}.volume_follows_sharpness",
+                f"{over} once the loss is minimised, sharpness and volume decrease together.",
+                "compression Fig. 1, 2",
+                together(study, sharp, LOG_VOLUME.column, below=late),
+            ),
+            Claim(
+                f"{study}.sharpness_decreases",
+                f"{over} once the loss is minimised, sharpness decreases.",
+                "compression section 4.1",
+                changes(study, sharp, below=late),
+                "below",
+            ),
+            Claim(
+                f"{study}.volume_decreases",
+                f"{over} once the loss is minimised, volume decreases.",
+                "compression section 4.1",
+                mean_of(gains, "gain of log_volume"),
+                "below",
+            ),
+            Claim(
+                f"{study}.mls_decreases",
+                f"{over} once the loss is minimised, MLS decreases.",
+                "compression section 4.1",
+                changes(study, "mls", below=late),
+                "below",
             ),
             Claim(
                 f"{study}.dimension",
-                f"Over three {over}: local dimension decreases as the loss decreases to near 0.",
+                f"{over} local dimension decreases as the loss decreases to near 0.",
                 "compression section 4.2",
                 changes(study, "local_dimension"),
                 "below",
             ),
+            Claim(
+                f"{study}.dimension_at_onset",
+                f"{over} local dimension decreases rapidly with the onset of training, in the first {TENTH:.0%} of it.",
+                "compression section 3.2",
+                mean_of(onset, "log(later / first) of local_dimension"),
+                "below",
+            ),
+            Claim(
+                f"{study}.dimension_unexplained",
+                f"{over} once the loss is minimised, sharpness does not explain local dimension: the size of Kendall's "
+                f"tau over the steps of a network is below {WEAK:g}.",
+                "compression section 4.2",
+                mean_of(unsigned, DIMENSION_AND_SHARPNESS),
+                "below",
+                WEAK,
+            ),
         ]
-        for name, column in volumes.items():
-            coded = "" if name == "volume" else " (the three largest eigenvalues', as in the authors' code)"
+    numbers = {"log(last / first) of sharpness": log_gain(sharp), "gain of log_volume": gain(LOG_VOLUME.column)}
+    largest = where(in_course("batch_sizes", numbers, LATER), lambda t: t["batch_size"] == max(BATCHES))
+    claims += [
+        Claim(
+            "batch_32.sharpness_stops",
+            "With batches of 32 sharpness stops decreasing: over the later half of training it falls by less than a "
+            "tenth.",
+            "compression section 4.1",
+            mean_of(largest, "log(last / first) of sharpness"),
+            "above",
+            STEADY,
+        ),
+        Claim(
+            "batch_32.volume_continues",
+            "Volume continues to decrease there.",
+            "compression section 4.1",
+            mean_of(largest, "gain of log_volume"),
+            "below",
+        ),
+    ]
+    return tuple(claims)
+
+
+def _dimension_with_sharpness(course: pd.DataFrame) -> float:
+    return abs(agreement(SHARPNESS.column, "local_dimension")(course))
+
+
+def _x2_claims() -> tuple[Claim, ...]:
+    sharp = SHARPNESS.column
+    claims = [*_in_training_claims("Fig. H.8, H.9", top=True)]
+    for study in STUDIES:
+        over = f"Over three {study.replace('_', ' ')}:"
+        claims += [
+            Claim(
+                f"{study}.{name}_follows_sharpness",
+                f"{over} {name.upper()} follows sharpness during the training.",
+                "compression Fig. H.8, H.9, section 4.1" if name == "mls" else "compression Fig. H.8, H.9",
+                together(study, sharp, name),
+            )
+            for name in ("mls", "nmls")
+        ]
+        ended = in_course(study, {"log(last / first) of sharpness": log_gain(sharp)}, LATER)
+        claims.append(
+            Claim(
+                f"{study}.sharpness_plateaus",
+                f"{over} sharpness does not noticeably decrease towards the end: over the later half of training it "
+                "falls by less than a tenth.",
+                "compression section 4.1, Fig. H.8, H.9",
+                mean_of(ended, "log(last / first) of sharpness"),
+                "above",
+                STEADY,
+            )
+        )
+        for name, column, told in _volumes(top=True):
+            gains = in_course(study, {f"gain of {column}": gain(column)}, LATER)
+            slower = in_course(
+                study, {f"later less earlier mean gain of {column}": slowing(column)}, once_below(INTERPOLATES)
+            )
             claims += [
                 Claim(
-                    f"{study}.{name}_follows_sharpness",
-                    f"Over three {over}: once the loss is minimised, sharpness and volume{coded} decrease together.",
-                    f"compression {figures}",
-                    together(study, sharp, column, below=late),
+                    f"{study}.{name}_continues",
+                    f"{over} {told} continues to decrease over the later half of training.",
+                    "compression section 4.1, Fig. H.8, H.9",
+                    mean_of(gains, f"gain of {column}"),
+                    "below",
                 ),
                 Claim(
-                    f"{study}.{name}",
-                    f"{larger} lead to {compression} compression of volume{coded}.",
-                    f"compression {figures}",
-                    trend(study, setting, column),
-                    side,
+                    f"{study}.{name}_slows",
+                    f"{over} {told} does so more slowly: once the loss is minimised, it falls less over the later half "
+                    "of the steps than over the earlier.",
+                    "compression section 4.1, Fig. H.8, H.9",
+                    mean_of(slower, f"later less earlier mean gain of {column}"),
                 ),
             ]
     return tuple(claims)
@@ -177,10 +312,34 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     return {"tightness": trained}
 
 
+EVERY = 0.99
+"""The share of networks above which something is taken to hold of all."""
+ROUNDED = 1 + 1e-9
+"""By what factor rounding may turn an inequality round."""
+
+
 def _looseness(results: Results) -> Statistic:
     """How much looser the last step of the chain is than the looser of the other two, in logarithms."""
-    a, b, c, d = (np.log(results["tightness"].networks[column]) for column in CHAIN.values())
+    a, b, c, d = (np.log(column) for column in _chain(results))
     return average((d - c) - np.maximum(b - a, c - b), name="log(D/C) - max(log(B/A), log(C/B))")
+
+
+def _wideness(results: Results) -> Statistic:
+    """The same of the differences themselves."""
+    a, b, c, d = _chain(results)
+    return average((d - c) - np.maximum(b - a, c - b), name="(D - C) - max(B - A, C - B)")
+
+
+def _ordered(results: Results) -> Statistic:
+    """The share of networks in which no step of the chain falls by more than rounding."""
+    a, b, c, d = _chain(results)
+    holds = (a <= b * ROUNDED) & (b <= c * ROUNDED) & (c <= d * ROUNDED)
+    return average(holds.astype(float), name="A <= B <= C <= D")
+
+
+def _chain(results: Results) -> list[pd.Series]:
+    """A, B, C and D of each network."""
+    return [results["tightness"].networks[column] for column in CHAIN.values()]
 
 
 def _x3_plots(results: Results) -> list[Plot]:
@@ -201,7 +360,7 @@ EXPERIMENTS = (
         "Sharpness, volume and sensitivity through the training of a VGG",
         "compression Fig. 1, 2",
         _x1,
-        _in_training_claims("Fig. 1, 2", top=False),
+        _x1_claims(),
         _in_training_plots,
         {"smoke": (QUICK, PATCHES), "laptop": (PATCHES, SMALL, TWO_OUTPUTS), "paper": (SMALL, TWO_OUTPUTS)},
     ),
@@ -210,7 +369,7 @@ EXPERIMENTS = (
         "Sharpness, volume and sensitivity through the training of a 4-layer MLP",
         "compression Fig. H.8, H.9",
         _x2,
-        _in_training_claims("Fig. H.8, H.9", top=True),
+        _x2_claims(),
         _in_training_plots,
         {"smoke": (QUICK, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
     ),
@@ -222,9 +381,31 @@ EXPERIMENTS = (
         (
             Claim(
                 "C_D_is_the_loose_step",
-                "The gap between C and D is large compared to those between A and B, and B and C.",
+                "The gap between C and D is large compared to those between A and B, and B and C, as ratios: D/C is "
+                "above B/A and C/B.",
                 "compression Fig. G.4",
                 _looseness,
+            ),
+            Claim(
+                "C_D_is_the_wide_step",
+                "The same of the differences: D - C is above B - A and C - B.",
+                "compression Fig. G.4",
+                _wideness,
+            ),
+            Claim(
+                "inequalities_hold",
+                f"A <= B <= C <= D holds in every network: in more than {EVERY:.0%} of them.",
+                "compression Fig. G.4",
+                _ordered,
+                "above",
+                EVERY,
+            ),
+            Claim(
+                "C_is_more_indicative",
+                "C, of the gradient of the first layer's weights alone, tells the change of MLS better than D: its r "
+                "with MLS over lengths of training is larger.",
+                "compression Fig. G.4",
+                stronger(reached("tightness"), [CHAIN["C"]], [CHAIN["D"]], "mls"),
             ),
         ),
         _x3_plots,

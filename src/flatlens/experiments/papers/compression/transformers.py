@@ -91,6 +91,7 @@ def _class_of(model: str) -> str:
 
 
 OWN = "Twelve small vision transformers, three starts each, untrained and after 300 steps on patches of photographs."
+CLUSTERS = "Not weighed: the outlying clusters of MobileViT and FastViT."
 
 EXPERIMENTS = (
     Experiment(
@@ -109,10 +110,11 @@ EXPERIMENTS = (
         _x5_plots,
         {
             "smoke": (QUICK, OWN),
-            "laptop": (OWN,),
+            "laptop": (OWN, CLUSTERS),
             "paper": (
                 f"{len(NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
                 "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",
+                CLUSTERS,
             ),
         },
     ),

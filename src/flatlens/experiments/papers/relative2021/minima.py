@@ -14,6 +14,7 @@ from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, SUMMED
+from flatlens.experiments.papers.reparam2019 import STRONG
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -34,6 +35,10 @@ RIGHT: Mapping[str, str] = {
 CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "1/sigma (code)",
          "last layer's squared norm (code)")  # fmt: skip
 """The five as the authors' code computes them, up to constant factors."""
+
+
+TENTH = 0.1
+"""By how much, in the logarithm, what is not invariant changes at least; PAC-Bayes is drawn at random."""
 
 
 def _x18(scale: Scale) -> Mapping[str, Study]:
@@ -108,7 +113,15 @@ def _x18_claims() -> tuple[Claim, ...]:
             "Relative flatness correlates positively with the generalisation gap.",
             "relative2021 section 6, Fig. 5",
             correlated(minima, flat, "gap"),
-        )
+        ),
+        Claim(
+            "flatness.strong",
+            f"It does so strongly, r at least {STRONG:g}.",
+            "relative2021 section 6, C.2",
+            correlated(minima, flat, "gap"),
+            "above",
+            STRONG,
+        ),
     ]
     for mine, others, named in ((flat, (trace, fisher_rao, pac_bayes, norm), ""), (CODED[0], CODED[1:], ".as_coded")):
         claims += [
@@ -142,6 +155,17 @@ def _x18_claims() -> tuple[Claim, ...]:
     ]
     claims += [
         Claim(
+            f"{_slug(name)}.not_invariant",
+            f"{name[0].upper()}{name[1:]}: not invariant to it, changed by more than a tenth.",
+            "relative2021 section 6",
+            unchanged(minima, name, f"moved {name}"),
+            "above",
+            TENTH,
+        )
+        for name in (trace, pac_bayes, norm)
+    ]
+    claims += [
+        Claim(
             f"{_slug(name)}.declines",
             f"{name[0].upper()}{name[1:]}: the correlation with the gap declines after it.",
             "relative2021 Fig. 7, C.2",
@@ -156,6 +180,14 @@ def _x18_claims() -> tuple[Claim, ...]:
             "Relative flatness of another fully connected layer correlates positively with the gap.",
             "relative2021 Fig. 8, C.2",
             correlated(minima, another, "gap"),
+        ),
+        Claim(
+            "another_layer.strong",
+            f"It keeps the high correlation, r at least {STRONG:g}.",
+            "relative2021 Fig. 8, C.2",
+            correlated(minima, another, "gap"),
+            "above",
+            STRONG,
         ),
         Claim(
             "another_layer.less",
@@ -200,6 +232,7 @@ FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' code moves the last two "
     "layers alone."
 )
+NEURONS = "Not weighed: neuron-wise reparametrisations, of which C.2 says the same."
 SPLIT_GAP = (
     "The gap is the mean test loss less the mean training loss; the code sums both, the test's five times, which is "
     "measured beside it, by name, and proportional where the test samples are a fifth."
@@ -222,9 +255,9 @@ EXPERIMENTS = (
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 120 to train on; smaller batches, and learning rates "
                 "at which each optimiser converges; 2 seeds.",
-                SPLIT_GAP, CODE, FACTORS, COEFFICIENT,
+                SPLIT_GAP, CODE, FACTORS, COEFFICIENT, NEURONS,
             ),
-            "paper": (UNSAID, SPLIT_GAP, CODE, FACTORS, COEFFICIENT),
+            "paper": (UNSAID, SPLIT_GAP, CODE, FACTORS, COEFFICIENT, NEURONS),
         },
     ),
 )  # fmt: skip
