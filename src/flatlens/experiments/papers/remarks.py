@@ -13,6 +13,8 @@ MOVED = "layerwise"
 """The reparametrisation that their networks are measured after once more."""
 WEAK = 0.3
 """What "very weak" or "does not correlate" is taken to be at most."""
+STRONG = 0.7
+"""What "strongly" is taken to be at least, as App. C of reparam2019 has it."""
 
 
 def trials(count: int) -> Axis:

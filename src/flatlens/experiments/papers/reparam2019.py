@@ -17,7 +17,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import steadier, strength, stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, SUMMED, WEAK
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, STRONG, SUMMED, WEAK
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -33,8 +33,6 @@ BATCHES_LRS: Mapping[Scale, tuple[tuple[int, float], ...]] = {
     "paper": ((4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)),
 }
 FIFTH = "fc3"
-STRONG = 0.7
-"""What "strongly" is taken to be at least, which App. C gives."""
 
 
 def _x14(scale: Scale) -> Mapping[str, Study]:

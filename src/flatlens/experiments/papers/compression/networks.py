@@ -10,8 +10,6 @@ from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 FIXED_LR, FIXED_BATCH = 0.1, 20
 INTERPOLATES = 0.01
 """The loss below which a network is taken to interpolate, where the paper says "after the loss is minimized"."""
-STRONG = 0.7
-"""What "strongly correlated" is taken to be at least."""
 SAMPLES = 100
 PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."

@@ -26,7 +26,6 @@ from flatlens.experiments.papers.compression.networks import (
     LOG_VOLUME,
     PATCHES,
     SMALL,
-    STRONG,
     TOP_THREE,
     lenet,
     mlp,
@@ -34,7 +33,7 @@ from flatlens.experiments.papers.compression.networks import (
     top_three,
     vgg,
 )
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import QUICK, STRONG
 from flatlens.experiments.plots import pairwise
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study

@@ -13,8 +13,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, SUMMED
-from flatlens.experiments.papers.reparam2019 import STRONG
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, STRONG, SUMMED
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
