@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flatlens.experiments.papers.compression import populations, training, transformers
+from flatlens.experiments.papers.compression import chain, populations, training, transformers
 
-EXPERIMENTS = (*training.EXPERIMENTS, *populations.EXPERIMENTS, *transformers.EXPERIMENTS)
+EXPERIMENTS = (*training.EXPERIMENTS, *chain.EXPERIMENTS, *populations.EXPERIMENTS, *transformers.EXPERIMENTS)
