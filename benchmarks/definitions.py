@@ -1,4 +1,4 @@
-"""The pass beside a literal reading of the compression paper: `python -m benchmarks.literal [--repeats 3]`.
+"""The pass beside a literal reading of the compression paper: `python -m benchmarks.definitions [--repeats 3]`.
 
 MLP 784-512-512-512-10, n = 100, cross-entropy, one batch. Literally: for every sample, a Jacobian of the outputs to the
 input of each layer and to each weight by one backward per output, and from these, layer by layer, the sharpness
