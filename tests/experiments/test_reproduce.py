@@ -35,9 +35,10 @@ def test_each_claim_has_a_verdict_and_each_plot_its_data(tightness):
     _, found = tightness
     assert found.experiment is EXPERIMENTS["X3"]
     assert found.unfinished == 0
-    (verdict,) = found.verdicts
-    assert verdict.statistic.n == 4
-    assert verdict.statistic.low <= verdict.statistic.value <= verdict.statistic.high
+    assert [verdict.claim for verdict in found.verdicts] == list(EXPERIMENTS["X3"].claims)
+    for verdict in found.verdicts:
+        assert verdict.statistic.n == 4
+        assert verdict.statistic.low <= verdict.statistic.value <= verdict.statistic.high
     (plot,) = found.plots
     assert set(plot.data["line"]) == {"A", "B", "C", "D"}
     means = plot.data.pivot(index="x", columns="line", values="y")
@@ -134,9 +135,10 @@ def test_the_page_of_all_verdicts_has_each_with_its_picture(tightness, tmp_path)
     atlas = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(atlas)
     atlas.draw(found, out, tmp_path)
-    assert (tmp_path / "X3.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "X3_at_smoke_scale.png").read_bytes().startswith(b"\x89PNG")
     page = atlas.page([found])
-    (verdict,) = found.verdicts
-    assert f"{verdict.statistic.in_words} | {verdict.statistic.n} |" in page
-    assert "![The steps of the bound](images/atlas/X3.png)" in page
+    for verdict in found.verdicts:
+        assert f"{verdict.statistic.in_words} | {verdict.statistic.n} |" in page
+    assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
+    assert "![The steps of the bound](images/atlas/X3_at_smoke_scale.png)" in page
     assert "once more" in atlas.page([replace(found, again=found.verdicts)])
