@@ -66,7 +66,9 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _ended(number: int, frame: FrameType | None) -> Never:
-    raise LostRank("another rank has ended or died before the work was done: nothing was written")
+    from flatlens.problem.ranks import GONE
+
+    raise LostRank(GONE)
 
 
 def first_to_speak() -> bool:

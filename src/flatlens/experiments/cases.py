@@ -36,9 +36,7 @@ def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str
         of = {column: kept[column].to_numpy() for column in kept}
 
         def coefficient(counts: Array) -> Array:
-            in_cases = [
-                np.stack([pearson(of[x][mine], of[y][mine], counts[:, mine]) for mine in members]) for x, y in pairs
-            ]
+            in_cases = [_in_each(members, of[x], of[y], counts) for x, y in pairs]
             with warnings.catch_warnings():  # a small case of a resample may be constant: that case has no r
                 warnings.simplefilter("ignore", RuntimeWarning)
                 return np.asarray(over(*in_cases))
@@ -59,10 +57,7 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
         a, b, chosen = kept[x].to_numpy(), kept[y].to_numpy(), kept["part"].to_numpy() > 0
 
         def coefficient(counts: Array) -> Array:
-            of_part, of_all = (
-                np.stack([pearson(a[mine & among], b[mine & among], counts[:, mine & among]) for mine in members])
-                for among in (chosen, np.full(len(kept), True))
-            )
+            of_part, of_all = (_in_each(cut, a, b, counts) for cut in ([mine & chosen for mine in members], members))
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", RuntimeWarning)
                 return margin(of_part, of_all)
@@ -70,6 +65,11 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
         return bootstrapped(name, coefficient, len(kept), lost)
 
     return found
+
+
+def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array) -> Array:
+    """Pearson's r of each of some sets of networks, (sets, B)."""
+    return np.stack([pearson(x[mine], y[mine], counts[:, mine]) for mine in members])
 
 
 def ranked(table: Table, columns: Sequence[str]) -> Table:

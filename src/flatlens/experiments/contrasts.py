@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
@@ -21,6 +21,27 @@ RESAMPLED = 2000
 
 def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
     """The smallest of these columns' Pearson's r with y, less the largest of the others'."""
+    name = f"Pearson r with {y}: {_one_of(these, 'the least of')} less {_one_of(others, 'the largest of')}"
+    return _against(table, these, others, y, lambda mine, rival: mine.min(0) - rival.max(0), name)
+
+
+def stronger_in_size(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """As `stronger`, of the sizes of the correlations, whatever their signs."""
+    name = f"|Pearson r| with {y}: {_one_of(these, 'the least of')} less {_one_of(others, 'the largest of')}"
+    return _against(table, these, others, y, lambda mine, rival: np.abs(mine).min(0) - np.abs(rival).max(0), name)
+
+
+def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
+    """By how much less these columns' Pearson's r with y differ among themselves than the others': largest less
+    smallest."""
+    name = f"range of Pearson r with {y}: of {', '.join(others)} less of {', '.join(these)}"
+    return _against(table, these, others, y, lambda mine, rival: np.ptp(rival, axis=0) - np.ptp(mine, axis=0), name)
+
+
+def _against(
+    table: Table, these: Sequence[str], others: Sequence[str], y: str, over: Callable[[Array, Array], Array], name: str
+) -> Evidence:
+    """`over` these columns' Pearson's r with y and the others', (columns, B) each -> (B,)."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [*these, *others, y])
@@ -28,10 +49,9 @@ def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
 
         def coefficient(counts: Array) -> Array:
             mine, rival = (np.stack([pearson(of[x], of[y], counts) for x in xs]) for xs in (these, others))
-            return np.asarray(mine.min(0) - rival.max(0))
+            return np.asarray(over(mine, rival))
 
-        mine, rival = _one_of(these, "the least of"), _one_of(others, "the largest of")
-        return bootstrapped(f"Pearson r with {y}: {mine} less {rival}", coefficient, len(kept), lost)
+        return bootstrapped(name, coefficient, len(kept), lost)
 
     return found
 
@@ -156,40 +176,5 @@ def strength(table: Table, x: str, y: str) -> Evidence:
         kept, lost = complete(table(results), [x, y])
         a, b = kept[x].to_numpy(), kept[y].to_numpy()
         return bootstrapped(f"|Pearson r| of {x} and {y}", lambda n: np.abs(pearson(a, b, n)), len(kept), lost)
-
-    return found
-
-
-def stronger_in_size(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """As `stronger`, of the sizes of the correlations, whatever their signs."""
-
-    def found(results: Results) -> Statistic:
-        kept, lost = complete(table(results), [*these, *others, y])
-        of = {name: kept[name].to_numpy() for name in kept}
-
-        def coefficient(counts: Array) -> Array:
-            mine, rival = (np.abs([pearson(of[x], of[y], counts) for x in xs]) for xs in (these, others))
-            return np.asarray(mine.min(0) - rival.max(0))
-
-        mine, rival = _one_of(these, "the least of"), _one_of(others, "the largest of")
-        return bootstrapped(f"|Pearson r| with {y}: {mine} less {rival}", coefficient, len(kept), lost)
-
-    return found
-
-
-def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """By how much less these columns' Pearson's r with y differ among themselves than the others': largest less
-    smallest."""
-
-    def found(results: Results) -> Statistic:
-        kept, lost = complete(table(results), [*these, *others, y])
-        of = {name: kept[name].to_numpy() for name in kept}
-
-        def coefficient(counts: Array) -> Array:
-            mine, rival = (np.ptp([pearson(of[x], of[y], counts) for x in xs], axis=0) for xs in (these, others))
-            return np.asarray(rival - mine)
-
-        name = f"range of Pearson r with {y}: of {', '.join(others)} less of {', '.join(these)}"
-        return bootstrapped(name, coefficient, len(kept), lost)
 
     return found

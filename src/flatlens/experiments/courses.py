@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.claims import Results
-from flatlens.experiments.evidence import Table, alike_in, histories, reached, tau
+from flatlens.experiments.evidence import Table, after_loss, alike_in, histories, reached, tau
 from flatlens.experiments.result import StudyResult
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -130,7 +130,7 @@ def once_below(loss: float) -> Courses:
     """Courses from the moment on where the loss first was below; without those of fewer than two moments there."""
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
-        courses = {key: course[(course["loss"] < loss).cummax()] for key, course in histories(result).items()}
+        courses = {key: after_loss(course, loss) for key, course in histories(result).items()}
         return {key: course for key, course in courses.items() if len(course) > 1}
 
     return found

@@ -136,9 +136,13 @@ def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
 
 def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFrame]:
     """As `histories`, from the step on where the loss first was below."""
-    return [
-        table[(table["loss"] < below).cummax()] if "loss" in table else table for table in histories(result).values()
-    ]
+    return [after_loss(table, below) if "loss" in table else table for table in histories(result).values()]
+
+
+def after_loss(course: pd.DataFrame, below: float) -> pd.DataFrame:
+    """From the moment on where the loss first was below."""
+    kept: pd.DataFrame = course[(course["loss"] < below).cummax()]
+    return kept
 
 
 def histories(result: StudyResult) -> dict[str, pd.DataFrame]:

@@ -81,7 +81,7 @@ class Problem:
         require_finite_weights(model)
         self.outputs = 0  #: N, of a network with a row a token that of the longest batch
         copied = self.measured()
-        ranks.require_same([checksum(tensor) for tensor in copied.state_dict().values()], "weights")
+        ranks.require_same(lambda: [checksum(tensor) for tensor in copied.state_dict().values()], "weights")
         with self.measuring(copied), torch.no_grad():
             self._check_first(copied)
             self.n, self.outputs, self.mass = self._census(copied, self.data)
@@ -193,7 +193,9 @@ class Problem:
         for _ in self.batches(256):  # read again from the start: the first batch must come back the same
             break
         require_finite(first, f"Problem({self.data.where})")
-        self.ranks.require_same([checksum(x) for x in tree_leaves(first) if isinstance(x, Tensor)], "first samples")
+        self.ranks.require_same(
+            lambda: [checksum(x) for x in tree_leaves(first) if isinstance(x, Tensor)], "first samples"
+        )
         once, _ = self._first_run(model, self.place(first))
         again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
         if not bool(torch.isfinite(once).all()):
@@ -250,7 +252,7 @@ class Problem:
         few: dict[int, Batch] = {}
         for turn, (number, raw) in enumerate(self.shared(1024) if data is self.data else data.shared(1024, self.ranks)):
             require_finite(raw, f"Problem({data.where})")
-            if turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
+            if data is self.data and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8...: from all over, and few
                 few[number] = spaced(raw, PROBE)
             if data is self.data and self.coupled and size(raw) < 2:
                 raise BadInput(

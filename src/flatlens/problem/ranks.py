@@ -7,7 +7,7 @@ numbers. Work that is not shared is done by each of them, with the same result.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ from flatlens.errors import BadInput, LostRank
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+GONE = "another rank has ended or died before the work was done: nothing was written"
 PATIENCE = timedelta(hours=1)
 """How long a rank waits for one that is connected, but has nothing to say."""
 
@@ -89,9 +90,11 @@ class Ranks:
         every = {number: part for mine in self.together(dict(parts)) for number, part in mine.items()}
         return [every[number] for number in sorted(every)]
 
-    def require_same(self, value: object, what: str) -> None:
-        """Refuse to mix what is not the same on all ranks."""
-        values = self.together(value)
+    def require_same(self, value: Callable[[], object], what: str) -> None:
+        """Refuse to mix what is not the same on all ranks; a process alone does not even look."""
+        if self.size == 1:
+            return
+        values = self.together(value())
         others = [str(rank) for rank, other in enumerate(values) if other != values[0]]
         if others:
             raise BadInput(
@@ -114,4 +117,4 @@ def _contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of every backend: a reset connection, a timeout, an abort
-        raise LostRank("another rank has ended or died before the work was done: nothing was written") from error
+        raise LostRank(GONE) from error
