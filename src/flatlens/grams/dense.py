@@ -59,6 +59,15 @@ class DenseJacobian:
         """sum_kk' C_kk' J_k J_k', (n, d)."""
         return quadratic(self.C, self.J)
 
+    @cached_property
+    def input_squares(self) -> Tensor:
+        """||df/dx_p||^2 of each entry of the input, (n, m)."""
+        return quadratic(None, self.Jx)
+
+    def input_gram(self) -> Tensor:
+        """G, (n, N, N)."""
+        return gram(self.Jx)
+
     def diagonal(self, *, plain: bool = False) -> Tensor:
         """sum_i diag(M_i^T C_i M_i), the Gauss-Newton diagonal of the weight over the chunk, (d, m); I for C if
         plain."""
@@ -66,7 +75,7 @@ class DenseJacobian:
 
     def columns(self, *, plain: bool = False) -> Tensor:
         """||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
-        return quadratic(None if plain else self.C, self.Jx) * self._phi2
+        return (self.input_squares if plain else quadratic(self.C, self.Jx)) * self._phi2
 
     def adaptive(self) -> Tensor:
         """sum_st W_st^2 times the sample's own Gauss-Newton diagonal, (n,)."""

@@ -244,8 +244,7 @@ def _layers(
         x = layout.unpadded(by_sample(call.x.detach(), layout.batch_axis[key]), tape)
         x = x.reshape(len(slots[f"z:{key}"].buffer), -1)
         x_norm2 = norm2(x)
-        sides = _input_side(layout, key, call, slots) if "G" in needs else (None, None)
-        grams = place(*sides, x, x_norm2)
+        grams = place(None, None, x, x_norm2)
         if key in layout.weights:
             weight = layout.weights[key]
             grams.weight = _jacobian(weight, tape, layout, slots, x, x_norm2, grams.C, needs)
@@ -253,6 +252,9 @@ def _layers(
             grams.counts_weight = weight.parameter in problem.parameters
             grams.counts_bias = weight.bias in problem.parameters
             grams.feature_scale = scale[key].flatten() if weight.dense and key in scale else scale.get(key)
+        if "G" in needs:
+            shared = grams.weight if "columns" in needs else None
+            grams.input_gram, grams.input_squares = _input_side(layout, key, call, slots, shared)
         layers[key] = grams
     return layers
 
@@ -263,9 +265,11 @@ def _is_first(layout: Layout, key: str) -> bool:
 
 
 def _input_side(
-    layout: Layout, key: str, call: Call, slots: dict[str, _Slot]
+    layout: Layout, key: str, call: Call, slots: dict[str, _Slot], jacobian: object
 ) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-    """What makes G, and the squares of the slopes, at a call's input."""
+    """What makes G, and the squares of the slopes, at a call's input: a dense `jacobian`, if it makes them anyway."""
+    if isinstance(jacobian, DenseJacobian):
+        return jacobian.input_gram, lambda: jacobian.input_squares
     if _is_first(layout, key):
         known = (layout.weights[key], slots[f"z:{key}"].buffer, call.z.shape[2:])
         return partial(input_gram, *known), partial(input_squares, *known)

@@ -24,8 +24,10 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
+from torch.nn.functional import threshold
 
 from flatlens.errors import BadInput
+from flatlens.grams.contract import pieces
 
 EPS = torch.finfo(torch.float64).eps
 DIRECT = 2048  #: up to so many rows the Newton system is solved directly, beyond by conjugate gradients
@@ -66,11 +68,15 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
     while True:
         u = _half_step(h, w, v)
         v = _half_step(h.T, w.T, u)
-        p, q = h * u[:, None] * v, w / u[:, None] / v
+        p, q = (h * u[:, None]).mul_(v), (w / u[:, None]).div_(v)
         value = float(p.sum() + q.sum())
-        alpha, beta = _newton(p, q)
-        enough = max(tolerance, NEARLY) if len(gaps) + 1 < most else math.inf
-        gaps.append(_gap(p / value, q / value, alpha, beta, roots, enough))
+        alpha, beta, decrement = _newton(p, q)
+        last = len(gaps) + 1 >= most
+        if decrement > max(NEARLY, 10 * tolerance) * value and not last:  # about twice the gap: no need to look closer
+            gaps.append(min(1.0, decrement / value))
+        else:
+            enough = math.inf if last else max(tolerance, NEARLY)
+            gaps.append(_gap(p.div_(value), q.div_(value), alpha, beta, roots, enough))
         stuck = len(gaps) > 5 and NEARLY > gaps[-1] > gaps[-6] / 2
         if stuck or gaps[-1] <= tolerance or len(gaps) >= most:
             break
@@ -84,22 +90,45 @@ def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     if h.ndim != 2 or h.shape != w.shape:
         raise BadInput(f"balance(h, w): two matrices of one shape are needed, not {(*h.shape,)} and {(*w.shape,)}")
     for name, x in (("h", h), ("w", w)):
-        if not (x.isfinite() & (x >= 0)).all():
-            raise BadInput(f"balance({name}=): entries must be finite, none negative; here {x.min():g} to {x.max():g}")
+        low, high = map(float, x.aminmax()) if x.numel() else (0.0, 0.0)
+        if not (low >= 0 and high < math.inf):
+            raise BadInput(f"balance({name}=): entries must be finite, none negative; here {low:g} to {high:g}")
     return h.detach().to(torch.float64), w.detach().to(torch.float64)
 
 
 def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h and w without the entries between blocks, and one row of each block that has entries."""
-    there, back = (sparse.csr_array((x > 0).cpu().numpy()) for x in (h, w.T))
-    graph = sparse.block_array([[None, there], [back, None]], format="csr")
+    there, back = h > 0, w > 0
+    live = [there.any(axis) & back.any(axis) for axis in (1, 0)]
+    start = live[0].nonzero()[:1, 0]
+    if all(torch.equal(m, reached) for m, reached in zip(live, _joined(there, back, start), strict=True)):
+        inside = live[0][:, None] & live[1]  # the usual case: but for dead units, one block
+        return h * inside, w * inside, start
+    edges = [sparse.csr_array(x.cpu().numpy()) for x in (there, back.T)]
+    graph = sparse.block_array([[None, edges[0]], [edges[1], None]], format="csr")
     labels = torch.from_numpy(connected_components(graph, connection="strong")[1]).to(h.device)
     rows, columns = labels[: len(h)], labels[len(h) :]
     inside = rows[:, None] == columns
     h, w = h * inside, w * inside
-    live = (h + w).sum(1).nonzero()[:, 0].flip(0)
-    first = dict(zip(rows[live].tolist(), live.tolist(), strict=True))  # the last one set stays
+    filled = (h + w).sum(1).nonzero()[:, 0].flip(0)
+    first = dict(zip(rows[filled].tolist(), filled.tolist(), strict=True))  # the last one set stays
     return h, w, torch.tensor(list(first.values()), dtype=torch.long, device=h.device)
+
+
+def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows and columns on a cycle with a row: those that it leads to and that lead to it."""
+    both = []
+    for out, home in ((there, back), (back, there)):
+        rows = torch.zeros_like(there[:, 0]).index_fill(0, first, True)
+        while True:
+            columns = out[rows].any(0)
+            more = home[:, columns].any(1) | rows
+            if torch.equal(more, rows):
+                both.append((rows, columns))
+                break
+            rows = more
+    (a, b), (c, d) = both
+    return a & c, b & d
 
 
 def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -107,24 +136,28 @@ def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return ((w @ (1 / v)).sqrt() / (h @ v).sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
 
 
-def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """The Newton step (alpha, beta) in (log u, log v), with the columns eliminated: I - B B^T for the rows.
+def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
+    """The Newton step (alpha, beta) in (log u, log v) and how F slopes down along it: near the minimum twice the gap.
+
+    With the columns eliminated: I - B B^T for the rows.
 
     B is p + q with rows and columns divided by the roots of their sums. Each block has the null vector (1, -1); a shift
     of rounding size makes the matrix definite. What it spoils shows in the certificate.
     """
-    k = p + q
-    rows, columns = (x.where(x > 0, 1.0).sqrt() for x in (k.sum(1), k.sum(0)))
-    B = k / rows[:, None] / columns
-    down = (p - q).sum(0) / columns
-    right = B @ down - (p - q).sum(1) / rows
+    sums = [(p.sum(axis), q.sum(axis)) for axis in (1, 0)]
+    rows, columns = ((a + b).where(a + b > 0, 1.0).sqrt() for a, b in sums)
+    B = (p + q).div_(rows[:, None]).div_(columns)
+    slopes = [a - b for a, b in sums]
+    down = slopes[1] / columns
+    right = B @ down - slopes[0] / rows
     if len(B) > DIRECT:
         x = _conjugate_gradients(B, right)
     else:
         M = torch.eye(len(B), dtype=B.dtype, device=B.device) * (1 + 4 * len(B) * EPS) - B @ B.T
         factor, failed = torch.linalg.cholesky_ex(M)
         x = _conjugate_gradients(B, right) if failed else torch.cholesky_solve(right[:, None], factor)[:, 0]
-    return x / rows, -(down + B.T @ x) / columns
+    alpha, beta = x / rows, -(down + B.T @ x) / columns
+    return alpha, beta, -float(slopes[0] @ alpha + slopes[1] @ beta)
 
 
 def _conjugate_gradients(B: Tensor, right: Tensor) -> Tensor:
@@ -165,36 +198,55 @@ def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enoug
     (alpha + beta) has row and column sums 0, and so has sum y t. What these keep, of rounding and of entries clipped to
     the sign that a p or q of 0 asks for, counts with the largest |x_i|, |z_j| possible.
     """
-    p, q = (x.where(x > 1e-290, 0.0) for x in (p, q))  # a lower bound all the same, and every ratio is finite
-    y = p - q + (p + q) * (alpha[:, None] + beta)
-    y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
-    mean = p.sqrt() * q.sqrt()
-    large = (y.abs() + y.hypot(2 * mean)) / 2
-    small = (mean * (mean / large)).where(large > 0, 0.0)
-    gap = _kl(large.where(y > 0, small), p) + _kl(small.where(y > 0, large), q) + 4 * EPS
+    gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
+    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # so that a dozen temporaries stay in the cache
+        more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
+        gap += more
+        rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
+        columns += y.sum(0)
+        sizes += y.abs().sum(0)
     if gap <= enough:
-        far = [_reach(-x.log(), -z.log(), roots) for x, z in ((p, q), (q, p))]
-        for axis, (x, z) in enumerate(zip(*far, strict=True)):
-            left = y.sum(1 - axis).abs() + 4 * EPS * y.abs().sum(1 - axis)
+        far = [_reach(-_above_tiny(x).log(), -_above_tiny(z).log(), roots) for x, z in ((p, q), (q, p))]
+        for left, (x, z) in zip(
+            (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
+        ):
             gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
     return gap if gap <= 1 else 1.0  # F itself, if nothing better (a NaN, too): inf F is not negative
 
 
+def _above_tiny(x: Tensor) -> Tensor:
+    """Without what is so small that ratios overflow: a lower bound all the same."""
+    return threshold(x, 1e-290, 0.0)
+
+
+def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
+    """(sum KL(P | p) + KL(Q | q), y) of some rows."""
+    p, q = _above_tiny(p), _above_tiny(q)
+    y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
+    if min(p.min(), q.min()) == 0:
+        y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
+    mean = p.sqrt().mul_(q.sqrt())
+    large = y.hypot(2 * mean).add_(y.abs()).div_(2)
+    small = (mean / large).mul_(mean).where(large > 0, 0.0)
+    up = y > 0
+    return _kl(large.where(up, small), p) + _kl(small.where(up, large), q), y
+
+
 def _kl(P: Tensor, p: Tensor) -> float:
     """sum P log(P / p) - P + p, exact for P near p; where p = 0, P is 0."""
-    off = (P / p - 1).where(p > 0, 0.0)
-    return float((p * (torch.special.xlog1py(1 + off, off) - off)).sum())
+    off = (P / p).sub_(1).where(p > 0, 0.0)
+    return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
 
 
 def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots: shortest paths.
+    """Bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots: paths from there.
 
-    These bound a minimum, where no entry exceeds F: t <= -log p, -t <= -log q.
+    These bound a minimum, where no entry exceeds F: t <= -log p, -t <= -log q. Any path will do that reaches them.
     """
     x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
     while True:
         z = (x[:, None] + back).amin(0)
         new = (z + there).amin(1).minimum(x)
-        if torch.equal(new, x):
+        if torch.equal(new.isfinite(), x.isfinite()):
             return x, z
         x = new

@@ -7,6 +7,7 @@ import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -85,7 +86,7 @@ class Measure:
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
     held_out: bool = False  #: whether it needs held-out data
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The name with its options, as rows and the command line spell it; a default is never spelled."""
         spelled = ", ".join(f"{name}={value!r}" for name, value in self.options)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
-from flatlens.problem.data import Batch, Data, checksum, move, require_finite, size, spaced, take
+from flatlens.problem.data import Batch, Data, checksum, finite, move, require_finite, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import LossFunction, as_loss
 from flatlens.problem.ranks import ALONE, Ranks
@@ -198,7 +198,7 @@ class Problem:
         )
         once, _ = self._first_run(model, self.place(first))
         again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
-        if not bool(torch.isfinite(once).all()):
+        if not finite(once):
             return  # the census names the sample
         apart = float((once - again).abs().max())
         scale = float(once.abs().max()) + 1e-30
@@ -261,7 +261,7 @@ class Problem:
                 )
             batch = self.place(raw)
             f, y = self.run(model, batch)
-            if not bool(torch.isfinite(f).all()):
+            if not finite(f):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
@@ -272,7 +272,7 @@ class Problem:
             except BadData as error:
                 told = str(error).replace("data=...", data.where, 1)
                 raise BadData(f"{told} (samples {n} to {n + len(f) - 1} of the data)") from error
-            if not bool(torch.isfinite(values).all()):
+            if not finite(values):
                 bad = n + int((~torch.isfinite(values)).nonzero()[0])
                 raise BadLoss(
                     f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the "
@@ -327,7 +327,7 @@ def _require_usable(model: object, dtype: object) -> None:
 def require_finite_weights(model: nn.Module) -> None:
     """Refuse a network with NaN or inf in its parameters or buffers."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not finite(tensor):
             bad = int((~torch.isfinite(tensor)).sum())
             raise BadModel(
                 f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
