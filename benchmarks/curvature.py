@@ -243,8 +243,7 @@ def main() -> None:
     chosen = options.parse_args()
     torch.set_num_threads(chosen.threads)
     result: dict[str, Any] = {"n": cases.N_SAMPLES, "repeats": chosen.repeats, "versions": versions()}
-    earlier = machine.RESULTS / "curvature.json"
-    tasks = json.loads(earlier.read_text())["tasks"] if earlier.exists() else {}
+    tasks = machine.earlier("curvature").get("tasks", {})
     tasks |= {task: {"machine": machine.describe(), "networks": {}} for task in chosen.only}
     with tempfile.TemporaryDirectory() as folder:
         for kind in cases.BUILDERS:

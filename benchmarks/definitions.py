@@ -23,7 +23,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,17 +30,16 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
+from benchmarks.networks import mlp
 
 WIDTHS, N_SAMPLES, ROWS = (784, 512, 512, 512, 10), 100, 20
 LAYERS = ("0", "2", "4", "6")
 
 
 def case() -> tuple[nn.Sequential, Tensor, Tensor]:
+    """The network, its samples and their labels."""
     torch.manual_seed(0)
-    parts: list[nn.Module] = []
-    for into, out in pairwise(WIDTHS):
-        parts += [nn.Linear(into, out), nn.ReLU()]
-    return nn.Sequential(*parts[:-1]), torch.randn(N_SAMPLES, WIDTHS[0]), torch.randint(WIDTHS[-1], (N_SAMPLES,))
+    return mlp(*WIDTHS), torch.randn(N_SAMPLES, WIDTHS[0]), torch.randint(WIDTHS[-1], (N_SAMPLES,))
 
 
 @dataclass

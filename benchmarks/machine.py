@@ -83,6 +83,13 @@ def growth(run: Callable[[], Any], every: float = 0.002) -> int:
     return most - before
 
 
+def earlier(name: str) -> dict[str, Any]:
+    """The result that lies there, or nothing."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
 def save(name: str, result: dict[str, Any]) -> Path:
     """Write a result beside the description of its machine."""
     RESULTS.mkdir(exist_ok=True)

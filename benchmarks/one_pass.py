@@ -1,10 +1,10 @@
-"""The one pass beside its floor: `python -m benchmarks.one_pass [--repeats 7]`.
+"""The one pass beside its floor: `python -m benchmarks.one_pass [--repeats 7] [--only LeNet]`.
 
 The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with
 the N unit vectors as cotangents, in the same chunks: what autograd itself takes to touch every Jacobian once, its
 weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias), R,
 C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal, the column sums and the adaptive sums. Peak
-memory is the growth over the resident size just before, in a child process.
+memory is the growth over the resident size just before, in a child process. Some ten minutes.
 """
 
 from __future__ import annotations
@@ -14,69 +14,64 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
+from benchmarks.networks import NETWORKS, OUTPUTS
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.one_pass import ALL, CHUNK
 
-N_SAMPLES, N_OUTPUTS = 2000, 10
+DIAGONALS = (*ALL, "diagonal", "columns", "adaptive")
+SMALLER = 128  #: autograd's own batched call likes smaller chunks on LeNet
 
 
-def mlp() -> tuple[nn.Module, torch.Tensor]:
-    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, N_OUTPUTS))
-    return net, torch.randn(N_SAMPLES, 784)
-
-
-def lenet() -> tuple[nn.Module, torch.Tensor]:
-    net = nn.Sequential(
-        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, N_OUTPUTS),
-    )  # fmt: skip
-    return net, torch.randn(N_SAMPLES, 3, 32, 32)
-
-
-NETWORKS = {"MLP 784-512-512-10": mlp, "LeNet 3x32x32": lenet}
-
-
-def contestants(name: str) -> dict[str, Callable[[], None]]:
-    torch.manual_seed(0)
-    net, x = NETWORKS[name]()
-    y = torch.randint(0, N_OUTPUTS, (N_SAMPLES,))
-    problem = fl.Problem(net, "cross_entropy", (x, y))
-    layout = lay_out(problem, net)
+def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
+    """Every Jacobian touched once by autograd."""
     weights = [p for key, p in net.named_parameters() if key.endswith("weight")]
+    for start in range(0, len(x), chunk):
+        batch = x[start : start + chunk].detach().requires_grad_()
+        f = net(batch)
+        units = torch.eye(f.shape[1], device=x.device)[:, None].expand(-1, *f.shape)
+        torch.autograd.grad(f, [batch, *weights], units, is_grads_batched=True)
 
-    def floor(chunk: int = CHUNK) -> None:
-        for start in range(0, N_SAMPLES, chunk):
-            batch = x[start : start + chunk].detach().requires_grad_()
-            f = net(batch)
-            units = torch.eye(N_OUTPUTS)[:, None].expand(N_OUTPUTS, len(f), N_OUTPUTS)
-            torch.autograd.grad(f, [batch, *weights], units, is_grads_batched=True)
 
-    def the_pass(diagonals: bool = False) -> None:
-        for chunk in one_pass(
-            problem, net, layout, needs=(*ALL, "diagonal", "columns", "adaptive") if diagonals else ALL
-        ):
+def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> int:
+    """The samples that the pass takes at once."""
+    layout = lay_out(problem, problem.model)
+    return min(CHUNK, problem.n, layout.samples_at_once(problem.memory, problem.outputs, needs))
+
+
+def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> Callable[[], None]:
+    """The pass alone, whose Grams are made and dropped."""
+    layout = lay_out(problem, problem.model)
+
+    def run() -> None:
+        for chunk in one_pass(problem, problem.model, layout, needs=needs):
             for g in chunk.layers.values():
                 _ = g.G, g.K, g.R, g.C, g.x_norm2
-                if diagonals:
+                if needs == DIAGONALS:
                     _ = g.linear.diagonal(), g.linear.columns(), g.adaptive
 
-    def measures() -> None:
-        fl.measure(fl.Lens(problem))
+    return run
 
-    return {
-        "floor": floor,
-        "floor in chunks of 128": lambda: floor(128),  # autograd's own batched call likes smaller ones on LeNet
-        "pass": the_pass,
-        "with diagonals": lambda: the_pass(True),
-        "fl.measure": measures,
-    }
+
+def contestants(name: str) -> dict[str, Callable[[], Any]]:
+    problem = NETWORKS[name].problem()
+    net, x, _ = NETWORKS[name].case()
+    chunk = chunk_of(problem)
+    runs: dict[str, Callable[[], Any]] = {"floor": lambda: floor(net, x, chunk)}
+    if chunk > SMALLER:
+        runs[f"floor in chunks of {SMALLER}"] = lambda: floor(net, x, SMALLER)
+    runs["pass"] = the_pass(problem)
+    if chunk > SMALLER:  # on a large network they take minutes
+        runs["with diagonals"] = the_pass(problem, DIAGONALS)
+        runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem))
+    return runs
 
 
 def memory(name: str, who: str) -> int:
@@ -90,26 +85,37 @@ def memory(name: str, who: str) -> int:
     return int(done.stdout.split()[-1])
 
 
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--repeats", type=int, default=7)
-    repeats = options.parse_args().repeats
-    rows = {}
-    for name in NETWORKS:
-        seconds = machine.interleaved(contestants(name), repeats)
-        floor = statistics.median(seconds["floor"])
-        rows[name] = {
-            who: {
+def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of each contestant."""
+    seconds = machine.interleaved(contestants(name), repeats)
+    least = statistics.median(seconds["floor"])
+    for who, times in seconds.items():
+        ratios = sorted(mine / one for mine, one in zip(times, seconds["floor"], strict=True))
+        yield (
+            who,
+            {
                 **machine.spread(times),
-                "ratio_to_floor": round(statistics.median(times) / floor, 3),
+                "ratio_to_floor": round(statistics.median(times) / least, 3),
+                "ratios_in_turn": [round(ratios[0], 3), round(ratios[-1], 3)],
                 "memory_growth_mib": round(memory(name, who) / 2**20, 1),
-            }
-            for who, times in seconds.items()
-        }
-    path = machine.save(
-        "one_pass", {"n": N_SAMPLES, "outputs": N_OUTPUTS, "chunk": CHUNK, "repeats": repeats, "networks": rows}
-    )
-    print(json.dumps(rows, indent=1))
+            },
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeats", type=int, default=7)
+    options.add_argument("--only", default="", help="networks whose names hold this")
+    chosen = options.parse_args()
+    networks = machine.earlier("one_pass").get("networks", {}) if chosen.only else {}
+    for name, timed in NETWORKS.items():
+        if chosen.only not in name:
+            continue
+        found = dict(rows(name, chosen.repeats))
+        chunk = chunk_of(timed.problem())
+        networks[name] = {"n": timed.n, "chunk": chunk, "repeats": chosen.repeats, "contestants": found}
+        print(name, json.dumps(networks[name], indent=1))
+        path = machine.save("one_pass", {"outputs": OUTPUTS, "networks": networks})
     print(f"written to {path}", file=sys.stderr)
 
 

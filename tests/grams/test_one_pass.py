@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import get_args
+import traceback
+from typing import Any, get_args
 
 import pytest
 import torch
 from literal import parameter_jacobian
-from networks import NETWORKS, network
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.shared import SharedJacobian, Wanted
 from flatlens.grams.weight import WeightMatrix
+from flatlens.measures.gather import Gatherer
+from flatlens.measures.registry import MEASURES
+from networks import NETWORKS, network
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])
@@ -191,3 +195,31 @@ def test_a_curved_function_outside_any_module_is_noticed() -> None:
     net = Hidden().double()
     x, y = torch.randn(4, 6).double(), torch.zeros(4, dtype=torch.long)
     assert lay_out(fl.Problem(net, "cross_entropy", (x, y)), net).affine == {"b"}
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes a device hand a value to the host; not torch's own look at one-hot labels on a processor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name in ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal"):
+            mine = [frame for frame in traceback.extract_stack() if "flatlens" in frame.filename][-1]
+            if "one_hot(" not in str(mine.line):
+                self.seen.append(f"{mine.filename}:{mine.lineno}")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "cnn-tanh", "twice-tanh"])
+def test_no_chunk_waits_for_the_device(name: str) -> None:
+    """All that the pass and its measures do to a chunk is queued; numbers go to the host when the walk is over."""
+    net, x, y = network(name, n=9)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    measures = [m for m in MEASURES.values() if m.place not in ("network", "request")]
+    gatherer = Gatherer(lens.problem, lens.model, lens.layout, {}, None)
+    with Waits() as waits:
+        found = gatherer.by_pass(measures)
+    assert found.values
+    assert waits.seen == []

@@ -55,6 +55,9 @@ class Compared:
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the networks'."""
 
+    arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
+    """In what the networks are multiplied, as of `flatlens measure`."""
+
     device: str | None = None
     """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the networks are."""
 
@@ -74,7 +77,7 @@ class Compared:
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
             inputs = Inputs(self.data, self.test, self.loss, weights, self.prefix, self.parameters, self.dtype,
-                            self.device, self.memory, self.samples)  # fmt: skip
+                            self.arithmetic, self.device, self.memory, self.samples)  # fmt: skip
             try:
                 found[name] = inputs.problem(model, next(iter(found.values()), None))
             except BadInput as error:

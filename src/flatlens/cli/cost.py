@@ -100,6 +100,7 @@ def _few(lens: Lens, count: int) -> Lens:
         forward=problem.forward,
         parameters=problem.parameters,
         dtype=problem.dtype,
+        arithmetic=problem.arithmetic,
         memory=problem.memory,
     )
     found = fl.Lens(few, outputs=lens.probes or "exact")

@@ -51,6 +51,9 @@ class Inputs:
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the network's."""
 
+    arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
+    """In what the network is multiplied: full precision, or, faster and coarser on a GPU, TF32 or bfloat16."""
+
     device: str | None = None
     """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the network is."""
 
@@ -82,6 +85,7 @@ class Inputs:
                 test=source.test,
                 parameters=self.parameters if self.parameters in ("trainable", "all") else self.parameters.split(","),
                 dtype=None if self.dtype is None else getattr(torch, self.dtype),
+                arithmetic=self.arithmetic,
                 memory=self.memory,
                 ranks=ranks(),
             )

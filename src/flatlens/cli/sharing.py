@@ -47,13 +47,12 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
     from torch import distributed as dist
     from torch.distributed.rendezvous import rendezvous
 
-    from flatlens.problem.ranks import PATIENCE, backend
+    from flatlens.problem.ranks import Ranks
 
     global _store
-    _store, rank, size = next(rendezvous("env://"))
+    _store, *_ = next(rendezvous("env://"))
     signal.signal(signal.SIGTERM, _ended)  # so torchrun ends the others where one has failed
-    dist.init_process_group(backend(), store=_store, rank=rank, world_size=size, timeout=PATIENCE)
-    me = ranks()
+    me = Ranks.joined(_store)
     if arguments[:1] and arguments[0] not in SHARED:
         raise BadInput(f"torchrun: `flatlens {arguments[0]}` is not shared between processes: run it as one")
     with ExitStack() as stack:

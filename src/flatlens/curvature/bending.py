@@ -23,8 +23,8 @@ from flatlens.grams import Layout, Weight
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import run_recorded
 from flatlens.grams.twice import require_second_derivative
-from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.data import size
+from flatlens.problem import Batch, Problem
+from flatlens.problem.kept import Kept
 from flatlens.problem.layers import as_stored, by_position, by_sample, matrix, patches
 
 TOGETHER = 16  #: directions differentiated in one batched call
@@ -39,30 +39,27 @@ def bending_along(
     directions: Directions,
     of_chunk: Callable[[Tensor], Tensor],
     progress: Progress | None = None,
-) -> tuple[list[Tensor], int]:
-    """(what `of_chunk` makes of each chunk's second derivatives, in the data's order; how many directions there are).
+) -> tuple[Tensor, int]:
+    """(the rows that `of_chunk` makes of each chunk's second derivatives, in the data's order; how many directions).
 
     It is given n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V, (samples of a chunk, directions)
     float64, whose mean over samples is the risk's.
     """
     weight = layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
-    done, ranks = 0, problem.ranks
-    found: dict[int, tuple[Tensor, int]] = {}
-    with measuring(model):
-        for number, raw in problem.data.shared(most, ranks):
+    kept: Kept[str] = Kept()
+    count = 0
+    with problem.measuring(model):
+        for number, raw in problem.walked(most, "curvature products", progress):
             with slow_batching_is_fine():
                 if len(weight.calls) == 1:
                     forms = _along_preactivation(problem, model, layout, weight, problem.place(raw), directions)
                 else:
                     assert isinstance(directions, WeightDirections)
                     forms = _along_weight(problem, model, weight, problem.place(raw), directions)
-            found[number] = of_chunk(forms.detach().to(torch.float64) * problem.n).cpu(), forms.shape[1]
-            done += size(raw) * ranks.size
-            if progress is not None:
-                progress("curvature products", min(done, problem.n), problem.n)
-    parts, counts = zip(*ranks.in_order(found), strict=True)
-    return list(parts), counts[0]
+            kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
+            count = forms.shape[1]
+    return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
 
 
 def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -83,7 +80,7 @@ def _along_preactivation(
     tape, _, f, y = run_recorded(problem, model, batch)
     n, call, axis = len(f), tape.linear[weight.layer], layout.batch_axis[weight.layer]
     W = matrix(weight.module).detach()
-    phi = patches(weight.module, by_sample(call.x.detach(), axis), n)
+    phi = patches(weight.module, by_sample(call.read, axis), n)
     (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), call.z, create_graph=True)
     require_second_derivative([slope])
     straight = not slope.requires_grad

@@ -65,7 +65,7 @@ def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[s
             with record(model, batch) as tape:
                 f, _ = problem.run(model, batch)
             yield {
-                key: layout.unpadded(by_sample(call.x.detach(), layout.batch_axis[key]), tape).reshape(len(f), -1)
+                key: layout.unpadded(by_sample(call.read, layout.batch_axis[key]), tape).reshape(len(f), -1)
                 for key, call in tape.linear.items()
                 if key in layout.batch_axis
             }

@@ -19,7 +19,7 @@ from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Layout
 from flatlens.grams.contract import norm2
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.problem import Problem, measuring
+from flatlens.problem import Problem
 from flatlens.problem.data import size
 from flatlens.problem.layers import by_sample
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
@@ -56,12 +56,11 @@ def jacobian_norms(
     """
     probe = problem.place(problem.probes[0])
     seed = int(torch.randint(2**62, (), generator=generator))
-    done, ranks = 0, problem.ranks
-    with measuring(model):
+    with problem.measuring(model):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         basis = 8 * STEPS * min(problem.outputs, layout.held)
         most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
-        for number, raw in problem.data.shared(most, ranks):
+        for number, raw in problem.walked(most, "spectral norms", progress):
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
             tokens = y if isinstance(y, Tokens) else None
@@ -75,10 +74,7 @@ def jacobian_norms(
                 values, residual, steps = top_of_each(apply, shape, tolerance, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
-                grams[place] = _known(f, x, values.to(f.device), softmax, torch.finfo(problem.dtype).eps)
-            done += len(f) * ranks.size
-            if progress is not None:
-                progress("spectral norms", min(done, problem.n), problem.n)
+                grams[place] = _known(f, x, values.to(f.device), softmax, problem.precision)
             yield TopGrams(number, grams, residuals, products)
 
 
@@ -86,8 +82,8 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) 
     """(the tensors differentiated to, their values side by side (n, M))."""
     if place is None:
         return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
-    x = tape.linear[place].x
-    return [x], layout.unpadded(by_sample(x.detach(), layout.batch_axis[place]), tape).reshape(n, -1)
+    call = tape.linear[place]
+    return [call.x], layout.unpadded(by_sample(call.read, layout.batch_axis[place]), tape).reshape(n, -1)
 
 
 def _squared(

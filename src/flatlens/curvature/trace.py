@@ -23,8 +23,7 @@ from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.sketch import signs
 from flatlens.grams.twice import require_second_derivative
-from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.data import size
+from flatlens.problem import Batch, Problem
 from flatlens.problem.layers import by_position, by_sample, matrix, patches
 from flatlens.problem.state import differentiable
 
@@ -82,17 +81,13 @@ def bending_trace(
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
-    done, ranks = 0, problem.ranks
-    with measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():
-        for number, raw in problem.data.shared(most, ranks):
+    with problem.measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():
+        for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(own)
-            done += size(raw) * ranks.size
-            if progress is not None:
-                progress("curvature products", min(done, problem.n), problem.n)
-    return dict(zip(curved.names, ranks.total(totals).cpu(), strict=True))
+    return dict(zip(curved.names, problem.ranks.total(totals).cpu(), strict=True))
 
 
 class _Chunk:
@@ -125,7 +120,7 @@ class _Chunk:
         found = {}
         for layer in self.curved.weights:
             weight = self.layers[layer]
-            phi = patches(weight.module, by_sample(tape.linear[layer].x.detach(), self.axes[layer]), self.n)
+            phi = patches(weight.module, by_sample(tape.linear[layer].read, self.axes[layer]), self.n)
             found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
         return found
 
@@ -215,9 +210,9 @@ def exact_bending_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        parts, count = bending_along(problem, model, layout, layer, directions, torch.sum, progress)
+        sums, count = bending_along(problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress)
         products += count
-        return float(sum(parts)) / problem.n
+        return float(sums.sum()) / problem.n
 
     for layer, name in curved.weights.items():
         W = layout.weights[layer].matrix.W

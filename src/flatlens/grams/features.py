@@ -42,7 +42,7 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
                 problem.run(model, batch)
             for layer, weight in layout.weights.items():
                 for key in weight.calls:
-                    x = by_sample(tape.linear[key].x.detach(), layout.batch_axis[key])
+                    x = by_sample(tape.linear[key].read, layout.batch_axis[key])
                     there = tape.mask if layout.hides_padding else None
                     moments[layer] = _merge(moments.get(layer), _by_feature(weight, x, there))
     return moments

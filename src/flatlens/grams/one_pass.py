@@ -21,9 +21,9 @@ from flatlens.grams.lookups import looked_up
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
 from flatlens.grams.sketch import Sketch
-from flatlens.problem import Batch, LinearLayer, Problem, is_linear, measuring
-from flatlens.problem.data import size
+from flatlens.problem import Batch, LinearLayer, Problem, is_linear
 from flatlens.problem.layers import affine_gradient, by_position, by_sample, normalised, patches
+from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens
 
@@ -53,13 +53,10 @@ def one_pass(
     """
     rows = problem.outputs if sketch is None else 2
     most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
-    with measuring(model):
-        done, walk = 0, _Walk(problem, model, layout, feature_scale or {}, _Pool(), frozenset(needs))
-        for number, raw in problem.data.shared(most, ranks):
+    with problem.measuring(model):
+        walk = _Walk(problem, model, layout, feature_scale or {}, _Pool(), frozenset(needs))
+        for number, raw in problem.walked(most, "one pass", progress, ranks):
             yield from walk.chunk(problem.place(raw), sketch, number)
-            done += size(raw) * ranks.size
-            if progress is not None:
-                progress("one pass", min(done, problem.n), problem.n)
 
 
 class _Pool:
@@ -110,11 +107,13 @@ class _Walk:
         self.layout.require_same(tape, len(f))
         per_mass = problem.n / problem.mass
         outputs = f.detach().to(torch.float64)
-        losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-        hits = problem.loss.correct(outputs, y)
+        with labels_known():
+            losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
+            hits = problem.loss.correct(outputs, y)
         if sketch is None:
             tokens = y if isinstance(y, Tokens) else None
-            C = problem.loss.output_hessian(f, y) * per_mass
+            with labels_known():
+                C = problem.loss.output_hessian(f, y) * per_mass
             grams = self._grams(tape, inputs, f, C, batch, tokens=tokens)
             yield ChunkGrams(number, losses, hits, *grams)
             return
@@ -145,12 +144,12 @@ class _Walk:
             **_norm_jacobians(problem, tape, layout, slots),
             **per_sample_gradients(problem, model, batch, layout.leftovers, rows),
         }
-        place = partial(LayerGrams, C, f.detach().to(torch.float64), torch.finfo(problem.dtype).eps, tokens=tokens)
+        place = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
         layers = _layers(problem, tape, layout, slots, place, self.scale, needs)
         if layout.input_is is not None:
             network: LayerGrams | None = layers[layout.input_is]
         else:
-            held = [layout.unpadded(x.detach(), tape) for x in inputs]
+            held = [layout.unpadded(x.detach().to(f.dtype), tape) for x in inputs]
             network = _network_input(slots, held, place) if "G" in needs else None
         named = dict(model.named_parameters())
         jacobians = {
@@ -190,7 +189,7 @@ def _slots(
         if key in dense:
             add(f"z:{key}", call.z, flat, torch.float64)
         else:
-            add(f"z:{key}", call.z, positions, call.z.dtype)
+            add(f"z:{key}", call.z, positions, f.dtype)
         if "G" in needs and not _is_first(layout, key):
             add(f"x:{key}", call.x, flat, torch.float64)
     for key in layout.norms:
@@ -241,7 +240,7 @@ def _layers(
     for key, call in tape.linear.items():
         if key not in layout.batch_axis:
             continue
-        x = layout.unpadded(by_sample(call.x.detach(), layout.batch_axis[key]), tape)
+        x = layout.unpadded(by_sample(call.read, layout.batch_axis[key]), tape)
         x = x.reshape(len(slots[f"z:{key}"].buffer), -1)
         x_norm2 = norm2(x)
         grams = place(None, None, x, x_norm2)
@@ -293,7 +292,7 @@ def _jacobian(
             slots[f"z:{weight.layer}"].buffer, weight.matrix, None if below is None else below.buffer, x, x_norm2, C
         )
     J = [slots[f"z:{key}"].buffer for key in weight.calls]
-    inputs = [by_sample(tape.linear[key].x.detach(), layout.batch_axis[key]) for key in weight.calls]
+    inputs = [by_sample(tape.linear[key].read, layout.batch_axis[key]) for key in weight.calls]
     n = len(J[0])
 
     def phi(piece: slice) -> Tensor:
@@ -309,7 +308,7 @@ def _norm_jacobians(problem: Problem, tape: Tape, layout: Layout, slots: dict[st
     found: dict[str, Tensor] = {}
     for key, names in layout.norms.items():
         call, slopes = tape.norms[key], slots[f"n:{key}"].buffer
-        xhat = normalised(call.module, call.x.detach())
+        xhat = normalised(call.module, call.read)
         n, N = slopes.shape[:2]
         for name, rows in zip(names, (slopes * xhat[:, None], slopes), strict=True):
             if name in problem.parameters:

@@ -26,6 +26,12 @@ class Call:
     x: Tensor
     z: Tensor
 
+    @property
+    def read(self) -> Tensor:
+        """What the call read, without its graph; of half a type, in which coarser arithmetic works, in float32."""
+        x = self.x.detach()
+        return x.to(torch.promote_types(x.dtype, torch.float32))
+
 
 @dataclass(eq=False)
 class Tape:

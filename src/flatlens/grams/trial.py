@@ -78,7 +78,7 @@ class Trial:
             slope, call = self.at_z[key], self.calls[key]
             if slope is not None:
                 J = by_position(module, by_sample(slope, axis), self.n)
-                phi = patches(module, by_sample(call.x.detach(), axis), self.n)
+                phi = patches(module, by_sample(call.read, axis), self.n)
                 weight = weight + as_stored(module, torch.einsum("ngdp,ngmp->gdm", J, phi))
                 bias = bias + J.sum((0, 3)).flatten()
                 rounding += float(J.norm()) * (len(J) * J.shape[3]) ** 0.5 * torch.finfo(J.dtype).eps
@@ -114,7 +114,7 @@ class Trial:
         call, slope = self.calls[key], self.at_z[key]
         slope = torch.zeros_like(call.z) if slope is None else slope
         names = {id(p): name for name, p in self.parameters.items()}
-        rows = (slope * normalised(call.module, call.x.detach()), slope)
+        rows = (slope * normalised(call.module, call.read), slope)
         found: list[str | None] = []
         for part, row in zip(("weight", "bias"), rows, strict=True):
             kept = stored(call.module, part)

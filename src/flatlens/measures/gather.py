@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,8 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, one_pass
 from flatlens.measures.card import Measure
 from flatlens.problem import Problem
-from flatlens.problem.outcomes import Outcomes, joined
+from flatlens.problem.kept import Kept
+from flatlens.problem.outcomes import Outcomes
 
 TOLERANCE = 0.03  #: relative residual of a squared spectral norm sought matrix-free: 1.5% of the norm
 
@@ -26,20 +28,6 @@ class Gathered:
     outcomes: Outcomes | None = None
     residuals: dict[Key, Tensor] = field(default_factory=dict)  #: of largest eigenvalues, relative to them, (n,)
     products: int = 0
-
-
-@dataclass(eq=False)
-class _Seen:
-    """What one chunk gave."""
-
-    losses: Tensor
-    hits: Tensor | None
-    values: dict[Key, list[Tensor]] = field(default_factory=dict)  #: of each probe, or one
-
-    def on_cpu(self) -> _Seen:
-        """Where the numbers of all chunks meet; not before the walk is over, for a device would wait for each copy."""
-        values = {key: [part.cpu() for part in parts] for key, parts in self.values.items()}
-        return _Seen(self.losses.cpu(), None if self.hits is None else self.hits.cpu(), values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,30 +43,32 @@ class Gatherer:
     def by_pass(self, measures: list[Measure], sketch: Sketch | None = None) -> Gathered:
         """Of every output, or of a sketch's combinations of them, each a pass of its own."""
         probes = 1 if sketch is None else sketch.probes
-        seen: dict[int, _Seen] = {}
+        kept: Kept[tuple[Key, int]] = Kept()
+        ends: Kept[str] = Kept()  # losses and hits
         totals: dict[tuple[Key, int], Tensor] = {}  # added up as they come: each may be as large as a weight
         needs = frozenset().union(*(measure.needs for measure in measures))
         ranks = self.problem.ranks
         chunks = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
         for turn, chunk in enumerate(chunks):
-            here = seen.setdefault(chunk.number, _Seen(chunk.losses, chunk.correct))
+            probe = turn % probes
+            if probe == 0:
+                ends.add(chunk.number, {"losses": chunk.losses})
+                ends.add(chunk.number, {} if chunk.correct is None else {"hits": chunk.correct})
             for measure in measures:
                 for place, grams in places(measure, chunk):
-                    key, value = (measure.key, place), measure.evaluate(grams)
+                    at, value = ((measure.key, place), probe), measure.evaluate(grams)
                     if measure.total:
-                        at = (key, turn % probes)
                         totals[at] = totals[at].add_(value) if at in totals else value.clone()
                     else:
-                        here.values.setdefault(key, []).append(value)
-        every = ranks.in_order({number: one.on_cpu() for number, one in seen.items()})
-        by_probe = {
-            key: [torch.cat(parts) for parts in zip(*(one.values[key] for one in every), strict=True)]
-            for key in every[0].values
-        }
-        for (key, _), total in sorted(ranks.totals(totals).items(), key=lambda item: item[0][1]):
-            by_probe.setdefault(key, []).append(total.cpu())
+                        kept.add(chunk.number, {at: value})
+        found = kept.joined(ranks) | {at: total.cpu() for at, total in ranks.totals(totals).items()}
+        by_probe: dict[Key, list[Tensor]] = {}
+        for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
+            by_probe.setdefault(key, []).append(value)
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in by_probe.items()}
-        return Gathered(values, joined([one.losses for one in every], [one.hits for one in every]))
+        seen = ends.joined(ranks)
+        losses, hits = seen["losses"], seen.get("hits")
+        return Gathered(values, Outcomes(losses, hits if hits is not None and len(hits) == len(losses) else None))
 
     def by_top(self, measures: list[Measure], generator: torch.Generator) -> Iterator[Gathered]:
         """Of the largest eigenvalue of each G, for the logits and for the softmax in turn."""
@@ -95,7 +85,7 @@ class Gatherer:
         return [call for call in self.layout.batch_axis if call not in self.layout.norms]
 
     def _top(self, measures: list[Measure], wanted: list[Place], softmax: bool, generator: torch.Generator) -> Gathered:
-        seen: dict[int, dict[Key, tuple[Tensor, Tensor]]] = {}
+        kept: Kept[tuple[Key, Literal["value", "residual"]]] = Kept()
         products = 0
         walk = jacobian_norms(
             self.problem, self.model, self.layout, wanted,
@@ -103,14 +93,14 @@ class Gatherer:
         )  # fmt: skip
         for chunk in walk:
             products = max(products, chunk.products)
-            seen[chunk.number] = {
-                (measure.key, place): (measure.evaluate(chunk.grams[place]).cpu(), chunk.residuals[place])
-                for measure in measures
-                for place in self._sought(measure)
-            }
-        every = self.problem.ranks.in_order(seen)
+            for measure in measures:
+                for place in self._sought(measure):
+                    value, residual = measure.evaluate(chunk.grams[place]), chunk.residuals[place]
+                    key = (measure.key, place)
+                    kept.add(chunk.number, {(key, "value"): value, (key, "residual"): residual})
+        found = kept.joined(self.problem.ranks)
         values, residuals = (
-            {key: torch.cat([one[key][which] for one in every]) for key in every[0]} for which in (0, 1)
+            {key: rows for (key, what), rows in found.items() if what == which} for which in ("value", "residual")
         )
         return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 

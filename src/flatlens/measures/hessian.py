@@ -270,11 +270,11 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
 
 def _bends(lens: Lens, layer: str, run: Run) -> Tensor:
     """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
-    parts, products = bending_along(
+    rows, products = bending_along(
         lens.problem, lens.model, lens.layout, layer, Shifts(), lambda forms: forms, run.progress
     )
     lens.products += products
-    return torch.cat(parts)
+    return rows
 
 
 def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, tol: float) -> Tensor:

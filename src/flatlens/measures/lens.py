@@ -150,12 +150,12 @@ class Lens:
         """The network's own curvature along directions of a weight, weighted by the loss's slope: summed over
         directions, (n,), or with `each` summed over samples, (directions,)."""
         self.require_fresh()
-        parts, products = bending_along(
-            self.problem, self.model, self.layout, layer, directions, lambda forms: forms.sum(0 if each else 1),
-            run.progress,
+        rows, products = bending_along(
+            self.problem, self.model, self.layout, layer, directions,
+            lambda forms: forms.sum(0, keepdim=True) if each else forms.sum(1), run.progress,
         )  # fmt: skip
         self.products += products
-        return torch.stack(parts).sum(0) if each else torch.cat(parts)
+        return rows.sum(0) if each else rows
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""

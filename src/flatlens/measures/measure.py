@@ -106,6 +106,9 @@ def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in rows}
 
 
+MULTIPLIED = {"full": "", "tf32": ", multiplied in TF32", "bfloat16": ", multiplied in bfloat16"}
+
+
 def about(lens: Lens) -> dict[str, Any]:
     """What was measured, where and with what."""
     problem = lens.problem
@@ -121,7 +124,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "piecewise_affine_above": sorted(lens.layout.affine),
         "by_autograd": list(lens.layout.leftovers),
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
-        "dtype": str(problem.dtype).removeprefix("torch."),
+        "dtype": str(problem.dtype).removeprefix("torch.") + MULTIPLIED[problem.arithmetic],
         "device": str(first.device),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,

@@ -306,13 +306,13 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
             weigh = partial(_weighed, scale=scale)
-            parts, count = bending_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
-            total += float(sum(parts)) / lens.problem.n
+            sums, count = bending_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
+            total += float(sums.sum()) / lens.problem.n
             products += count
     lens.products += products
     return Estimate(total, products=products)
 
 
 def _weighed(forms: Tensor, scale: Tensor | None) -> Tensor:
-    """The sum of absolute values, each times its direction's scale."""
-    return forms.abs().sum() if scale is None else (forms.abs() * scale).sum()
+    """Each sample's sum of absolute values, each times its direction's scale."""
+    return (forms.abs() if scale is None else forms.abs() * scale).sum(1)

@@ -13,16 +13,19 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
+from flatlens.estimate import Progress
 from flatlens.problem.data import Batch, Data, checksum, finite, move, require_finite, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import LossFunction, as_loss
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens, attention_mask, by_token, of_sequences
-from flatlens.problem.state import measuring
+from flatlens.problem.state import device_of, measuring
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """(outputs, targets), or (outputs (n, T, N), targets, which tokens count (n, T))."""
 HALF = (torch.float16, torch.bfloat16)
+Arithmetic = Literal["full", "tf32", "bfloat16"]
+COARSE = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
 PROBE = 8  #: samples in a probe
 
 
@@ -39,6 +42,10 @@ class Problem:
 
     `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises by the `ghost_batch` samples
     it sees together. Samples are coupled then: what is defined per sample is undefined, curvature operators work.
+
+    `arithmetic`: "full", that of `dtype`; or, on request, "tf32" (on CUDA) or "bfloat16", in which the network, and so
+    its derivatives, is then multiplied and convolved, with 10 or 7 bits of a factor; what is made of the derivatives
+    is full in any case. Every report says it.
 
     `ranks`: the processes that share the samples; each is given the same model and all the data, takes part of it, and
     comes to the same numbers (`problem.ranks`).
@@ -59,6 +66,7 @@ class Problem:
         forward: Forward | None = None,
         parameters: Literal["trainable", "all"] | Iterable[str] = "trainable",
         dtype: torch.dtype | None = None,
+        arithmetic: Arithmetic = "full",
         memory: str | int = "1GiB",
         batchnorm: Literal["eval", "train"] = "eval",
         ghost_batch: int | None = None,
@@ -73,6 +81,8 @@ class Problem:
         self.forward = forward
         self.parameters = _chosen(model, parameters)
         self.dtype = dtype or _measuring_dtype(model)
+        _require_arithmetic(arithmetic, self.dtype, device_of(model))
+        self.arithmetic = arithmetic
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
         self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
@@ -96,7 +106,18 @@ class Problem:
 
     def measuring(self, model: nn.Module) -> AbstractContextManager[None]:
         """The state in which the risk is differentiated."""
-        return measuring(model, batch_statistics=self.coupled)
+        return measuring(model, batch_statistics=self.coupled, tf32=self.arithmetic == "tf32")
+
+    @property
+    def precision(self) -> float:
+        """eps of the arithmetic that derivatives are computed in."""
+        return COARSE.get(self.arithmetic, torch.finfo(self.dtype).eps)
+
+    def in_full(self) -> Problem:
+        """The same problem in full arithmetic, for what tells by equality how a network is built."""
+        full = copy.copy(self)
+        full.arithmetic = "full"
+        return full
 
     def batches(self, most: int) -> Iterator[Batch]:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
@@ -110,6 +131,17 @@ class Problem:
             return self.data.shared(most, ranks)
         whole = enumerate(self.data.in_batches_of(self.ghost_batch))
         return ((number, batch) for number, batch in whole if ranks.takes(number))
+
+    def walked(
+        self, most: int, what: str, progress: Progress | None, ranks: Ranks | None = None
+    ) -> Iterator[tuple[int, Batch]]:
+        """The same, that says how far it is, of all ranks, whenever a chunk is done with."""
+        done, size_of_ranks = 0, (self.ranks if ranks is None else ranks).size
+        for number, raw in self.shared(most, ranks):
+            yield number, raw
+            done += size(raw) * size_of_ranks
+            if progress is not None:
+                progress(what, min(done, self.n), self.n)
 
     def in_ghost_batches(self, most: int) -> Problem:
         """The same problem as in training: every BatchNorm normalises by the `most` samples it sees together, or by all
@@ -136,6 +168,7 @@ class Problem:
             forward=self.forward,
             parameters=self.parameters,
             dtype=self.dtype,
+            arithmetic=self.arithmetic,
             memory=self.memory,
             batchnorm="train" if self.coupled else "eval",
             ghost_batch=self.ghost_batch,
@@ -158,20 +191,12 @@ class Problem:
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """(outputs (n, N), targets) of a placed batch; outputs (n, T, V) come as (n, T V), with `Tokens` for
         targets."""
-        counted: Tensor | None = None
-        if self.forward is not None:
-            outputs, targets, *mask = self.forward(model, batch)
-            counted = mask[0] if mask else None
+        if self.arithmetic == "bfloat16":
+            with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
+                outputs, targets, counted = self._forward(model, batch)
+            outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         else:
-            if not isinstance(batch, tuple) or len(batch) != 2:
-                raise BadData(
-                    "Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) "
-                    "-> (outputs, targets)"
-                )
-            x, targets = batch
-            outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
-            counted = attention_mask(batch)
-        outputs = getattr(outputs, "logits", outputs)
+            outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == size(batch):
             fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
             longest = self.outputs // outputs.shape[2]
@@ -184,6 +209,22 @@ class Problem:
                 f"targets)"
             )
         return outputs, targets
+
+    def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
+        """(outputs, targets, which tokens count) as the network, or forward=, has them."""
+        if self.forward is not None:
+            outputs, targets, *mask = self.forward(model, batch)
+            counted = mask[0] if mask else None
+        else:
+            if not isinstance(batch, tuple) or len(batch) != 2:
+                raise BadData(
+                    "Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) "
+                    "-> (outputs, targets)"
+                )
+            x, targets = batch
+            outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+            counted = attention_mask(batch)
+        return getattr(outputs, "logits", outputs), targets, counted
 
     def _check_first(self, model: nn.Module) -> None:
         """Deterministic, and sample by sample, on the first batch."""
@@ -202,7 +243,7 @@ class Problem:
             return  # the census names the sample
         apart = float((once - again).abs().max())
         scale = float(once.abs().max()) + 1e-30
-        eps = torch.finfo(once.dtype).eps
+        eps = self.precision
         if apart > 100 * eps * scale:
             raise BadModel(
                 f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
@@ -333,6 +374,16 @@ def require_finite_weights(model: nn.Module) -> None:
                 f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
                 f"diverge? Load an earlier checkpoint"
             )
+
+
+def _require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a coarser one where it would change nothing, or undo what was asked for."""
+    if arithmetic not in ("full", *COARSE):
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
+    if arithmetic != "full" and dtype != torch.float32:
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for float32, not for {dtype}: leave dtype out")
+    if arithmetic == "tf32" and device.type != "cuda":
+        raise BadInput(f"Problem(arithmetic='tf32'): the network is on {device}: TF32 is for CUDA devices")
 
 
 def _chosen(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:

@@ -7,17 +7,21 @@ numbers. Work that is not shared is done by each of them, with the same result.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from flatlens.errors import BadInput, LostRank
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -38,18 +42,20 @@ class Ranks:
     size: int = 1
 
     @classmethod
-    def joined(cls) -> Ranks:
+    def joined(cls, store: Store | None = None) -> Ranks:
         """This process among those that torchrun started: it says by environment variables who is who.
 
         CUDA tensors travel by NCCL, each rank's on a device of its own; all else by gloo. A `torch.distributed` that
-        has been set up is taken as it is.
+        has been set up is taken as it is. `store`: where they meet, if they have met already.
 
         Raises:
             LostRank: not all of them came.
         """
         if not dist.is_initialized():
             with _contact():
-                dist.init_process_group(backend(), timeout=PATIENCE)
+                size = -1 if store is None else int(os.environ["WORLD_SIZE"])
+                rank = -1 if store is None else int(os.environ["RANK"])
+                dist.init_process_group(backend(), timeout=PATIENCE, store=store, rank=rank, world_size=size)
         return cls(dist.get_rank(), dist.get_world_size())
 
     def takes(self, number: int) -> bool:

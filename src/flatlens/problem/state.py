@@ -26,10 +26,11 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[None]:
+def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False) -> Iterator[None]:
     """Eval mode, gradients on, attention differentiable twice; mode, buffers and RNG are restored, also after an error.
 
-    On CUDA float32 is float32: TF32, which torch convolves in by default and which keeps 10 of its 23 bits, is off.
+    Float32 is float32, whatever autocast this is called under. On CUDA TF32, which torch convolves in by default and
+    which keeps 10 of its 23 bits, is off but with `tf32`.
     With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
 
     `.grad` is never touched: everything inside uses `torch.autograd.grad`.
@@ -57,7 +58,8 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
             torch.inference_mode(False),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
-            _without_tf32(),
+            torch.autocast(device_of(model).type, enabled=False),
+            _tf32(tf32),
         ):
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
@@ -78,20 +80,26 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False) -> Iterator[N
                     buffer.copy_(before)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Where its first parameter is."""
+    return next(model.parameters(), torch.empty(0)).device
+
+
 @contextmanager
-def _without_tf32() -> Iterator[None]:
+def _tf32(on: bool) -> Iterator[None]:
     """By whichever of torch's two interfaces was used before: it refuses to have them mixed."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
-    switches: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", False), (cudnn, "allow_tf32", False)]
+    switches: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", on), (cudnn, "allow_tf32", on)]
     try:
         before = [getattr(place, name) for place, name, _ in switches]
     except RuntimeError:
-        switches = [(matmul, "fp32_precision", "ieee"), (cudnn.conv, "fp32_precision", "ieee")]
+        how = "tf32" if on else "ieee"
+        switches = [(matmul, "fp32_precision", how), (cudnn.conv, "fp32_precision", how)]
         before = [getattr(place, name) for place, name, _ in switches]
     try:
-        for place, name, off in switches:
-            setattr(place, name, off)
+        for place, name, wanted in switches:
+            setattr(place, name, wanted)
         yield
     finally:
         for (place, name, _), was in zip(switches, before, strict=True):

@@ -158,6 +158,7 @@ def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = N
         forward=problem.forward,
         parameters=(problem.parameters & known) | added,
         dtype=problem.dtype if dtype is None else dtype,
+        arithmetic=problem.arithmetic if dtype is None else "full",
         memory=problem.memory,
         batchnorm="train" if problem.coupled else "eval",
         ghost_batch=problem.ghost_batch,

@@ -1,0 +1,171 @@
+"""The pass on a CUDA device: `python -m benchmarks.gpu [--only LeNet] [--repeats 5]`.
+
+LeNet, VGG-11, ResNet-18 (32 x 32 noise) and ViT-B/16 (224 x 224), n = 1024, 10 outputs. Of each: the floor and the pass
+(`benchmarks.one_pass`), all that one pass gives, and the sharpness, in seconds with the device waited for, with the
+most memory allocated over what was before; values beside those of the processor on 16 samples; the pass in TF32 and in
+bfloat16, with how far its values go off; and whether capturing a backward pass as a CUDA graph would pay, for which
+one is timed with its kernels launched one by one and replayed. Written with the device's description.
+
+`--device cpu --samples 16` goes through the same code without one, for a look; its results are not kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from benchmarks import machine
+from benchmarks.networks import NETWORKS, VIT_B16, Timed
+from benchmarks.one_pass import chunk_of, floor, the_pass
+
+CASES = {name: NETWORKS[f"{name} 3x32x32"] for name in ("LeNet", "VGG-11", "ResNet-18")} | {"ViT-B/16": VIT_B16}
+MEASURES = ["mls", "interpolation_sharpness", "ggn_trace", "relative_flatness_ggn"]
+COMPARED = 16  #: samples that the processor measures, too
+
+
+def waited_for(run: Callable[[], Any], device: str) -> Callable[[], Any]:
+    """The same, over when the device has done it."""
+
+    def whole() -> Any:
+        found = run()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        return found
+
+    return whole
+
+
+def seconds_of(run: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """After one round that is not counted."""
+    run()
+    taken = []
+    for _ in range(max(3, repeats)):
+        start = time.perf_counter()
+        run()
+        taken.append(time.perf_counter() - start)
+    return machine.spread(taken)
+
+
+def measured(problem: fl.Problem, names: list[str]) -> fl.Report:
+    return fl.measure(fl.Lens(problem), names)
+
+
+def peak(run: Callable[[], Any], device: str) -> float | None:
+    """MiB allocated at most, over what was before."""
+    if device == "cpu":
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    return round((torch.cuda.max_memory_allocated() - before) / 2**20, 1)
+
+
+def apart(there: fl.Report, here: fl.Report) -> dict[str, float]:
+    """Relative differences of values."""
+    return {name: there[name].value / here[name].value - 1 for name in MEASURES if here[name].kind != "undefined"}
+
+
+def replayed(net: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
+    """A forward and a backward pass of one chunk: its kernels launched one by one, and as a CUDA graph."""
+    x = x.clone().requires_grad_()
+    at = [x, *net.parameters()]
+
+    def once() -> None:
+        torch.autograd.grad(net(x)[:, 0].sum(), at)
+
+    eager = seconds_of(waited_for(once, "cuda"), repeats)
+    try:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            once()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once()
+    except RuntimeError as error:
+        return {"eager": eager, "failed": str(error).splitlines()[0]}
+    return {"eager": eager, "replayed": seconds_of(waited_for(graph.replay, "cuda"), repeats)}
+
+
+def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
+    """Everything of one network."""
+    problem = timed.problem(n, device, memory=memory)
+    net, x, _ = timed.case(n, device)
+    chunk = chunk_of(problem)
+    runs: dict[str, Callable[[], Any]] = {
+        "floor": partial(floor, net, x, chunk),
+        "pass": the_pass(problem),
+        "measures": partial(measured, problem, MEASURES),
+        "sharpness": partial(measured, problem, ["sharpness"]),
+    }
+    coarser: list[Literal["tf32", "bfloat16"]] = ["tf32", "bfloat16"] if device != "cpu" else ["bfloat16"]
+    others = {how: timed.problem(n, device, memory=memory, arithmetic=how) for how in coarser}
+    runs |= {f"pass in {how}": the_pass(other) for how, other in others.items()}
+    seconds = machine.interleaved({who: waited_for(run, device) for who, run in runs.items()}, repeats)
+    full = measured(problem, MEASURES)
+    few = min(n, COMPARED)
+    on_processor = measured(timed.problem(few), MEASURES)
+    return {
+        "n": n,
+        "chunk": chunk,
+        "contestants": {
+            who: {**machine.spread(times), "memory_growth_mib": peak(runs[who], device)}
+            for who, times in seconds.items()
+        },
+        "pass_over_floor": round(statistics.median(seconds["pass"]) / statistics.median(seconds["floor"]), 3),
+        "values": {name: full[name].value for name in MEASURES},
+        "off_the_processor": apart(measured(timed.problem(few, device), MEASURES), on_processor),
+        "off_full": {how: apart(measured(other, MEASURES), full) for how, other in others.items()},
+        "one_backward": replayed(net, x[:chunk], repeats) if device != "cpu" else {},
+    }  # fmt: skip
+
+
+def described() -> dict[str, Any]:
+    """The device."""
+    seen = torch.cuda.get_device_properties(0)
+    return {
+        "device": seen.name,
+        "memory_gib": round(seen.total_memory / 2**30, 1),
+        "capability": f"{seen.major}.{seen.minor}",
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+    }
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", nargs="+", choices=list(CASES), default=list(CASES))
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--samples", type=int, default=1024)
+    options.add_argument("--memory", default="16GiB")
+    options.add_argument("--device", default="cuda")
+    chosen = options.parse_args()
+    if chosen.device != "cpu" and not torch.cuda.is_available():
+        told = "torch sees no CUDA device here; --device cpu --samples 16 shows what it does"
+        print(f"benchmarks.gpu: {told}", file=sys.stderr)
+        return 2
+    networks = machine.earlier("gpu").get("networks", {}) if chosen.device != "cpu" else {}
+    for name in chosen.only:
+        networks[name] = result(CASES[name], chosen.samples, chosen.device, chosen.memory, chosen.repeats)
+        print(name, json.dumps(networks[name], indent=1))
+        if chosen.device != "cpu":
+            path = machine.save("gpu", {"gpu": described(), "networks": networks})
+            print(f"written to {path}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

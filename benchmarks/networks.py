@@ -1,0 +1,68 @@
+"""The networks that are timed, at their initial weights, each with noise to feed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from benchmarks.resnet import resnet18
+from flatlens.models import VGG11, ViT
+
+OUTPUTS = 10
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A network, how many samples it is timed on, and their shape."""
+
+    build: Callable[[], nn.Module]
+    n: int
+    shape: tuple[int, ...]
+    outputs: int = OUTPUTS
+
+    def case(self, n: int | None = None, device: str = "cpu") -> tuple[nn.Module, Tensor, Tensor]:
+        """(network, samples, labels), the same at each call."""
+        torch.manual_seed(0)
+        net = self.build().eval()
+        x = torch.randn(n or self.n, *self.shape)
+        return net.to(device), x.to(device), torch.randint(self.outputs, (len(x),)).to(device)
+
+    def problem(self, n: int | None = None, device: str = "cpu", **options: object) -> fl.Problem:
+        """Cross-entropy on them."""
+        net, x, y = self.case(n, device)
+        return fl.Problem(net, "cross_entropy", (x, y), **options)  # type: ignore[arg-type]
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Dense layers with ReLU between."""
+    parts: list[nn.Module] = []
+    for into, out in pairwise(widths):
+        parts += [nn.Linear(into, out), nn.ReLU()]
+    return nn.Sequential(*parts[:-1])
+
+
+def lenet() -> nn.Sequential:
+    """LeNet-5 on three colours, with ReLU and largest-of-four pooling."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, OUTPUTS),
+    )  # fmt: skip
+
+
+COLOURS = (3, 32, 32)
+NETWORKS = {
+    "MLP 784-512-512-10": Timed(lambda: mlp(784, 512, 512, OUTPUTS), 2000, (784,)),
+    "MLP 784-512-512-512-10": Timed(lambda: mlp(784, 512, 512, 512, OUTPUTS), 2000, (784,)),
+    "LeNet 3x32x32": Timed(lenet, 2000, COLOURS),
+    "VGG-11 3x32x32": Timed(lambda: VGG11(batchnorm=False).build(), 64, COLOURS),
+    "ResNet-18 3x32x32": Timed(lambda: resnet18(OUTPUTS), 64, COLOURS),
+}
+"""What a processor takes seconds for."""
+
+VIT_B16 = Timed(ViT(image=224, patch=16, width=768, depth=12, heads=12).build, 1024, (3, 224, 224))
+"""What wants a GPU."""

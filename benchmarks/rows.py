@@ -1,0 +1,104 @@
+"""Results as rows of one table, and as the promises that they keep or break."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import machine
+
+TASKS = {
+    "eigenvalue": "Largest eigenvalue of the Hessian",
+    "trace": "Trace of the Hessian",
+    "gauss_newton": "Trace of the Gauss-Newton matrix, by parameter",
+    "relative_flatness": "Relative flatness",
+}
+PASS, DEFINITIONS = "The pass beside its floor", "The definitions read literally"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant at one task on one network."""
+
+    task: str
+    network: str
+    who: str
+    seconds: dict[str, float]  #: median, quartile_low, quartile_high
+    value: float | None = None
+    error: float | None = None  #: relative, root mean square over runs
+    products: float | None = None
+    memory: float | None = None  #: MiB, growth over the size just before
+    ratio: float | None = None  #: to the first of its network, or to flatlens
+    failed: str = ""
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is flatlens."""
+        return self.who.startswith(("flatlens", "pass", "with diagonals", "fl.measure"))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What must hold, and what was measured."""
+
+    says: str
+    where: str
+    measured: str
+    kept: bool
+
+
+def rows() -> Iterator[Row]:
+    """Of every result there is."""
+    for name, network in machine.earlier("one_pass").get("networks", {}).items():
+        for who, r in network["contestants"].items():
+            where = f"{name}, n = {network['n']}"
+            yield Row(PASS, where, who, _seconds(r), memory=r["memory_growth_mib"], ratio=r["ratio_to_floor"])
+    found = machine.earlier("definitions")
+    for who, seconds in found.get("seconds", {}).items():
+        yield Row(DEFINITIONS, f"MLP {'-'.join(map(str, found['widths']))}, n = {found['n']}", who, seconds,
+                  ratio=found["flatlens_times_as_fast_as"].get(who))  # fmt: skip
+    curvature = machine.earlier("curvature")
+    for task, title in TASKS.items():
+        networks = curvature.get("tasks", {}).get(task, {}).get("networks", {})
+        for name, network in networks.items():
+            for who, r in network["contestants"].items():
+                where = f"{name}, n = {curvature['n']}"
+                if "failed" in r:
+                    yield Row(title, where, who, {}, failed=r["failed"])
+                    continue
+                yield Row(title, where, who, _seconds(r), r["value"], r["relative_error"], r["products"],
+                          r.get("memory_growth_mib"))  # fmt: skip
+
+
+def _seconds(r: dict[str, Any]) -> dict[str, float]:
+    spread = r.get("seconds", r)
+    return {key: spread[key] for key in ("median", "quartile_low", "quartile_high") if key in spread}
+
+
+def promises() -> Iterator[Promise]:
+    """What the figures are held to."""
+    for name, network in machine.earlier("one_pass").get("networks", {}).items():
+        most = 0.7 if name.startswith("MLP") else 1.3
+        r = network["contestants"]["pass"]
+        told = f"{r['ratio_to_floor']:.2f} (each turn {r['ratios_in_turn'][0]:.2f} to {r['ratios_in_turn'][1]:.2f})"
+        yield Promise(f"the pass takes at most {most} of its floor", name, told, r["ratio_to_floor"] <= most)
+    growth = machine.earlier("growth").get("kinds", {})
+    for kind in [kind for kind in growth if kind.startswith("samples")]:
+        exponent = growth[kind]["pass"]["exponent"]
+        low, high = exponent["interval"]
+        told = f"{exponent['value']:.3f} [{low:.3f}, {high:.3f}]"
+        yield Promise("time goes with the samples to a power whose interval meets [0.95, 1.05]",
+                      growth[kind]["what"].partition(",")[0], told, low <= 1.05 and high >= 0.95)  # fmt: skip
+    if found := machine.earlier("definitions"):
+        network = f"MLP {'-'.join(map(str, found['widths']))}, n = {found['n']}"
+        ratio = found["flatlens_times_as_fast_as"]["literal, each by itself"]
+        yield Promise("all of one pass is 100 times as fast as the definitions read literally", network,
+                      f"{ratio:.0f} times", ratio >= 100)  # fmt: skip
+        ratio = found["relative_flatness_times_as_fast"]
+        yield Promise("relative flatness is 100 times as fast as a literal Definition 3", network,
+                      f"{ratio:,} times", ratio >= 100)  # fmt: skip
+    for what, r in machine.earlier("memory").get("rows", {}).items():
+        told = f"{r['share_of_memory']:.2f} of it ({r['growth_mib']} MiB)"
+        yield Promise(f"memory='{r['memory']}' is kept within a fifth", f"VGG-11, n = {r['n']}, {what}", told,
+                      r["share_of_memory"] <= 1.2)  # fmt: skip

@@ -1,0 +1,53 @@
+"""What a walk over the data keeps of its chunks, in memory that does not grow with their number."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from flatlens.problem.ranks import Ranks
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+class Kept(Generic[Name]):
+    """Rows of every chunk by name, (rows of the chunk, ...), each name's in one buffer that doubles when it is full.
+
+    Held chunk by chunk, their few numbers would lie on the heap among the large buffers of the walk, and what is freed
+    around them would be cut too small for the next chunk's: the process would grow by some buffers a chunk.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[Name, Tensor] = {}
+        self._filled: dict[Name, int] = {}
+        self._chunks: dict[int, dict[Name, slice]] = {}
+
+    def add(self, number: int, parts: Mapping[Name, Tensor]) -> None:
+        """Of chunk `number`, whose parts may come one after another."""
+        places = self._chunks.setdefault(number, {})
+        for name, part in parts.items():
+            start = self._filled.get(name, 0)
+            stop = self._filled[name] = start + len(part)
+            buffer = self._buffers.get(name)
+            if buffer is None or stop > len(buffer):
+                wider = part.new_empty(2 * stop, *part.shape[1:])
+                if buffer is not None:
+                    wider[:start] = buffer[:start]
+                buffer = self._buffers[name] = wider
+            buffer[start:stop] = part
+            places[name] = slice(start, stop)
+
+    def joined(self, ranks: Ranks) -> dict[Name, Tensor]:
+        """All ranks' rows by name, in the data's order, on the host: nothing waits for a device before."""
+        whole = {name: buffer[: self._filled[name]].cpu() for name, buffer in self._buffers.items()}
+        every = ranks.in_order(
+            {
+                number: {name: whole[name][at].clone() for name, at in at_each.items()}
+                for number, at_each in self._chunks.items()
+            }
+        )
+        names = dict.fromkeys(name for one in every for name in one)
+        return {name: torch.cat([one[name] for one in every if name in one]) for name in names}

@@ -1,0 +1,69 @@
+"""Coarser products: only on request, said in every report, and never in what is made of the derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.errors import BadInput
+from flatlens.models import LeNet5, ViT
+
+NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
+    "mlp": lambda: (nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)), torch.randn(30, 6)),
+    "lenet": lambda: (LeNet5().build(), torch.randn(8, 3, 32, 32)),
+    "vit": lambda: (ViT(image=8, width=16, depth=1, heads=2).build(), torch.randn(6, 3, 8, 8)),
+}
+MEASURES = ["mls", "interpolation_sharpness", "ggn_trace", "relative_flatness_ggn", "log_volume", "hessian_trace"]
+
+
+def measured(name: str, **options: str) -> fl.Report:
+    torch.manual_seed(0)
+    net, x = NETWORKS[name]()
+    problem = fl.Problem(net, "cross_entropy", (x, torch.zeros(len(x), dtype=torch.long)), **options)
+    return fl.measure(fl.Lens(problem), MEASURES)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_bfloat16_is_near_and_not_the_same(name: str) -> None:
+    full, coarse = measured(name), measured(name, arithmetic="bfloat16")
+    for measure in MEASURES:
+        a, b = full[measure], coarse[measure]
+        if b.kind == "undefined":  # singular as far as seven bits can tell
+            assert measure == "log_volume"
+        else:
+            assert b.value == pytest.approx(a.value, rel=0.1, abs=0.1), measure
+    assert coarse["interpolation_sharpness"].value != full["interpolation_sharpness"].value
+    assert coarse["interpolation_sharpness"].value == pytest.approx(full["interpolation_sharpness"].value, rel=0.03)
+    assert list(coarse.about["layers"]) == list(full.about["layers"])  # how it is built is seen in full
+    assert coarse.about["by_autograd"] == full.about["by_autograd"]
+
+
+def test_every_report_says_it() -> None:
+    assert measured("mlp").about["dtype"] == "float32"
+    assert measured("mlp", arithmetic="bfloat16").about["dtype"] == "float32, multiplied in bfloat16"
+
+
+def test_autocast_around_it_changes_nothing() -> None:
+    """Who trains under autocast has not asked for coarse measures."""
+    full = measured("mlp")
+    with torch.autocast("cpu", torch.bfloat16):
+        same = measured("mlp")
+    for measure in MEASURES:
+        assert same[measure].value == full[measure].value, measure
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"arithmetic": "half"}, "'full', 'tf32' or 'bfloat16'"),
+        ({"arithmetic": "tf32"}, "TF32 is for CUDA devices"),
+        ({"arithmetic": "bfloat16", "dtype": torch.float64}, "leave dtype out"),
+    ],
+)
+def test_what_would_change_nothing_is_refused(options: dict[str, object], says: str) -> None:
+    with pytest.raises(BadInput, match=says):
+        fl.Problem(nn.Linear(2, 2), "cross_entropy", (torch.ones(3, 2), torch.zeros(3).long()), **options)
