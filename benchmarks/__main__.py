@@ -62,9 +62,13 @@ def show(console: Console) -> None:
 
 def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", choices=[[], *NAMES], help="of the benchmarks to run; all without any")
+    options.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of the benchmarks to run, {', '.join(NAMES)}; else all"
+    )
     options.add_argument("--no-run", action="store_true", help="only show, and make the page of, what was measured")
     chosen = options.parse_args()
+    if unknown := set(chosen.names) - set(NAMES):
+        options.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     failed = [] if chosen.no_run else [name for name in chosen.names or NAMES if not run(name)]
     show(Console())
     print(f"{page.write()}{''.join(f'; {name} failed' for name in failed)}", file=sys.stderr)

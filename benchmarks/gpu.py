@@ -27,6 +27,7 @@ import flatlens as fl
 from benchmarks import machine
 from benchmarks.networks import NETWORKS, VIT_B16, Timed
 from benchmarks.one_pass import chunk_of, floor, the_pass
+from flatlens.problem import measuring
 
 CASES = {name: NETWORKS[f"{name} 3x32x32"] for name in ("LeNet", "VGG-11", "ResNet-18")} | {"ViT-B/16": VIT_B16}
 MEASURES = ["mls", "interpolation_sharpness", "ggn_trace", "relative_flatness_ggn"]
@@ -85,6 +86,11 @@ def replayed(net: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
     def once() -> None:
         torch.autograd.grad(net(x)[:, 0].sum(), at)
 
+    with measuring(net):
+        return _both(once, repeats)
+
+
+def _both(once: Callable[[], None], repeats: int) -> dict[str, Any]:
     eager = seconds_of(waited_for(once, "cuda"), repeats)
     try:
         stream = torch.cuda.Stream()
@@ -100,13 +106,19 @@ def replayed(net: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
     return {"eager": eager, "replayed": seconds_of(waited_for(graph.replay, "cuda"), repeats)}
 
 
+def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
+    """The floor, in the pass's arithmetic and with its attention."""
+    with measuring(net):
+        floor(net, x, chunk)
+
+
 def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
     """Everything of one network."""
     problem = timed.problem(n, device, memory=memory)
     net, x, _ = timed.case(n, device)
     chunk = chunk_of(problem)
     runs: dict[str, Callable[[], Any]] = {
-        "floor": partial(floor, net, x, chunk),
+        "floor": partial(in_full, net, x, chunk),
         "pass": the_pass(problem),
         "measures": partial(measured, problem, MEASURES),
         "sharpness": partial(measured, problem, ["sharpness"]),
@@ -119,6 +131,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
     few = min(n, COMPARED)
     on_processor = measured(timed.problem(few), MEASURES)
     return {
+        "machine": machine.describe(),
         "n": n,
         "chunk": chunk,
         "contestants": {
@@ -151,7 +164,7 @@ def main() -> int:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--samples", type=int, default=1024)
     options.add_argument("--memory", default="16GiB")
-    options.add_argument("--device", default="cuda")
+    options.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     chosen = options.parse_args()
     if chosen.device != "cpu" and not torch.cuda.is_available():
         told = "torch sees no CUDA device here; --device cpu --samples 16 shows what it does"

@@ -3,7 +3,8 @@
 With the samples (5 chunks of 256 to 40), the outputs N, the depth and the width of ReLU networks, the other three held.
 The pass makes G, K and R of every layer; beside it its floor (`benchmarks.one_pass`). All sizes of a kind are run in
 turn. The exponent is the slope of a line through the logarithms of the medians; its 95% interval is Student's, over
-the sizes. Some ten minutes.
+the sizes. With outputs, depth and width the time is a sum of powers, and the interval is mostly how far from one power
+that is. Some ten minutes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 from scipy.stats import linregress
 from scipy.stats import t as student
 
-import flatlens as fl
 from benchmarks import machine, networks
 from benchmarks.one_pass import chunk_of, floor, the_pass
 from flatlens.grams.one_pass import CHUNK
@@ -89,7 +89,7 @@ def main() -> None:
     chosen = options.parse_args()
     kinds = machine.earlier("growth").get("kinds", {})
     for kind in chosen.only:
-        kinds[kind] = {"repeats": chosen.repeats, "version": fl.__version__, **grown(kind, chosen.repeats)}
+        kinds[kind] = {"repeats": chosen.repeats, "machine": machine.describe(), **grown(kind, chosen.repeats)}
         print(kind, json.dumps({who: kinds[kind][who]["exponent"] for who in ("pass", "floor")}))
         path = machine.save("growth", {"kinds": kinds})
     print(f"written to {path}", file=sys.stderr)

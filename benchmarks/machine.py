@@ -17,6 +17,7 @@ import psutil
 import torch
 
 RESULTS = Path(__file__).parent / "results"
+BUSY = os.getloadavg()[0]  #: before anything here has run
 
 
 def describe() -> dict[str, Any]:
@@ -29,7 +30,7 @@ def describe() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "load_average_before": round(os.getloadavg()[0], 2),
+        "load_average_before": round(BUSY, 2),
     }
 
 
@@ -56,7 +57,7 @@ def interleaved(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict
 
 def spread(seconds: list[float]) -> dict[str, float]:
     """Median and quartiles."""
-    low, middle, high = statistics.quantiles(seconds, n=4)
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * seconds
     return {"median": round(middle, 4), "quartile_low": round(low, 4), "quartile_high": round(high, 4)}
 
 
@@ -75,11 +76,13 @@ def growth(run: Callable[[], Any], every: float = 0.002) -> int:
         while not done.wait(every):
             most = max(most, resident())
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    run()
-    done.set()
-    watcher.join()
+    try:
+        run()
+    finally:
+        done.set()
+        watcher.join()
     return most - before
 
 

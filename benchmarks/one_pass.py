@@ -113,7 +113,8 @@ def main() -> None:
             continue
         found = dict(rows(name, chosen.repeats))
         chunk = chunk_of(timed.problem())
-        networks[name] = {"n": timed.n, "chunk": chunk, "repeats": chosen.repeats, "contestants": found}
+        told = {"machine": machine.describe(), "n": timed.n, "chunk": chunk, "repeats": chosen.repeats}
+        networks[name] = {**told, "contestants": found}
         print(name, json.dumps(networks[name], indent=1))
         path = machine.save("one_pass", {"outputs": OUTPUTS, "networks": networks})
     print(f"written to {path}", file=sys.stderr)

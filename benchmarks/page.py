@@ -35,13 +35,22 @@ def write() -> Path:
             growth=[(kind, found) for kind, found in machine.earlier("growth").get("kinds", {}).items()],
             values=machine.earlier("definitions").get("values", {}),
             pictures=list(pictures(every)),
-            machines={name: machine.earlier(name).get("machine") for name in NAMES},
+            machines=list(machines()),
             versions=machine.earlier("curvature").get("versions", {}),
             gpu=machine.earlier("gpu"),
         )
         + "\n"
     )
     return PAGE
+
+
+def machines() -> Iterator[tuple[str, dict[str, Any]]]:
+    """(what was measured, where) of each part that was measured by itself."""
+    for name in NAMES:
+        found = machine.earlier(name)
+        parts = found.get("networks") or found.get("kinds") or found.get("tasks") or {}
+        each = {f"{name}: {part}": one["machine"] for part, one in parts.items()}
+        yield from (each or ({name: found["machine"]} if found else {})).items()
 
 
 def short(number: float | None, digits: int = 3) -> str:

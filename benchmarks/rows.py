@@ -87,14 +87,15 @@ def promises() -> Iterator[Promise]:
     for kind in [kind for kind in growth if kind.startswith("samples")]:
         exponent = growth[kind]["pass"]["exponent"]
         low, high = exponent["interval"]
-        told = f"{exponent['value']:.3f} [{low:.3f}, {high:.3f}]"
-        yield Promise("time goes with the samples to a power whose interval meets [0.95, 1.05]",
-                      growth[kind]["what"].partition(",")[0], told, low <= 1.05 and high >= 0.95)  # fmt: skip
+        told, kept = f"{exponent['value']:.3f} [{low:.3f}, {high:.3f}]", low <= 1.05 and high >= 0.95
+        yield Promise("time goes with the samples to a power whose interval, not wider than 0.2, meets [0.95, 1.05]",
+                      growth[kind]["what"].partition(",")[0], told, kept and high - low <= 0.2)  # fmt: skip
     if found := machine.earlier("definitions"):
         network = f"MLP {'-'.join(map(str, found['widths']))}, n = {found['n']}"
         ratio = found["flatlens_times_as_fast_as"]["literal, each by itself"]
-        yield Promise("all of one pass is 100 times as fast as the definitions read literally", network,
-                      f"{ratio:.0f} times", ratio >= 100)  # fmt: skip
+        shared = found["flatlens_times_as_fast_as"]["literal, from one loop"]
+        yield Promise("all of one pass is 100 times as fast as the definitions read literally, each by itself", network,
+                      f"{ratio:.0f} times ({shared:.0f} where they share one loop)", ratio >= 100)  # fmt: skip
         ratio = found["relative_flatness_times_as_fast"]
         yield Promise("relative flatness is 100 times as fast as a literal Definition 3", network,
                       f"{ratio:,} times", ratio >= 100)  # fmt: skip

@@ -233,3 +233,14 @@ def test_what_it_refuses(wrong: float) -> None:
         balance(good, bad)
     with pytest.raises(BadInput, match="one shape"):
         balance(good, torch.ones(2, 3))
+
+
+def test_nothing_to_balance_takes_no_sweep() -> None:
+    """Blocks without entries: disjoint supports, a lone live row, no rows at all."""
+    for h, w in (
+        (torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 1.0]])),
+        (torch.zeros(0, 0), torch.zeros(0, 0)),
+        (torch.zeros(3, 2), torch.ones(3, 2)),
+    ):
+        found = balance(h, w)
+        assert (found.value, found.gap, found.sweeps) == (0.0, 0.0, 0)

@@ -88,6 +88,8 @@ def check_bounds(
     if lens.problem.coupled or lens.probes is not None:
         why = "batchnorm='train' couples the samples" if lens.problem.coupled else "it needs Lens(outputs='exact')"
         raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
+    if lens.problem.arithmetic != "full":
+        raise BadInput("check_bounds(...): sides are compared in full arithmetic: leave Problem(arithmetic=...) out")
     chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):

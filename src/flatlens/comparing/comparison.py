@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from flatlens.comparing.direction import direction
 from flatlens.comparing.ranking import Place, places
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, NEURONWISE, Measure
+from flatlens.problem.problem import COARSE
 
 COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
@@ -44,7 +46,9 @@ class Comparison:
         """Values closer than this, relatively, tie: half the digits of the coarsest network's precision (a volume loses
         as many in nearly singular Jacobians)."""
         kinds = {str(report.about["dtype"]).removeprefix("torch.") for report in self.reports.values()}
-        return max(float(torch.finfo(getattr(torch, kind)).eps ** 0.5) for kind in kinds)
+        coarse = {str(report.about.get("arithmetic", "full")) for report in self.reports.values()} - {"full"}
+        eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [COARSE[kind] for kind in coarse]
+        return math.sqrt(max(eps))
 
     def estimates(self, measure: str) -> dict[str, Estimate]:
         """One measure's estimates by network."""

@@ -45,7 +45,7 @@ def bending_along(
     It is given n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V, (samples of a chunk, directions)
     float64, whose mean over samples is the risk's.
     """
-    weight = layout.weights[layer]
+    problem, weight = problem.as_asked(), layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
     kept: Kept[str] = Kept()
     count = 0

@@ -54,6 +54,7 @@ def jacobian_norms(
 
     To residuals of `tolerance` times the value.
     """
+    problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
     seed = int(torch.randint(2**62, (), generator=generator))
     with problem.measuring(model):

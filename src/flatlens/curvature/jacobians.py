@@ -35,7 +35,7 @@ class ParameterJacobian:
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
     ) -> None:
-        self.problem = problem
+        self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model, parameters)
         self.products = 0
@@ -73,7 +73,7 @@ class InputJacobian:
             raise BadInput(
                 "InputJacobian(...): with batchnorm='train' samples are coupled: there is no block per sample"
             )
-        self.problem = problem
+        self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.products = 0
         self._graphs: Graphs[tuple[int, Product, Product]] = Graphs(problem, self.model, [], self._open)

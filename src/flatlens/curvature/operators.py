@@ -42,7 +42,7 @@ class Operator(ABC):
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
     ) -> None:
-        self.problem = problem
+        self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.space: Space = space_of(problem, self.model, parameters)
         self.products = 0  #: vectors multiplied so far

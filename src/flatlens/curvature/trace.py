@@ -77,6 +77,7 @@ def bending_trace(
     (probes,) float64 each."""
     if not curved.names:
         return {}
+    problem = problem.as_asked()
     most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample(ROWS))))
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)

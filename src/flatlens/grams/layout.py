@@ -129,7 +129,6 @@ class Layout:
 def lay_out(problem: Problem, model: nn.Module) -> Layout:
     """Run the network on the probes and see what is where."""
     generator = torch.Generator().manual_seed(0)
-    problem = problem.in_full()
     with measuring(model), differentiable(model.parameters()):  # frozen ones too, so that none has to be believed
         trials = [Trial(problem, model, problem.place(probe), generator) for probe in problem.probes]
         axes = _axes(trials)

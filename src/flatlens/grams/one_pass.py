@@ -51,6 +51,7 @@ def one_pass(
 
     `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
     """
+    problem = problem.as_asked()
     rows = problem.outputs if sketch is None else 2
     most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
     with problem.measuring(model):

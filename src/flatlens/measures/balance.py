@@ -98,9 +98,11 @@ def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """h and w without the entries between blocks, and one row of each block that has entries."""
+    if not h.numel():
+        return h, w, torch.zeros(0, dtype=torch.long, device=h.device)
     there, back = h > 0, w > 0
     live = [there.any(axis) & back.any(axis) for axis in (1, 0)]
-    start = live[0].nonzero()[:1, 0]
+    start = live[0].nonzero()[: int(live[1].any()), 0]
     if all(torch.equal(m, reached) for m, reached in zip(live, _joined(there, back, start), strict=True)):
         inside = live[0][:, None] & live[1]  # the usual case: but for dead units, one block
         return h * inside, w * inside, start

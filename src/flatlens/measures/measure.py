@@ -61,7 +61,9 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
-            found = _answers(lens, one, asked, run) if one in defined else {(one.key, None): undefined(COUPLED)}
+            nothing: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
+            found = _answers(lens, one, asked, run) if one in defined else nothing
+            found = found if lens.problem.arithmetic == "full" else _coarse(one, found, lens.problem.arithmetic)
             seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
@@ -89,6 +91,13 @@ def _refused(error: Exception) -> str:
     return f"the network cannot be differentiated as this asks ({one_line(error, 120)})"
 
 
+def _coarse(one: Measure, found: dict[Key, Estimate], arithmetic: str) -> dict[Key, Estimate]:
+    """What coarse products leave of a measure: volumes rest on the small eigenvalues of G, which drown in them."""
+    if one.card.id == "M5":
+        return {key: undefined(f"small eigenvalues drown in {arithmetic}: full arithmetic is needed") for key in found}
+    return found
+
+
 COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"
 
 
@@ -106,9 +115,6 @@ def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in rows}
 
 
-MULTIPLIED = {"full": "", "tf32": ", multiplied in TF32", "bfloat16": ", multiplied in bfloat16"}
-
-
 def about(lens: Lens) -> dict[str, Any]:
     """What was measured, where and with what."""
     problem = lens.problem
@@ -124,7 +130,8 @@ def about(lens: Lens) -> dict[str, Any]:
         "piecewise_affine_above": sorted(lens.layout.affine),
         "by_autograd": list(lens.layout.leftovers),
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
-        "dtype": str(problem.dtype).removeprefix("torch.") + MULTIPLIED[problem.arithmetic],
+        "dtype": str(problem.dtype).removeprefix("torch."),
+        "arithmetic": problem.arithmetic,
         "device": str(first.device),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,

@@ -37,6 +37,7 @@ class Kept(Generic[Name]):
                 if buffer is not None:
                     wider[:start] = buffer[:start]
                 buffer = self._buffers[name] = wider
+            assert buffer.shape[1:] == part.shape[1:], (name, buffer.shape, part.shape)
             buffer[start:stop] = part
             places[name] = slice(start, stop)
 

@@ -133,7 +133,8 @@ _KNOWN = ContextVar("labels are known", default=False)
 
 @contextmanager
 def labels_known() -> Iterator[None]:
-    """Class labels in here have been looked at before: to ask again, a device would have to be waited for."""
+    """Class labels in here were looked at when the problem was made, and not changed since: to ask again, a device
+    would have to be waited for."""
     token = _KNOWN.set(True)
     try:
         yield

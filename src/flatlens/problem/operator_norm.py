@@ -46,7 +46,8 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], toler
     A dense layer's is ||W||_2, whatever the size. A convolution's takes stride, padding, dilation and groups into
     account: Lanczos on the smaller of A^T A and A A^T, from a fixed start, with A^T the vector-Jacobian product of A.
     It stops when the residual of sigma^2 is below `tolerance` sigma^2: a singular value lies within half of that, the
-    largest one unless the start is blind to it. The result is never above the norm, but for rounding.
+    largest one unless the start is blind to it, or after `MOST` products. The result is never above the norm, but for
+    rounding.
 
     >>> layer = torch.nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular", bias=False)
     >>> _ = torch.nn.init.ones_(layer.weight)

@@ -43,9 +43,9 @@ class Problem:
     `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises by the `ghost_batch` samples
     it sees together. Samples are coupled then: what is defined per sample is undefined, curvature operators work.
 
-    `arithmetic`: "full", that of `dtype`; or, on request, "tf32" (on CUDA) or "bfloat16", in which the network, and so
-    its derivatives, is then multiplied and convolved, with 10 or 7 bits of a factor; what is made of the derivatives
-    is full in any case. Every report says it.
+    `arithmetic`: "full", that of `dtype`; or, on request, "tf32" (on CUDA) or "bfloat16", in which the one pass and
+    curvature products then multiply and convolve, with 10 or 7 bits of a factor; sums over derivatives are in float64
+    in any case. All else is in full: how the network is built, losses elsewhere, differences. Every report says it.
 
     `ranks`: the processes that share the samples; each is given the same model and all the data, takes part of it, and
     comes to the same numbers (`problem.ranks`).
@@ -83,6 +83,7 @@ class Problem:
         self.dtype = dtype or _measuring_dtype(model)
         _require_arithmetic(arithmetic, self.dtype, device_of(model))
         self.arithmetic = arithmetic
+        self._works_in: Arithmetic = "full"
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = _bytes(memory)
         self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
@@ -106,18 +107,18 @@ class Problem:
 
     def measuring(self, model: nn.Module) -> AbstractContextManager[None]:
         """The state in which the risk is differentiated."""
-        return measuring(model, batch_statistics=self.coupled, tf32=self.arithmetic == "tf32")
+        return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32")
 
     @property
     def precision(self) -> float:
         """eps of the arithmetic that derivatives are computed in."""
-        return COARSE.get(self.arithmetic, torch.finfo(self.dtype).eps)
+        return COARSE.get(self._works_in, torch.finfo(self.dtype).eps)
 
-    def in_full(self) -> Problem:
-        """The same problem in full arithmetic, for what tells by equality how a network is built."""
-        full = copy.copy(self)
-        full.arithmetic = "full"
-        return full
+    def as_asked(self) -> Problem:
+        """The same problem, worked on in the arithmetic asked for: by the pass and by curvature products alone."""
+        asked = copy.copy(self)
+        asked._works_in = self.arithmetic
+        return asked
 
     def batches(self, most: int) -> Iterator[Batch]:
         """The data in pieces of at most `most` samples; in ghost batches where samples are coupled."""
@@ -191,7 +192,7 @@ class Problem:
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """(outputs (n, N), targets) of a placed batch; outputs (n, T, V) come as (n, T V), with `Tokens` for
         targets."""
-        if self.arithmetic == "bfloat16":
+        if self._works_in == "bfloat16":
             with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
                 outputs, targets, counted = self._forward(model, batch)
             outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
@@ -243,7 +244,7 @@ class Problem:
             return  # the census names the sample
         apart = float((once - again).abs().max())
         scale = float(once.abs().max()) + 1e-30
-        eps = self.precision
+        eps = torch.finfo(once.dtype).eps
         if apart > 100 * eps * scale:
             raise BadModel(
                 f"Problem(model=...): the model gave different outputs for the same batch twice (max difference "
@@ -381,7 +382,7 @@ def _require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.de
     if arithmetic not in ("full", *COARSE):
         raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
     if arithmetic != "full" and dtype != torch.float32:
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for float32, not for {dtype}: leave dtype out")
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for networks measured in float32, not {dtype}")
     if arithmetic == "tf32" and device.type != "cuda":
         raise BadInput(f"Problem(arithmetic='tf32'): the network is on {device}: TF32 is for CUDA devices")
 

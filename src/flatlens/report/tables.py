@@ -62,8 +62,8 @@ def _about(about: Mapping[str, Any]) -> str:
     facts = [f"{about[key]} {noun}" for key, noun in (("n", "samples"), ("outputs", "outputs")) if key in about]
     if isinstance(about.get("layers"), Sequence) and not isinstance(about["layers"], str):
         facts.append(f"{len(about['layers'])} layers")
-    if "multiplied" in about.get("dtype", ""):
-        facts.append(str(about["dtype"]).rpartition(", ")[2])
+    if about.get("arithmetic", "full") != "full":
+        facts.append(f"multiplied in {about['arithmetic']}")
     if "loss" in about:
         facts.append(str(about["loss"]).replace("_", " "))
     return ", ".join(facts) if facts else "measured"
