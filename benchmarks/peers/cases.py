@@ -12,14 +12,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from benchmarks.one_pass import N_OUTPUTS, N_SAMPLES, NETWORKS
+from benchmarks.networks import NETWORKS, OUTPUTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,15 +52,22 @@ class Case:
         return Case(self.name, copy.deepcopy(self.net).double(), self.x.double(), self.y, self.smooth)
 
 
+def _drawn(name: str) -> tuple[nn.Module, Tensor]:
+    timed = NETWORKS[name]
+    return timed.build(), torch.randn(N_SAMPLES, *timed.shape)
+
+
 def _with(activation: type[nn.Module]) -> Callable[[], tuple[nn.Module, Tensor]]:
     def build() -> tuple[nn.Module, Tensor]:
-        net, x = NETWORKS["MLP 784-512-512-10"]()
+        net, x = _drawn("MLP 784-512-512-10")
+        assert isinstance(net, nn.Sequential)
         return nn.Sequential(*[activation() if isinstance(m, nn.ReLU) else m for m in net]), x
 
     return build
 
 
-BUILDERS = {"MLP": NETWORKS["MLP 784-512-512-10"], "LeNet": NETWORKS["LeNet 3x32x32"]}
+N_SAMPLES = 2000
+BUILDERS = {"MLP": partial(_drawn, "MLP 784-512-512-10"), "LeNet": partial(_drawn, "LeNet 3x32x32")}
 BUILDERS |= {"tanh MLP": _with(nn.Tanh), "GELU MLP": _with(nn.GELU)}
 EPOCHS = {"MLP": 40, "LeNet": 30, "tanh MLP": 40, "GELU MLP": 40}
 DEEP_ENOUGH = 0.01
@@ -71,7 +78,7 @@ def build(kinds: list[str]) -> Iterator[Case]:
     for kind in kinds:
         torch.manual_seed(0)
         net, like = BUILDERS[kind]()
-        centres, y = torch.randn(N_OUTPUTS, *like.shape[1:]), torch.randint(0, N_OUTPUTS, (N_SAMPLES,))
+        centres, y = torch.randn(OUTPUTS, *like.shape[1:]), torch.randint(0, OUTPUTS, (N_SAMPLES,))
         x = 0.5 * centres[y] + torch.randn(like.shape)
         smooth = kind not in ("MLP", "LeNet")
         if not smooth:

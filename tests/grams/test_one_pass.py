@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from typing import Any, get_args
 
@@ -223,3 +224,57 @@ def test_no_chunk_waits_for_the_device(name: str) -> None:
         found = gatherer.by_pass(measures)
     assert found.values
     assert waits.seen == []
+
+
+class Odd(torch.autograd.Function):
+    """A cube, whose derivative torch cannot batch."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        assert slope.ndim == 2
+        return slope * 3 * x**2 if float(slope.abs().max()) >= 0 else slope  # looks at a value
+
+
+class Cubed(nn.Module):
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second, self.own = nn.Linear(4, 6).double(), nn.Linear(6, 3).double(), own
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        found: Tensor = self.second(Odd.apply(h) if self.own else h**3)
+        return found
+
+
+def test_what_cannot_be_batched_is_done_one_by_one() -> None:
+    """Several chunks, so that the first one finds out and the others know."""
+    x, y = torch.randn(40, 4).double(), torch.zeros(40).long()
+    reports = [
+        fl.measure(
+            fl.Lens(fl.Problem(Cubed(own), "cross_entropy", (x, y), memory="20KB")), ["mls", "ggn_trace", "nmls"]
+        )
+        for own in (False, True)
+    ]
+    for key, estimate in reports[0].items():
+        assert reports[1][key].value == pytest.approx(estimate.value, rel=1e-12), key
+
+
+@pytest.mark.parametrize("bytes_at_once", [1, 2000, 2**25])
+def test_outputs_taken_together_are_those_taken_alone(bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, x, y = network("mlp-tanh", n=9)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    layout = lay_out(problem, net)
+    [alone] = list(one_pass(problem, net, layout))
+    expected = {name: (g.G.clone(), g.K.clone(), g.R.clone()) for name, g in alone.layers.items()}
+    monkeypatch.setattr(sys.modules["flatlens.grams.one_pass"], "TOGETHER", bytes_at_once)
+    [chunk] = list(one_pass(problem, net, layout))
+    for name, g in chunk.layers.items():
+        for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):
+            assert torch.allclose(found, truth, rtol=1e-12, atol=1e-14), name

@@ -16,7 +16,7 @@ from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.first_layer import input_gram, input_squares, knows_its_input
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.leftover import per_sample_gradients
+from flatlens.grams.leftover import per_sample_gradients, slow_batching_is_fine
 from flatlens.grams.lookups import looked_up
 from flatlens.grams.record import Call, Tape, run_recorded
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
@@ -29,6 +29,9 @@ from flatlens.problem.sequences import Tokens
 
 ALL = ("G", "K", "R")
 CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
+TOGETHER = (
+    2**25
+)  #: bytes of slopes that one batched backward pass may give: many small passes cost more than their sums
 
 
 def one_pass(
@@ -65,6 +68,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
+        self.batches: bool | None = None  #: whether torch can batch the network's operations; None: nobody tried
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
         """An uninitialised buffer of this shape; the samples come first."""
@@ -81,12 +85,21 @@ class _Slot:
     at: Tensor
     buffer: Tensor
     shape: Callable[[Tensor], Tensor]  # a slope as the buffer holds it
+    plain: bool = False  # whether that is the slope itself, samples first, one row each
 
     def put(self, k: int, slope: Tensor | None) -> None:
         if slope is None:
             self.buffer[:, k].zero_()
         else:
             self.buffer[:, k] = self.shape(slope)
+
+    def put_many(self, start: int, slopes: Tensor | None, count: int) -> None:
+        """Those of `count` outputs from `start` on, (count, n, ...)."""
+        held = self.buffer[:, start : start + count]
+        if slopes is None:
+            held.zero_()
+        else:
+            held.copy_(slopes.reshape(count, len(held), -1).transpose(0, 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +153,8 @@ class _Walk:
         """(network's input, layers, parameters outside them) for outputs f, `rows` of the network's where given."""
         problem, model, layout, needs = self.problem, self.model, self.layout, self.needs
         slots = _slots(tape, layout, inputs if "G" in needs else [], f, self.pool, needs)
-        _fill(slots, f, keep_graph, _live(f, tokens))
+        if tokens is not None or not _fill_together(slots, f, keep_graph, self.pool):
+            _fill(slots, f, keep_graph, _live(f, tokens))
         explicit = {
             **_norm_jacobians(problem, tape, layout, slots),
             **per_sample_gradients(problem, model, batch, layout.leftovers, rows),
@@ -171,9 +185,9 @@ def _slots(
     slots: dict[str, _Slot] = {}
     dense = {call for weight in layout.weights.values() if weight.dense for call in weight.calls}
 
-    def add(name: str, at: Tensor, shape: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    def add(name: str, at: Tensor, shape: Callable[[Tensor], Tensor], dtype: torch.dtype, plain: bool = False) -> None:
         held = shape(at.detach()).shape
-        slots[name] = _Slot(at, pool.take(name, (n, N, *held[1:]), f, dtype), shape)
+        slots[name] = _Slot(at, pool.take(name, (n, N, *held[1:]), f, dtype), shape, plain)
 
     for key, call in tape.linear.items():
         if key not in layout.batch_axis:
@@ -188,19 +202,50 @@ def _slots(
             return by_position(module, by_sample(slope, axis), n)
 
         if key in dense:
-            add(f"z:{key}", call.z, flat, torch.float64)
+            add(f"z:{key}", call.z, flat, torch.float64, axis == 0)
         else:
             add(f"z:{key}", call.z, positions, f.dtype)
         if "G" in needs and not _is_first(layout, key):
-            add(f"x:{key}", call.x, flat, torch.float64)
+            add(f"x:{key}", call.x, flat, torch.float64, axis == 0 and key in dense)
     for key in layout.norms:
         add(f"n:{key}", tape.norms[key].z, lambda slope: slope, f.dtype)
     for key in (key for calls in layout.lookups.values() for key in calls):
         add(f"e:{key}", tape.lookups[key].z, lambda slope: slope.reshape(n, -1, slope.shape[-1]), f.dtype)
     if layout.input_is is None:
         for number, x in enumerate(inputs):
-            add(f"input:{number}", x, lambda slope: slope.reshape(n, -1), torch.float64)
+            add(f"input:{number}", x, lambda slope: slope.reshape(n, -1), torch.float64, True)
     return slots
+
+
+def _fill_together(slots: dict[str, _Slot], f: Tensor, keep_graph: bool, pool: _Pool) -> bool:
+    """Several outputs' backward passes in one, where every slot is plain; False where that is not so, or cannot be.
+
+    So it is where all layers are dense. Small ones gain most: there a pass costs more to call than to compute.
+    """
+    n, N = f.shape
+    each = sum(slot.at.numel() * slot.at.element_size() for slot in slots.values())
+    count = min(N, TOGETHER // max(1, each))
+    if pool.batches is False or count < 2 or not slots or not all(slot.plain for slot in slots.values()):
+        return False
+    wanted = [slot.at for slot in slots.values()]
+    units = torch.eye(N, dtype=f.dtype, device=f.device)[:, None].expand(N, n, N)
+    try:
+        for start in range(0, N, count):
+            onto = units[start : start + count]
+            retain = keep_graph or start + count < N or pool.batches is None  # should the first attempt fail
+            with slow_batching_is_fine():
+                slopes = torch.autograd.grad(
+                    f, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
+                )
+            for slot, slope in zip(slots.values(), slopes, strict=True):
+                slot.put_many(start, slope, len(onto))
+    except RuntimeError as error:  # a function of the user's own without a batching rule
+        if "memory" in str(error) or pool.batches:
+            raise
+        pool.batches = False
+        return False
+    pool.batches = True
+    return True
 
 
 def _live(f: Tensor, tokens: Tokens | None) -> list[bool]:
