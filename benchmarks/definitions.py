@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.networks import mlp
+from benchmarks.timed import mlp
 
 WIDTHS, N_SAMPLES, ROWS = (784, 512, 512, 512, 10), 100, 20
 LAYERS = ("0", "2", "4", "6")

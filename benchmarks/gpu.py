@@ -25,8 +25,8 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.networks import NETWORKS, VIT_B16, Timed
 from benchmarks.one_pass import chunk_of, floor, the_pass
+from benchmarks.timed import NETWORKS, VIT_B16, Timed
 from flatlens.problem import measuring
 
 CASES = {name: NETWORKS[f"{name} 3x32x32"] for name in ("LeNet", "VGG-11", "ResNet-18")} | {"ViT-B/16": VIT_B16}

@@ -21,35 +21,36 @@ from typing import Any
 from scipy.stats import linregress
 from scipy.stats import t as student
 
-from benchmarks import machine, networks
+from benchmarks import machine
 from benchmarks.one_pass import chunk_of, floor, the_pass
+from benchmarks.timed import COLOURS, Timed, lenet, mlp
 from flatlens.grams.one_pass import CHUNK
 
-GROWN: dict[str, tuple[str, list[int], Callable[[int], networks.Timed]]] = {
+GROWN: dict[str, tuple[str, list[int], Callable[[int], Timed]]] = {
     "samples": (
         "MLP 784-512-512-10, n =",
         [round(5 * CHUNK * 2 ** (k / 2)) for k in range(7)],
-        lambda n: networks.Timed(partial(networks.mlp, 784, 512, 512, 10), n, (784,)),
+        lambda n: Timed(partial(mlp, 784, 512, 512, 10), n, (784,)),
     ),
     "samples of images": (
         "LeNet 3x32x32, n =",
         [round(5 * CHUNK * 2 ** (k / 2)) for k in range(7)],
-        lambda n: networks.Timed(networks.lenet, n, networks.COLOURS),
+        lambda n: Timed(lenet, n, COLOURS),
     ),
     "outputs": (
         "MLP 784-512-512-N, n = 512, N =",
         [5, 10, 20, 40, 80, 160],
-        lambda N: networks.Timed(partial(networks.mlp, 784, 512, 512, N), 512, (784,), outputs=N),
+        lambda N: Timed(partial(mlp, 784, 512, 512, N), 512, (784,), outputs=N),
     ),
     "depth": (
         "MLP 784-256-...-256-10, n = 1024, hidden layers:",
         [2, 4, 8, 16, 32],
-        lambda depth: networks.Timed(partial(networks.mlp, 784, *[256] * depth, 10), 1024, (784,)),
+        lambda depth: Timed(partial(mlp, 784, *[256] * depth, 10), 1024, (784,)),
     ),
     "width": (
         "MLP w-w-w-w-10, n = 512, w =",
         [64, 128, 256, 512, 1024, 2048],
-        lambda width: networks.Timed(partial(networks.mlp, *[width] * 4, 10), 512, (width,)),
+        lambda width: Timed(partial(mlp, *[width] * 4, 10), 512, (width,)),
     ),
 }
 
@@ -61,7 +62,7 @@ def exponent(sizes: list[int], seconds: list[float]) -> dict[str, Any]:
     return {"value": round(fit.slope, 3), "interval": [round(fit.slope - half, 3), round(fit.slope + half, 3)]}
 
 
-def runs(timed: networks.Timed) -> dict[str, Callable[[], Any]]:
+def runs(timed: Timed) -> dict[str, Callable[[], Any]]:
     problem = timed.problem()
     net, x, _ = timed.case()
     return {"pass": the_pass(problem), "floor": partial(floor, net, x, chunk_of(problem))}

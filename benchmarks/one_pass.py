@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.networks import NETWORKS, OUTPUTS
+from benchmarks.timed import NETWORKS, OUTPUTS
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.one_pass import ALL, CHUNK
 

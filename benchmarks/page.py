@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 import pandas as pd
@@ -20,6 +20,10 @@ from flatlens.report.palette import theme
 PAGE = machine.RESULTS / "page.html"
 NAMES = ["one_pass", "definitions", "curvature", "growth", "memory"]  #: the results that it shows
 EACH = "panel:N"
+OURS = "#1f5fa8"
+COLOURS = {"flatlens": OURS, "BackPACK": "#d1495b", "curvlinops": "#e0a030", "PyHessian": "#3a9d7c",
+           "hessian-eigenthings": "#7b5ea7"}  # fmt: skip
+TOP = alt.Legend(orient="top")
 
 
 def write() -> Path:
@@ -34,7 +38,8 @@ def write() -> Path:
             tables=[(task, list(mine)) for task, mine in groupby(every, key=lambda row: row.task)],
             growth=[(kind, found) for kind, found in machine.earlier("growth").get("kinds", {}).items()],
             values=machine.earlier("definitions").get("values", {}),
-            pictures=list(pictures(every)),
+            growth_picture=growth_picture(),
+            error_picture=error_picture(every),
             machines=list(machines()),
             versions=machine.earlier("curvature").get("versions", {}),
             gpu=machine.earlier("gpu"),
@@ -60,39 +65,25 @@ def short(number: float | None, digits: int = 3) -> str:
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.{digits}g}"
 
 
-def pictures(every: list[Row]) -> Iterator[tuple[str, str, str]]:
-    """(title, caption, SVG) of each."""
-    if machine.earlier("growth"):
-        yield (
-            "How the pass's time grows",
-            "Median seconds of the pass and of its floor, on logarithmic axes: the slope is the exponent.",
-            _svg(_grown()),
-        )
-    peers = [row for row in every if row.task in list(TASKS.values())[:2] and row.error and row.seconds]
-    if peers:
-        yield (
-            "Error against time",
-            "Each library's relative error (root mean square over its runs) and median seconds, on logarithmic axes: "
-            "what lies lower on the left is better.",
-            _svg(_apart(peers)),
-        )
-
-
-def _grown() -> alt.FacetChart:
+def growth_picture() -> str:
+    """Seconds against sizes, of the pass and of its floor, as SVG; empty where nothing was measured."""
     points = [
-        {"panel": found["what"], "who": who, "size": size, "seconds": spread["median"]}
-        for found in machine.earlier("growth")["kinds"].values()
+        {"panel": found["what"].rstrip(":="), "who": who, "size": size, "seconds": spread["median"]}
+        for found in machine.earlier("growth").get("kinds", {}).values()
         for who in ("pass", "floor")
         for size, spread in zip(found["sizes"], found[who]["seconds"], strict=True)
     ]
+    if not points:
+        return ""
     lines = alt.Chart(pd.DataFrame(points)).mark_line(point=True)
-    return _panels(lines.encode(
-        alt.X("size:Q", title=None).scale(type="log"), alt.Y("seconds:Q", title="seconds").scale(type="log"),
-        alt.Color("who:N", title=None).scale(domain=["pass", "floor"], range=["#1f5fa8", "#8a93a0"]),
+    return _svg(lines.encode(
+        _log("size", None), _log("seconds", "seconds", "y"),
+        alt.Color("who:N", title=None, legend=TOP).scale(domain=["pass", "floor"], range=[OURS, "#8a93a0"]),
     ))  # fmt: skip
 
 
-def _apart(peers: list[Row]) -> alt.FacetChart:
+def error_picture(every: list[Row]) -> str:
+    """Each library's error against its seconds, as SVG; empty where nothing was measured."""
     points = [
         {
             "panel": f"{row.task.lower()}: {row.network.partition(', n')[0]}",
@@ -100,27 +91,34 @@ def _apart(peers: list[Row]) -> alt.FacetChart:
             "error": row.error,
             "seconds": row.seconds["median"],
         }
-        for row in peers
+        for row in every
+        if row.task in list(TASKS.values())[:2] and row.error and row.seconds
     ]
-    marks = alt.Chart(pd.DataFrame(points)).mark_point(filled=True, size=90)
-    return _panels(marks.encode(
-        alt.X("seconds:Q").scale(type="log"),
-        alt.Y("error:Q", title="relative error", axis=alt.Axis(format=".0e")).scale(type="log"),
-        alt.Color("library:N", title=None), alt.Shape("library:N", title=None),
+    if not points:
+        return ""
+    marks = alt.Chart(pd.DataFrame(points)).mark_point(filled=True, size=90, opacity=0.9)
+    return _svg(marks.encode(
+        _log("seconds", "seconds"), _log("error", "relative error", "y", format=".0e"),
+        alt.Color("library:N", title=None, legend=TOP).scale(domain=list(COLOURS), range=list(COLOURS.values())),
+        alt.Shape("library:N", title=None, legend=TOP).scale(domain=list(COLOURS)),
     ))  # fmt: skip
 
 
-def _panels(chart: alt.Chart) -> alt.FacetChart:
-    faceted: alt.FacetChart = (
-        chart.properties(width=250, height=180)
+def _log(field: str, title: str | None, which: Literal["x", "y"] = "x", format: str = "~g") -> alt.X | alt.Y:
+    """A logarithmic axis with few ticks."""
+    channel = alt.X if which == "x" else alt.Y
+    axis = alt.Axis(tickCount=4, format=format, labelOverlap=True)
+    found: alt.X | alt.Y = channel(f"{field}:Q", title=title, axis=axis).scale(type="log", nice=False, padding=12)
+    return found
+
+
+def _svg(chart: alt.Chart) -> str:
+    panels = (
+        chart.properties(width=250, height=170)
         .facet(facet=alt.Facet(EACH, title=None, sort=None), columns=3)
         .resolve_scale(x="independent", y="independent")
     )
-    return faceted
-
-
-def _svg(chart: alt.FacetChart) -> str:
-    spec: dict[str, Any] = chart.to_dict()
+    spec: dict[str, Any] = panels.to_dict()
     spec.pop("config", None)
     config = theme("light", 1)
     config["range"] = {}

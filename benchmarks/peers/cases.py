@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from benchmarks.networks import NETWORKS, OUTPUTS
+from benchmarks.timed import NETWORKS, OUTPUTS
 
 
 @dataclass(frozen=True, eq=False)
