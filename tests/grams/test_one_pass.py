@@ -9,6 +9,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from literal import parameter_jacobian
+from networks import NETWORKS, network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
@@ -19,7 +20,6 @@ from flatlens.grams.shared import SharedJacobian, Wanted
 from flatlens.grams.weight import WeightMatrix
 from flatlens.measures.gather import Gatherer
 from flatlens.measures.registry import MEASURES
-from networks import NETWORKS, network
 
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "twice-tanh"])
