@@ -146,8 +146,10 @@ def memory(task: str, case: Case, who: str, folder: Path) -> float | None:
         f"run = contestants.of({task!r}, case)[{who!r}](case)\n"
         "print(machine.growth(run))"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    return round(int(done.stdout.split()[-1]) / 2**20, 1) if done.returncode == 0 else None
+    try:
+        return round(int(machine.in_a_child(code)) / 2**20, 1)
+    except subprocess.CalledProcessError:
+        return None
 
 
 def more_of_trace(case: Case, found: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
@@ -44,17 +43,6 @@ def waited_for(run: Callable[[], Any], device: str) -> Callable[[], Any]:
         return found
 
     return whole
-
-
-def seconds_of(run: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """After one round that is not counted."""
-    run()
-    taken = []
-    for _ in range(max(3, repeats)):
-        start = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - start)
-    return machine.spread(taken)
 
 
 def measured(problem: fl.Problem, names: list[str]) -> fl.Report:
@@ -87,23 +75,21 @@ def replayed(net: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
         torch.autograd.grad(net(x)[:, 0].sum(), at)
 
     with measuring(net):
-        return _both(once, repeats)
-
-
-def _both(once: Callable[[], None], repeats: int) -> dict[str, Any]:
-    eager = seconds_of(waited_for(once, "cuda"), repeats)
-    try:
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            once()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            once()
-    except RuntimeError as error:
-        return {"eager": eager, "failed": str(error).splitlines()[0]}
-    return {"eager": eager, "replayed": seconds_of(waited_for(graph.replay, "cuda"), repeats)}
+        runs = {"eager": waited_for(once, "cuda")}
+        try:
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                once()
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                once()
+            runs["replayed"], failed = waited_for(graph.replay, "cuda"), {}
+        except RuntimeError as error:
+            failed = {"failed": str(error).splitlines()[0]}
+        seconds = machine.interleaved(runs, repeats)
+        return {who: machine.spread(times) for who, times in seconds.items()} | failed
 
 
 def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
@@ -114,9 +100,8 @@ def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
 
 def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
     """Everything of one network."""
-    problem = timed.problem(n, device, memory=memory)
-    net, x, _ = timed.case(n, device)
-    chunk = chunk_of(problem)
+    problem, x = timed.case(n, device, memory=memory)
+    net, chunk = problem.model, chunk_of(problem)
     runs: dict[str, Callable[[], Any]] = {
         "floor": partial(in_full, net, x, chunk),
         "pass": the_pass(problem),
@@ -124,12 +109,12 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
         "sharpness": partial(measured, problem, ["sharpness"]),
     }
     coarser: list[Literal["tf32", "bfloat16"]] = ["tf32", "bfloat16"] if device != "cpu" else ["bfloat16"]
-    others = {how: timed.problem(n, device, memory=memory, arithmetic=how) for how in coarser}
+    others = {how: timed.case(n, device, memory=memory, arithmetic=how)[0] for how in coarser}
     runs |= {f"pass in {how}": the_pass(other) for how, other in others.items()}
     seconds = machine.interleaved({who: waited_for(run, device) for who, run in runs.items()}, repeats)
     full = measured(problem, MEASURES)
     few = min(n, COMPARED)
-    on_processor = measured(timed.problem(few), MEASURES)
+    on_processor = measured(timed.case(few)[0], MEASURES)
     return {
         "machine": machine.describe(),
         "n": n,
@@ -140,7 +125,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
         },
         "pass_over_floor": round(statistics.median(seconds["pass"]) / statistics.median(seconds["floor"]), 3),
         "values": {name: full[name].value for name in MEASURES},
-        "off_the_processor": apart(measured(timed.problem(few, device), MEASURES), on_processor),
+        "off_the_processor": apart(measured(timed.case(few, device)[0], MEASURES), on_processor),
         "off_full": {how: apart(measured(other, MEASURES), full) for how, other in others.items()},
         "one_backward": replayed(net, x[:chunk], repeats) if device != "cpu" else {},
     }  # fmt: skip

@@ -63,9 +63,8 @@ def exponent(sizes: list[int], seconds: list[float]) -> dict[str, Any]:
 
 
 def runs(timed: Timed) -> dict[str, Callable[[], Any]]:
-    problem = timed.problem()
-    net, x, _ = timed.case()
-    return {"pass": the_pass(problem), "floor": partial(floor, net, x, chunk_of(problem))}
+    problem, x = timed.case()
+    return {"pass": the_pass(problem), "floor": partial(floor, problem.model, x, chunk_of(problem))}
 
 
 def grown(kind: str, repeats: int) -> dict[str, Any]:

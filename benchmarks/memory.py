@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from typing import Any
@@ -46,8 +45,7 @@ def grown(samples: int, memory: str, measures: list[str] | None) -> dict[str, An
 def in_a_child(*arguments: object) -> dict[str, Any]:
     """`grown`, where nothing was held before."""
     code = f"import json\nfrom benchmarks import memory\nprint(json.dumps(memory.grown{arguments!r}))"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, Any] = json.loads(machine.in_a_child(code))
     print(found, file=sys.stderr)
     return found
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,12 +60,11 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> Callable[[], 
 
 
 def contestants(name: str) -> dict[str, Callable[[], Any]]:
-    problem = NETWORKS[name].problem()
-    net, x, _ = NETWORKS[name].case()
+    problem, x = NETWORKS[name].case()
     chunk = chunk_of(problem)
-    runs: dict[str, Callable[[], Any]] = {"floor": lambda: floor(net, x, chunk)}
+    runs: dict[str, Callable[[], Any]] = {"floor": lambda: floor(problem.model, x, chunk)}
     if chunk > SMALLER:
-        runs[f"floor in chunks of {SMALLER}"] = lambda: floor(net, x, SMALLER)
+        runs[f"floor in chunks of {SMALLER}"] = lambda: floor(problem.model, x, SMALLER)
     runs["pass"] = the_pass(problem)
     if chunk > SMALLER:  # on a large network they take minutes
         runs["with diagonals"] = the_pass(problem, DIAGONALS)
@@ -81,8 +79,7 @@ def memory(name: str, who: str) -> int:
         f"run = one_pass.contestants({name!r})[{who!r}]\n"
         "print(machine.growth(run))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(done.stdout.split()[-1])
+    return int(machine.in_a_child(code))
 
 
 def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -112,7 +109,7 @@ def main() -> None:
         if chosen.only not in name:
             continue
         found = dict(rows(name, chosen.repeats))
-        chunk = chunk_of(timed.problem())
+        chunk = chunk_of(timed.case()[0])
         told = {"machine": machine.describe(), "n": timed.n, "chunk": chunk, "repeats": chosen.repeats}
         networks[name] = {**told, "contestants": found}
         print(name, json.dumps(networks[name], indent=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +26,12 @@ class Timed:
     shape: tuple[int, ...]
     outputs: int = OUTPUTS
 
-    def case(self, n: int | None = None, device: str = "cpu") -> tuple[nn.Module, Tensor, Tensor]:
-        """(network, samples, labels), the same at each call."""
+    def case(self, n: int | None = None, device: str = "cpu", **options: Any) -> tuple[fl.Problem, Tensor]:
+        """(cross-entropy of the network on its samples, these), the same at each call."""
         torch.manual_seed(0)
-        net = self.build().eval()
-        x = torch.randn(n or self.n, *self.shape)
-        return net.to(device), x.to(device), torch.randint(self.outputs, (len(x),)).to(device)
-
-    def problem(self, n: int | None = None, device: str = "cpu", **options: object) -> fl.Problem:
-        """Cross-entropy on them."""
-        net, x, y = self.case(n, device)
-        return fl.Problem(net, "cross_entropy", (x, y), **options)  # type: ignore[arg-type]
+        net, x = self.build().eval().to(device), torch.randn(n or self.n, *self.shape).to(device)
+        y = torch.randint(self.outputs, (len(x),)).to(device)
+        return fl.Problem(net, "cross_entropy", (x, y), **options), x
 
 
 def mlp(*widths: int) -> nn.Sequential:

@@ -92,17 +92,8 @@ def _few(lens: Lens, count: int) -> Lens:
     """A lens on the first samples, which shares what was found about the network."""
     import flatlens as fl
 
-    problem = lens.problem
-    few = fl.Problem(
-        problem.model,
-        problem.loss,
-        next(problem.data.chunks(count)),
-        forward=problem.forward,
-        parameters=problem.parameters,
-        dtype=problem.dtype,
-        arithmetic=problem.arithmetic,
-        memory=problem.memory,
-    )
+    some = next(lens.problem.data.chunks(count))
+    few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=fl.Ranks())
     found = fl.Lens(few, outputs=lens.probes or "exact")
     found.layout = lens.layout  # with the norms of its weights, once they are known
     return found

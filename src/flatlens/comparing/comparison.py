@@ -16,7 +16,7 @@ from flatlens.comparing.direction import direction
 from flatlens.comparing.ranking import Place, places
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, NEURONWISE, Measure
-from flatlens.problem.problem import COARSE
+from flatlens.problem.checks import COARSE
 
 COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")

@@ -82,6 +82,7 @@ class Measure:
     )
     curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None  #: to be added where the outputs curve in z
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
+    works_coarse: bool = True  #: whether it is defined of coarse products, or rests on small eigenvalues of G
     of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
     held_out: bool = False  #: whether it needs held-out data
@@ -148,6 +149,7 @@ def per_sample(
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
     curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None,
     needs_feature_scale: str | None = None,
+    works_coarse: bool = True,
 ) -> Callable[[Callable[..., Any]], Measure]:
     """Make a function of one place and one chunk, giving a number per sample (or a total over them), a measure."""
 
@@ -168,6 +170,7 @@ def per_sample(
             finish=finish,
             curvature=curvature,
             needs_feature_scale=needs_feature_scale,
+            works_coarse=works_coarse,
         )
 
     return decorate

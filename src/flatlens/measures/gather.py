@@ -15,7 +15,7 @@ from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, one_pass
 from flatlens.measures.card import Measure
 from flatlens.problem import Problem
 from flatlens.problem.kept import Kept
-from flatlens.problem.outcomes import Outcomes
+from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
 
 TOLERANCE = 0.03  #: relative residual of a squared spectral norm sought matrix-free: 1.5% of the norm
 
@@ -52,8 +52,7 @@ class Gatherer:
         for turn, chunk in enumerate(chunks):
             probe = turn % probes
             if probe == 0:
-                ends.add(chunk.number, {"losses": chunk.losses})
-                ends.add(chunk.number, {} if chunk.correct is None else {"hits": chunk.correct})
+                ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
             for measure in measures:
                 for place, grams in places(measure, chunk):
                     at, value = ((measure.key, place), probe), measure.evaluate(grams)
@@ -66,9 +65,7 @@ class Gatherer:
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
             by_probe.setdefault(key, []).append(value)
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in by_probe.items()}
-        seen = ends.joined(ranks)
-        losses, hits = seen["losses"], seen.get("hits")
-        return Gathered(values, Outcomes(losses, hits if hits is not None and len(hits) == len(losses) else None))
+        return Gathered(values, from_rows(ends.joined(ranks)))
 
     def by_top(self, measures: list[Measure], generator: torch.Generator) -> Iterator[Gathered]:
         """Of the largest eigenvalue of each G, for the logits and for the softmax in turn."""

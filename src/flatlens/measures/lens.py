@@ -20,9 +20,9 @@ from flatlens.measures.card import Measure, Run
 from flatlens.measures.gather import Gathered, Gatherer, frames
 from flatlens.measures.registry import comes_along
 from flatlens.problem import Problem, measuring
+from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import checksum
 from flatlens.problem.outcomes import Outcomes, outcomes
-from flatlens.problem.problem import require_finite_weights
 from flatlens.problem.state import fingerprint
 
 EXACT = 128  #: outputs, and so backward passes, up to which each is taken

@@ -19,6 +19,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
 from flatlens.problem import measuring
+from flatlens.problem.state import device_of
 
 
 def measure(
@@ -61,9 +62,12 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
-            nothing: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
-            found = _answers(lens, one, asked, run) if one in defined else nothing
-            found = found if lens.problem.arithmetic == "full" else _coarse(one, found, lens.problem.arithmetic)
+            found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
+            if one in defined:
+                found = _answers(lens, one, asked, run)
+            if lens.problem.arithmetic != "full" and not one.works_coarse:
+                why = f"small eigenvalues drown in {lens.problem.arithmetic}: full arithmetic is needed"
+                found = dict.fromkeys(found, undefined(why))
             seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
@@ -91,13 +95,6 @@ def _refused(error: Exception) -> str:
     return f"the network cannot be differentiated as this asks ({one_line(error, 120)})"
 
 
-def _coarse(one: Measure, found: dict[Key, Estimate], arithmetic: str) -> dict[Key, Estimate]:
-    """What coarse products leave of a measure: volumes rest on the small eigenvalues of G, which drown in them."""
-    if one.card.id == "M5":
-        return {key: undefined(f"small eigenvalues drown in {arithmetic}: full arithmetic is needed") for key in found}
-    return found
-
-
 COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"
 
 
@@ -118,7 +115,6 @@ def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
 def about(lens: Lens) -> dict[str, Any]:
     """What was measured, where and with what."""
     problem = lens.problem
-    first = next(problem.model.parameters(), torch.empty(0))
     return {
         "model": type(problem.model).__name__,
         "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
@@ -132,7 +128,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,
-        "device": str(first.device),
+        "device": str(device_of(problem.model)),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},

@@ -48,6 +48,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
+    works_coarse=False,
 )
 def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
@@ -71,6 +72,7 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
+    works_coarse=False,
 )
 def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank, the share of the others said."""
@@ -89,6 +91,7 @@ def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     answer="sum",
     cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
+    works_coarse=False,
 )
 def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.problem.data import Batch
+from flatlens.problem.kept import Kept
 from flatlens.problem.problem import Problem
 
 Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
@@ -31,20 +32,24 @@ class Outcomes:
 
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) -> Outcomes:
     """Of every sample, under the problem's loss, from this rank's chunks of the data."""
-    seen: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
+    kept: Kept[str] = Kept()
     with torch.no_grad():
         for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
-            hits = problem.loss.correct(f, y)
-            mass = problem.loss.mass(f, y).sum().cpu()
-            seen[number] = problem.loss.values(f, y).cpu(), None if hits is None else hits.cpu(), mass
-    losses, hits_of, masses = zip(*problem.ranks.in_order(seen), strict=True)
-    found = joined(losses, hits_of)
-    return Outcomes(found.losses * len(found.losses) / float(sum(masses)), found.correct)
+            kept.add(number, rows_of(problem.loss.values(f, y), problem.loss.correct(f, y)))
+            kept.add(number, {"mass": problem.loss.mass(f, y).sum()[None]})
+    found = kept.joined(problem.ranks)
+    seen = from_rows(found)
+    return Outcomes(seen.losses * len(seen.losses) / float(sum(found["mass"])), seen.correct)
 
 
-def joined(losses: Sequence[Tensor], hits: Sequence[Tensor | None]) -> Outcomes:
-    """Chunks one after another; no hits where one chunk has none."""
-    known = [hit for hit in hits if hit is not None]
-    return Outcomes(torch.cat(list(losses)), torch.cat(known) if len(known) == len(hits) else None)
+def rows_of(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
+    """What of a chunk is to be kept."""
+    return {"losses": losses} if hits is None else {"losses": losses, "hits": hits}
+
+
+def from_rows(found: Mapping[str, Tensor]) -> Outcomes:
+    """Of all chunks; no hits where one chunk has none."""
+    losses, hits = found["losses"], found.get("hits")
+    return Outcomes(losses, hits if hits is not None and len(hits) == len(losses) else None)

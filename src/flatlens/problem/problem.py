@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
@@ -12,8 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, UnknownName, typed_line
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, typed_line
 from flatlens.estimate import Progress
+from flatlens.problem.checks import (
+    COARSE,
+    Arithmetic,
+    chosen_parameters,
+    in_bytes,
+    measuring_dtype,
+    require_arithmetic,
+    require_finite_weights,
+    require_ghosts,
+    require_usable,
+)  # fmt: skip
 from flatlens.problem.data import Batch, Data, checksum, finite, move, require_finite, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import LossFunction, as_loss
@@ -23,9 +33,6 @@ from flatlens.problem.state import device_of, measuring
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """(outputs, targets), or (outputs (n, T, N), targets, which tokens count (n, T))."""
-HALF = (torch.float16, torch.bfloat16)
-Arithmetic = Literal["full", "tf32", "bfloat16"]
-COARSE = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
 PROBE = 8  #: samples in a probe
 
 
@@ -72,20 +79,20 @@ class Problem:
         ghost_batch: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
-        _require_usable(model, dtype)
-        _require_ghosts(batchnorm, ghost_batch)
+        require_usable(model, dtype)
+        require_ghosts(batchnorm, ghost_batch)
         self.model = model
         self.loss = as_loss(loss)
         self.data = data if isinstance(data, Data) else Data(data, "data=...")
         self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...")
         self.forward = forward
-        self.parameters = _chosen(model, parameters)
-        self.dtype = dtype or _measuring_dtype(model)
-        _require_arithmetic(arithmetic, self.dtype, device_of(model))
+        self.parameters = chosen_parameters(model, parameters)
+        self.dtype = dtype or measuring_dtype(model)
+        require_arithmetic(arithmetic, self.dtype, device_of(model))
         self.arithmetic = arithmetic
         self._works_in: Arithmetic = "full"
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
-        self.memory = _bytes(memory)
+        self.memory = in_bytes(memory)
         self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
         self.ranks = ranks  #: the processes that share the samples
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
@@ -147,7 +154,7 @@ class Problem:
     def in_ghost_batches(self, most: int) -> Problem:
         """The same problem as in training: every BatchNorm normalises by the `most` samples it sees together, or by all
         where there are fewer."""
-        _require_ghosts("train", most)
+        require_ghosts("train", most)
         if self.n % most == 1:
             raise BadInput(
                 f"Problem.in_ghost_batches({most}): one of {self.n} samples would be normalised alone: choose another "
@@ -161,22 +168,26 @@ class Problem:
         """The same problem on `k` of its samples, drawn without replacement, in the data's order."""
         if not 1 <= k <= self.n:
             raise BadInput(f"Problem.subset({k}): the data has {self.n} samples: between 1 and {self.n} can be drawn")
-        part = Problem(
-            self.model,
-            self.loss,
-            self.data.picked(torch.randperm(self.n, generator=generator)[:k]),
-            test=self.test,
-            forward=self.forward,
-            parameters=self.parameters,
-            dtype=self.dtype,
-            arithmetic=self.arithmetic,
-            memory=self.memory,
-            batchnorm="train" if self.coupled else "eval",
-            ghost_batch=self.ghost_batch,
-            ranks=self.ranks,
-        )
+        part = self.with_changes(data=self.data.picked(torch.randperm(self.n, generator=generator)[:k]))
         part.origin = dict(self.origin)
         return part
+
+    def with_changes(self, model: nn.Module | None = None, **changes: Any) -> Problem:
+        """A new problem, checked anew, of what this one was made of but for what is named."""
+        given: dict[str, Any] = {
+            "loss": self.loss,
+            "data": self.data,
+            "test": self.test,
+            "forward": self.forward,
+            "parameters": self.parameters,
+            "dtype": self.dtype,
+            "arithmetic": self.arithmetic,
+            "memory": self.memory,
+            "batchnorm": "train" if self.coupled else "eval",
+            "ghost_batch": self.ghost_batch,
+            "ranks": self.ranks,
+        }
+        return Problem(self.model if model is None else model, **given | changes)
 
     def measured(self) -> nn.Module:
         """The network that is differentiated: the model itself, or a copy of it in `dtype`."""
@@ -186,8 +197,7 @@ class Problem:
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the model's device, its floating tensors in the measured dtype."""
-        first = next(self.model.parameters(), torch.empty(0))
-        return move(batch, first.device, self.dtype)
+        return move(batch, device_of(self.model), self.dtype)
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """(outputs (n, N), targets) of a placed batch; outputs (n, T, V) come as (n, T V), with `Tokens` for
@@ -332,93 +342,5 @@ class Problem:
         return n, outputs, mass
 
 
-def _require_ghosts(batchnorm: object, ghost_batch: object) -> None:
-    """Refuse half a description of how samples are coupled."""
-    if batchnorm not in ("eval", "train"):
-        raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
-    if batchnorm == "eval" and ghost_batch is not None:
-        raise BadInput("Problem(ghost_batch=...): it counts with batchnorm='train' only")
-    if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
-        raise BadInput(
-            f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "
-            f"needed, at least 2"
-        )
-
-
 def _kind(y: Any) -> str:
     return f"shape {tuple(y.shape)} and {y.dtype}" if isinstance(y, Tensor) else f"type {type(y).__name__}"
-
-
-def _require_usable(model: object, dtype: object) -> None:
-    """Refuse what is no network that can be watched and differentiated."""
-    if not isinstance(model, nn.Module):
-        raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise BadModel("Problem(model=...): a ScriptModule takes no hooks: hand in the nn.Module it was compiled from")
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
-        if p.is_inference():
-            raise BadModel(
-                f"Problem(model=...): {name!r} was made under torch.inference_mode(): build the model outside it"
-            )
-    if dtype is not None and dtype not in (torch.float32, torch.float64):
-        raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
-
-
-def require_finite_weights(model: nn.Module) -> None:
-    """Refuse a network with NaN or inf in its parameters or buffers."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and not finite(tensor):
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise BadModel(
-                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
-                f"diverge? Load an earlier checkpoint"
-            )
-
-
-def _require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a coarser one where it would change nothing, or undo what was asked for."""
-    if arithmetic not in ("full", *COARSE):
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
-    if arithmetic != "full" and dtype != torch.float32:
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for networks measured in float32, not {dtype}")
-    if arithmetic == "tf32" and device.type != "cuda":
-        raise BadInput(f"Problem(arithmetic='tf32'): the network is on {device}: TF32 is for CUDA devices")
-
-
-def _chosen(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
-    """The names of the parameters that count in sums over parameters."""
-    known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
-    if isinstance(which, str):
-        if which not in ("trainable", "all"):
-            raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
-        return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
-    if not isinstance(which, Iterable):
-        raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
-    names = list(which)
-    for name in names:
-        if name not in known:
-            raise UnknownName.among("parameter", name, known)
-    return frozenset(names)
-
-
-def _measuring_dtype(model: nn.Module) -> torch.dtype:
-    """The model's own dtype; float32 in place of half types, whose derivatives are noise."""
-    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    return torch.float32 if first in HALF else first
-
-
-def _bytes(memory: str | int) -> int:
-    """A size such as '1GiB' or '500 MB', in bytes.
-
-    >>> _bytes("1.5GiB"), _bytes("500 MB")
-    (1610612736, 500000000)
-    """
-    if isinstance(memory, int) and memory > 0:
-        return memory
-    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
-    if match is None or match[2] not in units or float(match[1]) == 0:
-        raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
-    return int(float(match[1]) * units[match[2]])

@@ -19,7 +19,7 @@ from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
-from flatlens.problem.problem import require_finite_weights
+from flatlens.problem.checks import require_finite_weights
 from flatlens.tracking.aside import aside
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.live import Live, Moment

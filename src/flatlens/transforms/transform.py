@@ -13,6 +13,7 @@ from torch import nn
 
 from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
 from flatlens.problem import Problem
+from flatlens.problem.ranks import ALONE
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
 ROUNDINGS = 1e4  #: of the largest output, that outputs may differ by after weights were rescaled in every layer
@@ -150,19 +151,8 @@ def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = N
     known = {name for name, _ in model.named_parameters()}
     before = {name for name, _ in problem.model.named_parameters()}
     added = {name for name in known - before if f"{name.rpartition('.')[0]}.weight" in problem.parameters}
-    return Problem(
-        model,
-        problem.loss,
-        problem.data,
-        test=problem.test,
-        forward=problem.forward,
-        parameters=(problem.parameters & known) | added,
-        dtype=problem.dtype if dtype is None else dtype,
-        arithmetic=problem.arithmetic if dtype is None else "full",
-        memory=problem.memory,
-        batchnorm="train" if problem.coupled else "eval",
-        ghost_batch=problem.ghost_batch,
-    )
+    wider = {} if dtype is None else {"dtype": dtype, "arithmetic": "full"}
+    return problem.with_changes(model, parameters=(problem.parameters & known) | added, ranks=ALONE, **wider)
 
 
 def proved(name: str, problem: Problem, moved: nn.Module) -> float:

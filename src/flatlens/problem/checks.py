@@ -1,0 +1,105 @@
+"""What a Problem is given, checked one by one: each refused in one line, or put in the form it is used in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from torch import nn
+
+from flatlens.errors import BadInput, BadModel, UnknownName
+from flatlens.problem.data import finite
+
+HALF = (torch.float16, torch.bfloat16)
+Arithmetic = Literal["full", "tf32", "bfloat16"]
+COARSE = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
+
+
+def require_usable(model: object, dtype: object) -> None:
+    """Refuse what is no network that can be watched and differentiated."""
+    if not isinstance(model, nn.Module):
+        raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise BadModel("Problem(model=...): a ScriptModule takes no hooks: hand in the nn.Module it was compiled from")
+    for name, p in model.named_parameters():
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
+        if p.is_inference():
+            raise BadModel(
+                f"Problem(model=...): {name!r} was made under torch.inference_mode(): build the model outside it"
+            )
+    if dtype is not None and dtype not in (torch.float32, torch.float64):
+        raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
+
+
+def require_finite_weights(model: nn.Module) -> None:
+    """Refuse a network with NaN or inf in its parameters or buffers."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_floating_point() and not finite(tensor):
+            bad = int((~torch.isfinite(tensor)).sum())
+            raise BadModel(
+                f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
+                f"diverge? Load an earlier checkpoint"
+            )
+
+
+def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
+    """Refuse a coarser one where it would change nothing, or undo what was asked for."""
+    if arithmetic not in ("full", *COARSE):
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
+    if arithmetic != "full" and dtype != torch.float32:
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for networks measured in float32, not {dtype}")
+    if arithmetic == "tf32" and device.type != "cuda":
+        raise BadInput(f"Problem(arithmetic='tf32'): the network is on {device}: TF32 is for CUDA devices")
+
+
+def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
+    """The names of the parameters that count in sums over parameters."""
+    known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+    if isinstance(which, str):
+        if which not in ("trainable", "all"):
+            raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
+        return frozenset(name for name, p in known.items() if which == "all" or p.requires_grad)
+    if not isinstance(which, Iterable):
+        raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
+    names = list(which)
+    for name in names:
+        if name not in known:
+            raise UnknownName.among("parameter", name, known)
+    return frozenset(names)
+
+
+def measuring_dtype(model: nn.Module) -> torch.dtype:
+    """The model's own dtype; float32 in place of half types, whose derivatives are noise."""
+    first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return torch.float32 if first in HALF else first
+
+
+def in_bytes(memory: str | int) -> int:
+    """A size such as '1GiB' or '500 MB', in bytes.
+
+    >>> in_bytes("1.5GiB"), in_bytes("500 MB")
+    (1610612736, 500000000)
+    """
+    if isinstance(memory, int) and memory > 0:
+        return memory
+    units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
+    if match is None or match[2] not in units or float(match[1]) == 0:
+        raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
+    return int(float(match[1]) * units[match[2]])
+
+
+def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
+    """Refuse half a description of how samples are coupled."""
+    if batchnorm not in ("eval", "train"):
+        raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
+    if batchnorm == "eval" and ghost_batch is not None:
+        raise BadInput("Problem(ghost_batch=...): it counts with batchnorm='train' only")
+    if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
+        raise BadInput(
+            f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "
+            f"needed, at least 2"
+        )
