@@ -273,7 +273,7 @@ def test_outputs_taken_together_are_those_taken_alone(bytes_at_once: int, monkey
     layout = lay_out(problem, net)
     [alone] = list(one_pass(problem, net, layout))
     expected = {name: (g.G.clone(), g.K.clone(), g.R.clone()) for name, g in alone.layers.items()}
-    monkeypatch.setattr(sys.modules["flatlens.grams.one_pass"], "TOGETHER", bytes_at_once)
+    monkeypatch.setattr(sys.modules["flatlens.grams.slopes"], "TOGETHER", bytes_at_once)
     [chunk] = list(one_pass(problem, net, layout))
     for name, g in chunk.layers.items():
         for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):

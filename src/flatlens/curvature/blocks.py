@@ -38,7 +38,7 @@ class DenseBlock:
 
     def row_curvatures(self) -> Tensor:
         """C's part of D_i[s,s], (n, d) float64."""
-        return quadratic(self.C.to(torch.float64), self.J.to(torch.float64))
+        return quadratic(self.C.to(torch.float64), self.J)
 
     def largest(self, tolerance: float, progress: Progress | None = None) -> Eigenpairs:
         """The largest eigenvalue of the block."""

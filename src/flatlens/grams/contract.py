@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 PIECE = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
+WIDENED = 2**21  #: bytes of slopes in float64 at a time: these had better stay in the cache of one core
 
 
 def gram(A: Tensor) -> Tensor:
@@ -17,11 +18,16 @@ def gram(A: Tensor) -> Tensor:
     tensor([[[25.]]], dtype=torch.float64)
     """
     A = A.flatten(2)
+    n, N, M = A.shape
+    if n > 1 and A.stride(0) == 0:  # the same for every sample
+        return gram(A[:1]).expand(n, N, N)
     if A.dtype == torch.float64:
         return A @ A.mT
-    K = A.new_empty(*A.shape[:2], A.shape[1], dtype=torch.float64)
-    for piece in pieces(len(A), A[0].numel() * 8):
-        wide = A[piece].to(torch.float64)
+    K = A.new_empty(n, N, N, dtype=torch.float64)
+    cuts = list(pieces(n, N * M * 8, WIDENED))
+    scratch = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
+    for piece in cuts:
+        wide = scratch[: piece.stop - piece.start].copy_(A[piece])
         torch.bmm(wide, wide.mT, out=K[piece])
     return K
 
@@ -47,21 +53,21 @@ def trace(A: Tensor, B: Tensor) -> Tensor:
 
 
 def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
-    """sum_{k,k'} C_kk' A_k A_k', element by element: (n, N, ...) -> (n, ...); C = I if None."""
+    """sum_{k,k'} C_kk' A_k A_k', element by element, in float64: (n, N, ...) -> (n, ...); C = I if None."""
     flat = A.flatten(2)
-    out = A.new_empty(len(A), flat.shape[2])
-    for piece in pieces(len(A), 4 * A[0].numel() * A.element_size()):  # so that the product stays in the cache
-        rows = flat[piece]
+    out = A.new_empty(len(A), flat.shape[2], dtype=torch.float64)
+    for piece in pieces(len(A), 32 * flat[0].numel()):  # so that the product stays in the cache
+        rows = flat[piece].to(torch.float64)
         torch.sum(rows * rows if C is None else (C[piece] @ rows).mul_(rows), dim=1, out=out[piece])
     return out.reshape(len(A), *A.shape[2:])
 
 
-def pieces(n: int, bytes_each: int) -> Iterator[slice]:
-    """Cut n samples so that each piece's scratch stays within `PIECE` bytes.
+def pieces(n: int, bytes_each: int, within: int = PIECE) -> Iterator[slice]:
+    """Cut n samples so that each piece's scratch stays within so many bytes.
 
     >>> [piece.stop - piece.start for piece in pieces(5, PIECE // 2)]
     [2, 2, 1]
     """
-    most = max(1, PIECE // max(1, bytes_each))
+    most = max(1, within // max(1, bytes_each))
     for start in range(0, n, most):
         yield slice(start, min(start + most, n))

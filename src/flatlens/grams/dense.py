@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contract import gram, norm2, quadratic
-from flatlens.grams.weight import WeightMatrix
+from flatlens.grams.weight import WeightMatrix, times_factor
 
 
 @dataclass(frozen=True, eq=False)
 class DenseJacobian:
     """A layer applied once per sample: K = ||phi||^2 J J^T."""
 
-    J: Tensor  #: df/dz, (n, N, d) float64
+    J: Tensor  #: df/dz, (n, N, d), in the network's dtype
     weight: WeightMatrix
-    below: Tensor | None  #: df/dx through the layer where autograd was asked for it, (n, N, m) float64
+    below: Tensor | None  #: df/dx through the layer where autograd was asked for it, (n, N, m)
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
@@ -28,8 +28,7 @@ class DenseJacobian:
         """df/dx through the layer, J W, (n, N, m)."""
         if self.below is not None:
             return self.below
-        dtype = self.phi.dtype  # the network's own arithmetic, as autograd would use
-        return (self.J.to(dtype) @ self.weight.W[0].to(dtype)).to(torch.float64)
+        return self.J @ self.weight.W[0].to(self.J.dtype)  # the network's own arithmetic, as autograd would use
 
     @cached_property
     def _JJ(self) -> Tensor:
@@ -46,8 +45,7 @@ class DenseJacobian:
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R, of the layer reading phi / scale with W * scale for `scale` of shape (m,)."""
         if scale is None:
-            T = self.weight.row_factor[0].to(self.phi.dtype)
-            return self.phi_norm2[:, None, None] * gram(self.J.to(T.dtype) @ T.T)
+            return self.phi_norm2[:, None, None] * gram(times_factor(self.J, self.weight.row_factor[0]))
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
     @cached_property

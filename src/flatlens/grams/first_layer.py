@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from flatlens.grams.contract import gram, pieces, quadratic
 from flatlens.grams.layout import Weight
+from flatlens.grams.weight import times_factor
 from flatlens.problem import LinearLayer
 
 
@@ -25,30 +26,16 @@ def knows_its_input(weight: Weight) -> bool:
 
 def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
-    n, N = J.shape[:2]
-    G = J.new_empty(n, N, N, dtype=torch.float64)
-    for piece, rows in _slopes(weight, J, out, weight.matrix.row_factor):
-        G[piece] = gram(rows)
-    return G
+    if weight.dense:
+        return gram(times_factor(J, weight.matrix.row_factor[0]))
+    return torch.cat([gram(rows) for rows in _transposed(weight.module, J, out)])
 
 
 def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
-    return torch.cat(
-        [quadratic(None, rows.to(torch.float64)) for _, rows in _slopes(weight, J, out, weight.matrix.W.mT)]
-    )
-
-
-def _slopes(weight: Weight, J: Tensor, out: torch.Size, T: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """df/dx of some samples at a time, (n', N, M); of a dense layer J T^T."""
-    n, N = J.shape[:2]
-    dtype = weight.module.weight.dtype
-    for piece in pieces(n, 16 * J[0].numel()):
-        if weight.dense:
-            rows = J[piece].to(dtype) @ T[0].mT.to(dtype)
-        else:
-            rows = _transposed(weight.module, J[piece].reshape(-1, J.shape[3], *out))
-        yield piece, rows.reshape(-1, N, rows.shape[1:].numel() if not weight.dense else rows.shape[2])
+    if weight.dense:
+        return quadratic(None, J @ weight.matrix.W[0].to(J.dtype))
+    return torch.cat([quadratic(None, rows) for rows in _transposed(weight.module, J, out)])
 
 
 def _flips(module: LinearLayer) -> bool:
@@ -69,8 +56,12 @@ def _padding(module: nn.Conv2d) -> list[int]:
     return [d * (k - 1) - p for d, k, p in sides]
 
 
-def _transposed(module: LinearLayer, z: Tensor) -> Tensor:
-    """W^T z for z of shape (n, d, out...), the convolution taken as a matrix."""
+def _transposed(module: LinearLayer, J: Tensor, out: torch.Size) -> Iterator[Tensor]:
+    """W^T J of some samples at a time, (n', N, M), the convolution taken as a matrix."""
     assert isinstance(module, nn.Conv2d)
     kernel = module.weight.detach().flip(2, 3).transpose(0, 1).contiguous()
-    return F.conv2d(z, kernel, padding=_padding(module), dilation=module.dilation)
+    n, N, _, d = J.shape[:4]
+    for piece in pieces(n, 16 * J[0].numel()):
+        z = J[piece].reshape(-1, d, *out)
+        rows = F.conv2d(z, kernel, padding=_padding(module), dilation=module.dilation)
+        yield rows.reshape(-1, N, rows[0].numel())

@@ -81,12 +81,11 @@ class LayerGrams:
     @cached_property
     def K(self) -> Tensor:
         """Weight and bias together, as far as they are among the parameters measured."""
-        K = torch.zeros_like(self.C)
+        if self.counts_weight and self.counts_bias:
+            return self.K_weight + self.K_bias
         if self.counts_weight:
-            K = K + self.K_weight
-        if self.counts_bias:
-            K = K + self.K_bias
-        return K
+            return self.K_weight
+        return self.K_bias if self.counts_bias else torch.zeros_like(self.C)
 
     @cached_property
     def R(self) -> Tensor:

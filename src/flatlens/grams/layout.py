@@ -140,6 +140,7 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
     claimed |= {name for names in norms.values() for name in names if name} | set(lookups)
     sizes = {name: p.numel() for name, p in model.named_parameters() if name in problem.parameters}
     leftovers = tuple(name for name in sizes if name not in claimed)
+    watched = [*trials[0].calls.values(), *trials[0].lookups.values()]
     alone = (key for key in axes if all(trial.is_input(key, axes[key]) for trial in trials))
     return Layout(
         weights=weights,
@@ -152,27 +153,12 @@ def lay_out(problem: Problem, model: nn.Module) -> Layout:
         input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
         affine_norms=frozenset(call for call in norms if call in affine and _called_once(call, norms)),
         affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
-        held=sum(call.x.numel() + call.z.numel() for call in (*trials[0].calls.values(), *trials[0].lookups.values()))
-        // trials[0].n,
-        sloped=_sloped(trials[0], weights),
+        held=sum(call.x.numel() + call.z.numel() for call in watched) // trials[0].n,
+        sloped=sum(call.z.nbytes + call.x.nbytes * is_linear(call.module) for call in watched) // trials[0].n,
         unexplained=sum(sizes[name] for name in leftovers),
         itemsize=trials[0].f.element_size(),
         hides_padding=all(trial.hides_padding for trial in trials),
     )
-
-
-def _sloped(trial: Trial, weights: dict[str, Weight]) -> int:
-    """At the inputs of linear layers, and at the outputs of dense ones, slopes are held in float64."""
-    dense = {call for weight in weights.values() if weight.dense for call in weight.calls}
-    total = 0
-    for key, call in trial.calls.items():
-        own = call.z.element_size()
-        if key in trial.tape.norms:
-            total += own * call.z.numel()
-        else:
-            total += (8 if key in dense else own) * call.z.numel() + 8 * call.x.numel()
-    total += sum(call.z.element_size() * call.z.numel() for call in trial.lookups.values())
-    return total // trial.n
 
 
 def _axes(trials: list[Trial]) -> dict[str, int]:

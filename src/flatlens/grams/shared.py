@@ -109,17 +109,17 @@ class SharedJacobian:
                 if wanted & {"columns", "plain columns"}:
                     column = column + (M * W_part.to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
-                    squares = quadratic(C, M.to(torch.float64))
+                    squares = quadratic(C, M)
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:
                         found["adaptive"][piece] += (squares * W_part.square()).flatten(1).sum(1)
                 if "plain diagonal" in wanted:
-                    found["plain diagonal"][:, part] += quadratic(None, M.to(torch.float64)).sum(0)
+                    found["plain diagonal"][:, part] += quadratic(None, M).sum(0)
             for what, weight in (("columns", C), ("plain columns", None)):
                 if what in wanted:
                     assert isinstance(column, Tensor)
-                    found[what][piece] = quadratic(weight, column.to(torch.float64)).flatten(1)
+                    found[what][piece] = quadratic(weight, column).flatten(1)
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
         """Grams of T M for each T of shape (g, r, d) (I where None), phi divided by `scale` (g, m)."""
@@ -178,7 +178,7 @@ class SharedJacobian:
     def adaptive_bias(self) -> Tensor:
         """The same of the bias."""
         assert self.weight.b is not None
-        return quadratic(self.C, self.J.sum(4).flatten(2).to(torch.float64)) @ self.weight.b.square()
+        return quadratic(self.C, self.J.sum(4).flatten(2)) @ self.weight.b.square()
 
 
 def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
@@ -204,4 +204,4 @@ class ExplicitJacobian:
 
     def adaptive(self) -> Tensor:
         """sum_j theta_j^2 times the sample's own Gauss-Newton diagonal, (n,)."""
-        return (quadratic(self.C, self.M.to(torch.float64)) * self.theta.square()).sum(1)
+        return (quadratic(self.C, self.M) * self.theta.square()).sum(1)

@@ -1,0 +1,214 @@
+"""The N backward passes of a chunk: the slopes of its outputs wherever the network is watched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatlens.grams.first_layer import knows_its_input
+from flatlens.grams.layout import Layout
+from flatlens.grams.leftover import slow_batching_is_fine
+from flatlens.grams.record import Call, Tape
+from flatlens.problem import LinearLayer, is_linear
+from flatlens.problem.layers import by_position, by_sample
+
+TOGETHER = 2**25  #: bytes of slopes that one batched pass may give: many small passes cost more than their sums
+
+
+class Pool:
+    """Buffers that live as long as the pass: fresh memory for every chunk would cost as much as the arithmetic."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+        self.batches: bool | None = None  #: whether torch can batch the network's operations; None: nobody tried
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """An uninitialised buffer of this shape; the samples come first."""
+        kept = self._kept.get(name)
+        if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:]:
+            kept = self._kept[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
+        return kept[: shape[0]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Slot:
+    """Where slopes are wanted, and how they are held."""
+
+    at: Tensor
+    shape: Callable[[Tensor], Tensor]  # a slope (of the shape of `at`) with its samples in front
+    plain: bool = False  # whether that is the slope itself, one row a sample
+
+    def buffer(self, name: str, f: Tensor, pool: Pool) -> Tensor:
+        """For the slopes of all outputs, (n, N, ...)."""
+        return pool.take(name, (*f.shape, *self.shape(self.at.detach()).shape[1:]), f)
+
+
+@dataclass(frozen=True, eq=False)
+class _Start:
+    """Where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
+
+    at: Tensor  # (n, width)
+    rows: Tensor  # (N, width)
+
+    def slopes(self, wanted: list[Tensor], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
+        """Of several outputs, (count, ...) each."""
+        onto = self.rows[rows, None].expand(-1, *self.at.shape)
+        with slow_batching_is_fine():
+            return torch.autograd.grad(
+                self.at, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
+            )
+
+    def slope(self, wanted: list[Tensor], k: int, retain: bool) -> tuple[Tensor | None, ...]:
+        """Of one output."""
+        onto = self.rows[k].repeat(len(self.at), 1)
+        return torch.autograd.grad(self.at, wanted, onto, retain_graph=retain, allow_unused=True)
+
+
+def slopes_of(
+    f: Tensor,
+    tape: Tape,
+    layout: Layout,
+    inputs: list[Tensor],
+    needs: Collection[str],
+    pool: Pool,
+    *,
+    live: list[bool] | None = None,
+    keep_graph: bool = False,
+) -> dict[str, Tensor]:
+    """df/d(...), (n, N, ...), in the network's dtype: at `z:call` and `x:call` of linear layers, `n:norm call`,
+    `e:lookup` and `input:number`.
+
+    They are views or buffers of the pool: read, not written, and dead with the next chunk. No gradient at a weight is
+    ever asked for. `live`: which outputs have any slope at all, where some have none.
+    """
+    slots = _slots(tape, layout, inputs, len(f), needs)
+    units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
+    start, known = _Start(f, units), {}
+    head = _head(tape, f)
+    if head is not None and f"z:{head[0].key}" in slots and slots[f"z:{head[0].key}"].plain:
+        call, W = head
+        start, known = _Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
+    found = _filled({name: slots[name] for name in slots if name not in known}, start, f, pool, live, keep_graph)
+    return found | {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
+
+
+def is_first(layout: Layout, key: str) -> bool:
+    """Whether the call alone reads the network's input and its slope there follows from the one at its output."""
+    return key == layout.input_is and key in layout.weights and knows_its_input(layout.weights[key])
+
+
+def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
+    """The linear call whose output the network's is, and the matrix (N, m) it applies: its slopes are known.
+
+    It is read off autograd's graph, where nothing can hide: f = clone(z), z = x W^T + b, with W and b parameters.
+    """
+    copied = f.grad_fn
+    if copied is None or copied.name() != "CloneBackward0":
+        return None
+    made: Any = copied.next_functions[0][0]
+    if made is None or made.name() not in ("AddmmBackward0", "MmBackward0"):
+        return None
+    *bias, x, weight = [node for node, _ in made.next_functions]
+    if not all(_is_parameter(node) for node in (*bias, weight)) or getattr(made, "_saved_alpha", 1) != 1:
+        return None
+    there = (call for call in tape.linear.values() if call.z.grad_fn is made and call.x.grad_fn is x)
+    return next(((call, made._saved_mat2.detach().T) for call in there), None)
+
+
+def _is_parameter(node: Any) -> bool:
+    """Whether it stands for a leaf, maybe transposed, or for what needs no gradient."""
+    if node is not None and node.name() == "TBackward0":
+        node = node.next_functions[0][0]
+    return node is None or node.name() == "torch::autograd::AccumulateGrad"
+
+
+def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
+    """One for each tensor at which slopes are wanted."""
+    slots: dict[str, _Slot] = {}
+    dense = {call for weight in layout.weights.values() if weight.dense for call in weight.calls}
+    for key, call in tape.linear.items():
+        if key not in layout.batch_axis:
+            continue
+        assert is_linear(call.module)
+        axis = layout.batch_axis[key]
+
+        def flat(slope: Tensor, axis: int = axis) -> Tensor:
+            return by_sample(slope, axis).reshape(n, -1)
+
+        def positions(slope: Tensor, axis: int = axis, module: LinearLayer = call.module) -> Tensor:
+            return by_position(module, by_sample(slope, axis), n)
+
+        plain = key in dense and axis == 0
+        slots[f"z:{key}"] = _Slot(call.z, flat if key in dense else positions, plain)
+        if "G" in needs and not is_first(layout, key):
+            slots[f"x:{key}"] = _Slot(call.x, flat, plain)
+    for key in layout.norms:
+        slots[f"n:{key}"] = _Slot(tape.norms[key].z, lambda slope: slope)
+    for key in (key for calls in layout.lookups.values() for key in calls):
+        slots[f"e:{key}"] = _Slot(tape.lookups[key].z, lambda slope: slope.reshape(n, -1, slope.shape[-1]))
+    if layout.input_is is None and "G" in needs:
+        for number, x in enumerate(inputs):
+            slots[f"input:{number}"] = _Slot(x, lambda slope: slope.reshape(n, -1), True)
+    return slots
+
+
+def _filled(
+    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
+) -> dict[str, Tensor]:
+    """The slopes of all outputs: of several at once where that can be."""
+    if not slots:
+        return {}
+    if live is None and pool.batches is not False and all(slot.plain for slot in slots.values()):
+        each = sum(slot.at.numel() * slot.at.element_size() for slot in slots.values())
+        count = min(f.shape[1], TOGETHER // max(1, each))
+        if count > 1:
+            try:
+                found = _together(slots, start, f, pool, count, keep_graph)
+            except RuntimeError as error:  # a function of the user's own without a batching rule
+                if "memory" in str(error) or pool.batches:
+                    raise
+                pool.batches = False
+            else:
+                pool.batches = True
+                return found
+    return _one_by_one(slots, start, f, pool, live or [True] * f.shape[1], keep_graph)
+
+
+def _together(
+    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, count: int, keep_graph: bool
+) -> dict[str, Tensor]:
+    """Several outputs' backward passes in one. Small networks gain most: there a pass costs more to call than to
+    compute."""
+    n, N = f.shape
+    wanted = [slot.at for slot in slots.values()]
+    found: dict[str, Tensor] = {}
+    for first in range(0, N, count):
+        rows = slice(first, min(N, first + count))
+        retain = keep_graph or rows.stop < N or pool.batches is None  # should the first attempt fail
+        slopes = start.slopes(wanted, rows, retain)
+        for (name, slot), slope in zip(slots.items(), slopes, strict=True):
+            slope = f.new_zeros(rows.stop - first, *slot.at.shape) if slope is None else slope
+            slope = slope.to(f.dtype).reshape(len(slope), n, -1).transpose(0, 1)
+            if count == N:
+                found[name] = slope  # as it is: a copy would cost as much as its Gram
+            else:
+                found.setdefault(name, slot.buffer(name, f, pool))[:, rows] = slope
+    return found
+
+
+def _one_by_one(
+    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+) -> dict[str, Tensor]:
+    """A backward pass for each output that lives."""
+    wanted = [slot.at for slot in slots.values()]
+    found = {name: slot.buffer(name, f, pool) for name, slot in slots.items()}
+    last = max((k for k, lives in enumerate(live) if lives), default=-1)
+    for k, lives in enumerate(live):
+        slopes = start.slope(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)
+        for slot, buffer, slope in zip(slots.values(), found.values(), slopes, strict=True):
+            buffer[:, k] = 0 if slope is None else slot.shape(slope)
+    return found

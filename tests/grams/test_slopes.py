@@ -1,0 +1,131 @@
+"""Slopes: where the passes begin, and that nothing hidden behind the last layer escapes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from literal import call_jacobians, input_jacobian
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+from flatlens.grams import lay_out, one_pass
+from flatlens.grams.record import run_recorded
+from flatlens.grams.slopes import _head
+
+slopes = sys.modules["flatlens.grams.slopes"]
+
+
+class Ends(nn.Module):
+    """Two layers, and an end of its own."""
+
+    def __init__(self, end: Callable[[Any, Tensor], Tensor], last: nn.Linear | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first, self.last = nn.Linear(4, 6), last or nn.Linear(6, 3)
+        self.end = end
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self, torch.tanh(self.first(x)))
+
+
+class Twice(nn.Linear):
+    """Not what its name says."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(2 * x, self.weight, self.bias)
+
+
+class Masked(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * (self.weight > 0), self.bias)
+
+
+class Loud(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.bias is not None
+        return torch.addmm(self.bias, x, self.weight.t(), alpha=3)
+
+
+def plain(net: Any, h: Tensor) -> Tensor:
+    return net.last(h)
+
+
+def in_place(net: Any, h: Tensor) -> Tensor:
+    return net.last(h).mul_(2)
+
+
+def around(net: Any, h: Tensor) -> Tensor:
+    return net.last(h) + h[:, :3]
+
+
+def doubled(net: Any, h: Tensor) -> Tensor:
+    return net.last(net.last.weight.new_ones(1) * h) * 2
+
+
+def twice(net: Any, h: Tensor) -> Tensor:
+    """The second call alone gives the outputs."""
+    return net.last(torch.cat([net.last(h), h[:, :3]], 1))
+
+
+def hooked(net: Ends) -> Ends:
+    net.last.register_forward_hook(lambda module, args, z: 0.5 * z)
+    return net
+
+
+def frozen(net: Ends) -> Ends:
+    net.last.requires_grad_(False)
+    return net
+
+
+ENDS: dict[str, tuple[Ends, bool]] = {
+    "plain": (Ends(plain), True),
+    "no bias": (Ends(plain, nn.Linear(6, 3, bias=False)), True),
+    "frozen": (frozen(Ends(plain)), True),
+    "two calls": (Ends(twice), True),
+    "in place behind it": (Ends(in_place), False),
+    "a road around it": (Ends(around), False),
+    "a factor behind it": (Ends(doubled), False),
+    "a hook behind it": (hooked(Ends(plain)), False),
+    "spectral norm": (Ends(plain, nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3))), False),
+    "a factor before it": (Ends(plain, Twice(6, 3)), False),
+    "a mask on its weight": (Ends(plain, Masked(6, 3)), False),
+    "a factor inside it": (Ends(plain, Loud(6, 3)), False),
+}
+
+
+@pytest.mark.parametrize("together", [1, 2**25])
+@pytest.mark.parametrize("name", ENDS)
+def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
+    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, expected = ENDS[name]
+    net = net.double().eval()
+    x, y = torch.randn(7, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7) % 3
+    problem = fl.Problem(net, "cross_entropy", (x, y), parameters="all")
+    tape, _, f, _ = run_recorded(problem, net, (x, y))
+    assert (_head(tape, f) is not None) == expected
+    monkeypatch.setattr(slopes, "TOGETHER", together)
+    [chunk] = list(one_pass(problem, net, lay_out(problem, net)))
+    J = input_jacobian(net, x)
+    assert chunk.input is not None
+    assert torch.allclose(chunk.input.G, J @ J.mT, rtol=1e-12, atol=1e-14)
+    if name in ("a factor before it", "a mask on its weight", "a factor inside it"):
+        return  # what its input is, is for the network to say
+    for call, at_x in enumerate(call_jacobians(net, "last", x)):
+        g = chunk.layers["last" if call == 0 else f"last:{call}"]
+        assert torch.allclose(g.G, at_x @ at_x.mT, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["plain", "frozen"])
+def test_without_the_head_the_numbers_are_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = ENDS[name][0].double().eval()
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(9, 4).double(), torch.arange(9) % 3), parameters="all")
+    found = fl.measure(fl.Lens(problem))
+    monkeypatch.setattr(slopes, "_head", lambda tape, f: None)
+    for key, estimate in fl.measure(fl.Lens(problem)).items():
+        assert found[key].value == pytest.approx(estimate.value, rel=1e-11, abs=1e-15, nan_ok=True), key
