@@ -3,8 +3,8 @@
 LeNet, VGG-11, ResNet-18 (32 x 32 noise) and ViT-B/16 (224 x 224), n = 1024, 10 outputs. Of each: the floor and the pass
 (`benchmarks.one_pass`), all that one pass gives, and the sharpness, in seconds with the device waited for, with the
 most memory allocated over what was before; values beside those of the processor on 16 samples; the pass in TF32 and in
-bfloat16, with how far its values go off; and whether capturing a backward pass as a CUDA graph would pay, for which
-one is timed with its kernels launched one by one and replayed. Written with the device's description.
+bfloat16, with how far its values go off; and whether torch.compile or a CUDA graph would pay, for which a forward and a
+backward pass of one chunk is timed eagerly and through each. Written with the device's description.
 
 `--device cpu --samples 16` goes through the same code without one, for a look; its results are not kept.
 """
@@ -66,30 +66,39 @@ def apart(there: fl.Report, here: fl.Report) -> dict[str, float]:
     return {name: there[name].value / here[name].value - 1 for name in MEASURES if here[name].kind != "undefined"}
 
 
-def replayed(net: nn.Module, x: Tensor, repeats: int) -> dict[str, Any]:
-    """A forward and a backward pass of one chunk: its kernels launched one by one, and as a CUDA graph."""
+def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]:
+    """A forward and a backward pass of one chunk: eager, through torch.compile, and its kernels as one CUDA graph."""
     x = x.clone().requires_grad_()
     at = [x, *net.parameters()]
 
-    def once() -> None:
-        torch.autograd.grad(net(x)[:, 0].sum(), at)
+    def once(of: nn.Module) -> None:
+        torch.autograd.grad(of(x)[:, 0].sum(), at)
 
+    def compiled() -> Callable[[], Any]:
+        quick = torch.compile(net)
+        once(quick)
+        return partial(once, quick)
+
+    def captured() -> Callable[[], Any]:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            once(net)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            once(net)
+        return graph.replay
+
+    runs, failed = {"eager": waited_for(partial(once, net), device)}, {}
     with measuring(net):
-        runs = {"eager": waited_for(once, "cuda")}
-        try:
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                once()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                once()
-            runs["replayed"], failed = waited_for(graph.replay, "cuda"), {}
-        except RuntimeError as error:
-            failed = {"failed": str(error).splitlines()[0]}
+        for who, made in {"compiled": compiled, **({} if device == "cpu" else {"CUDA graph": captured})}.items():
+            try:
+                runs[who] = waited_for(made(), device)
+            except Exception as error:  # whatever a compiler says
+                failed[who] = {"failed": str(error).splitlines()[0]}
         seconds = machine.interleaved(runs, repeats)
-        return {who: machine.spread(times) for who, times in seconds.items()} | failed
+    return {who: machine.spread(times) for who, times in seconds.items()} | failed
 
 
 def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
@@ -127,7 +136,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
         "values": {name: full[name].value for name in MEASURES},
         "off_the_processor": apart(measured(timed.case(few, device)[0], MEASURES), on_processor),
         "off_full": {how: apart(measured(other, MEASURES), full) for how, other in others.items()},
-        "one_backward": replayed(net, x[:chunk], repeats) if device != "cpu" else {},
+        "one_backward": ways(net, x[:chunk], device, repeats),
     }  # fmt: skip
 
 

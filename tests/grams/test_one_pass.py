@@ -266,14 +266,14 @@ def test_what_cannot_be_batched_is_done_one_by_one() -> None:
         assert reports[1][key].value == pytest.approx(estimate.value, rel=1e-12), key
 
 
-@pytest.mark.parametrize("bytes_at_once", [1, 2000, 2**25])
-def test_outputs_taken_together_are_those_taken_alone(bytes_at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [2**18, 2**30])  # two of three at once, and one by one
+def test_outputs_taken_together_are_those_taken_alone(share: int, monkeypatch: pytest.MonkeyPatch) -> None:
     net, x, y = network("mlp-tanh", n=9)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     layout = lay_out(problem, net)
     [alone] = list(one_pass(problem, net, layout))
     expected = {name: (g.G.clone(), g.K.clone(), g.R.clone()) for name, g in alone.layers.items()}
-    monkeypatch.setattr(sys.modules["flatlens.grams.slopes"], "TOGETHER", bytes_at_once)
+    monkeypatch.setattr(sys.modules["flatlens.grams.slopes"], "SHARE", share)
     [chunk] = list(one_pass(problem, net, layout))
     for name, g in chunk.layers.items():
         for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):

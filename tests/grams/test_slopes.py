@@ -98,10 +98,10 @@ ENDS: dict[str, tuple[Ends, bool]] = {
 }
 
 
-@pytest.mark.parametrize("together", [1, 2**25])
+@pytest.mark.parametrize("share", [1, 2**19, 2**30])  # all at once, two of three, one by one
 @pytest.mark.parametrize("name", ENDS)
 def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
-    name: str, together: int, monkeypatch: pytest.MonkeyPatch
+    name: str, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, expected = ENDS[name]
     net = net.double().eval()
@@ -109,7 +109,7 @@ def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
     problem = fl.Problem(net, "cross_entropy", (x, y), parameters="all")
     tape, _, f, _ = run_recorded(problem, net, (x, y))
     assert (_head(tape, f) is not None) == expected
-    monkeypatch.setattr(slopes, "TOGETHER", together)
+    monkeypatch.setattr(slopes, "SHARE", share)
     [chunk] = list(one_pass(problem, net, lay_out(problem, net)))
     J = input_jacobian(net, x)
     assert chunk.input is not None

@@ -56,7 +56,7 @@ def one_pass(
     rows = problem.outputs if sketch is None else 2
     most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
     with problem.measuring(model):
-        walk = _Walk(problem, model, layout, feature_scale or {}, Pool(), frozenset(needs))
+        walk = _Walk(problem, model, layout, feature_scale or {}, Pool(problem.memory), frozenset(needs))
         for number, raw in problem.walked(most, "one pass", progress, ranks):
             yield from walk.chunk(problem.place(raw), sketch, number)
 

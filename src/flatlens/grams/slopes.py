@@ -16,14 +16,15 @@ from flatlens.grams.record import Call, Tape
 from flatlens.problem import LinearLayer, is_linear
 from flatlens.problem.layers import by_position, by_sample
 
-TOGETHER = 2**25  #: bytes of slopes that one batched pass may give: many small passes cost more than their sums
+SHARE = 8  #: what part of the memory the slopes of one batched pass may take
 
 
 class Pool:
     """Buffers that live as long as the pass: fresh memory for every chunk would cost as much as the arithmetic."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: int) -> None:
         self._kept: dict[str, Tensor] = {}
+        self.together = memory // SHARE  #: bytes of slopes that one batched pass may give
         self.batches: bool | None = None  #: whether torch can batch the network's operations; None: nobody tried
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -164,7 +165,7 @@ def _filled(
         return {}
     if live is None and pool.batches is not False and all(slot.plain for slot in slots.values()):
         each = sum(slot.at.numel() * slot.at.element_size() for slot in slots.values())
-        count = min(f.shape[1], TOGETHER // max(1, each))
+        count = min(f.shape[1], pool.together // max(1, each))
         if count > 1:
             try:
                 found = _together(slots, start, f, pool, count, keep_graph)
