@@ -26,6 +26,7 @@ import flatlens as fl
 from benchmarks import machine
 from benchmarks.one_pass import chunk_of, floor, the_pass
 from benchmarks.timed import NETWORKS, VIT_B16, Timed
+from flatlens.errors import one_line
 from flatlens.problem import measuring
 
 CASES = {name: NETWORKS[f"{name} 3x32x32"] for name in ("LeNet", "VGG-11", "ResNet-18")} | {"ViT-B/16": VIT_B16}
@@ -90,13 +91,16 @@ def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]
             once(net)
         return graph.replay
 
-    runs, failed = {"eager": waited_for(partial(once, net), device)}, {}
+    makers = {"eager": lambda: partial(once, net), "compiled": compiled}
+    runs, failed = {}, {}
     with measuring(net):
-        for who, made in {"compiled": compiled, **({} if device == "cpu" else {"CUDA graph": captured})}.items():
+        for who, made in (makers if device == "cpu" else makers | {"CUDA graph": captured}).items():
             try:
                 runs[who] = waited_for(made(), device)
+                runs[who]()
             except Exception as error:  # whatever a compiler says
-                failed[who] = {"failed": str(error).splitlines()[0]}
+                failed[who] = {"failed": one_line(error, 120)}
+                runs.pop(who, None)
         seconds = machine.interleaved(runs, repeats)
     return {who: machine.spread(times) for who, times in seconds.items()} | failed
 

@@ -101,5 +101,5 @@ def promises() -> Iterator[Promise]:
                       f"{ratio:,} times", ratio >= 100)  # fmt: skip
     for what, r in machine.earlier("memory").get("rows", {}).items():
         told = f"{r['share_of_memory']:.2f} of it ({r['growth_mib']} MiB)"
-        yield Promise(f"memory='{r['memory']}' is kept within a fifth", f"VGG-11, n = {r['n']}, {what}", told,
+        yield Promise(f"memory='{r['memory']}' is kept within a fifth", f"{r['network']}, n = {r['n']}, {what}", told,
                       r["share_of_memory"] <= 1.2)  # fmt: skip

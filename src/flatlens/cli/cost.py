@@ -14,10 +14,7 @@ from flatlens.cli.output import note
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
-    import torch
-
     from flatlens.measures import Lens
-    from flatlens.problem import Problem
 
 FIRST, TRIAL = 2, 64
 """Samples of the first trial, which also warms up, and of the last one: doubled from 8 on while that is quick."""
@@ -71,7 +68,9 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
 
 def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
     """Work on a few samples, then on more of them while that is quick; time and memory follow lines through these."""
-    gauge = meter(_device(lens.problem))
+    from flatlens.problem.state import device_of
+
+    gauge = meter(device_of(lens.problem.model))
     points: list[tuple[int, float, float | None]] = []
     most = min(TRIAL, lens.problem.n // SHARE)
     count = FIRST
@@ -91,9 +90,10 @@ def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
 def _few(lens: Lens, count: int) -> Lens:
     """A lens on the first samples, which shares what was found about the network."""
     import flatlens as fl
+    from flatlens.problem.ranks import ALONE
 
     some = next(lens.problem.data.chunks(count))
-    few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=fl.Ranks())
+    few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = fl.Lens(few, outputs=lens.probes or "exact")
     found.layout = lens.layout  # with the norms of its weights, once they are known
     return found
@@ -126,8 +126,10 @@ def _times(lens: Lens, n: int) -> float:
 
 
 def _by_rule(lens: Lens) -> Cost:
-    """Memory as the plan of the pass has it: buffers for a chunk, the weights once more in float64."""
-    gauge = meter(_device(lens.problem))
+    """Memory as the plan of the pass has it: slopes and Grams of a chunk, the weights once more in float64."""
+    from flatlens.problem.state import device_of
+
+    gauge = meter(device_of(lens.problem.model))
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
     more = fixed + _per_sample(lens) * chunk(lens, lens.problem.n)
     used = gauge.used()
@@ -149,13 +151,6 @@ def _per_sample(lens: Lens) -> float:
 
 def _rows(lens: Lens) -> int:
     return lens.problem.outputs if lens.probes is None else 2
-
-
-def _device(problem: Problem) -> torch.device:
-    import torch
-
-    first = next(problem.model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
 
 
 def _require_room(lens: Lens, cost: Cost) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 PIECE = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
-WIDENED = 2**21  #: bytes of slopes in float64 at a time: these had better stay in the cache of one core
+WIDENED = 2**21  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
+LAUNCHED = 2**26  #: elsewhere, where many small products take longer to begin than to do
 
 
 def gram(A: Tensor) -> Tensor:
@@ -24,7 +25,7 @@ def gram(A: Tensor) -> Tensor:
     if A.dtype == torch.float64:
         return A @ A.mT
     K = A.new_empty(n, N, N, dtype=torch.float64)
-    cuts = list(pieces(n, N * M * 8, WIDENED))
+    cuts = list(pieces(n, N * M * 8, WIDENED if A.device.type == "cpu" else LAUNCHED))
     scratch = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
     for piece in cuts:
         wide = scratch[: piece.stop - piece.start].copy_(A[piece])

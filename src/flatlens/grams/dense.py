@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contract import gram, norm2, quadratic
-from flatlens.grams.weight import WeightMatrix, times_factor
+from flatlens.grams.weight import WeightMatrix
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +18,7 @@ class DenseJacobian:
 
     J: Tensor  #: df/dz, (n, N, d), in the network's dtype
     weight: WeightMatrix
-    below: Tensor | None  #: df/dx through the layer where autograd was asked for it, (n, N, m)
+    below: Tensor | None  #: df/dx through the layer where it is not to be made of J, (n, N, m)
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
@@ -28,7 +28,7 @@ class DenseJacobian:
         """df/dx through the layer, J W, (n, N, m)."""
         if self.below is not None:
             return self.below
-        return self.J @ self.weight.W[0].to(self.J.dtype)  # the network's own arithmetic, as autograd would use
+        return self.weight.below(self.J)
 
     @cached_property
     def _JJ(self) -> Tensor:
@@ -45,7 +45,7 @@ class DenseJacobian:
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R, of the layer reading phi / scale with W * scale for `scale` of shape (m,)."""
         if scale is None:
-            return self.phi_norm2[:, None, None] * gram(times_factor(self.J, self.weight.row_factor[0]))
+            return self.phi_norm2[:, None, None] * self.weight.gram_below(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
     @cached_property

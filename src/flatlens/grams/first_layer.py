@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from flatlens.grams.contract import gram, pieces, quadratic
 from flatlens.grams.layout import Weight
-from flatlens.grams.weight import times_factor
 from flatlens.problem import LinearLayer
 
 
@@ -27,14 +26,14 @@ def knows_its_input(weight: Weight) -> bool:
 def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
     if weight.dense:
-        return gram(times_factor(J, weight.matrix.row_factor[0]))
+        return weight.matrix.gram_below(J)
     return torch.cat([gram(rows) for rows in _transposed(weight.module, J, out)])
 
 
 def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
     if weight.dense:
-        return quadratic(None, J @ weight.matrix.W[0].to(J.dtype))
+        return quadratic(None, weight.matrix.below(J))
     return torch.cat([quadratic(None, rows) for rows in _transposed(weight.module, J, out)])
 
 

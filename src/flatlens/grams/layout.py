@@ -56,6 +56,9 @@ class Weight:
         return operator_norm(self.module, self.input_size, tolerance)
 
 
+GRAMS = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
+
+
 @dataclass(frozen=True, eq=False)
 class Layout:
     """The plan of a pass over one network."""
@@ -77,9 +80,9 @@ class Layout:
     hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
 
     def bytes_per_sample(self, rows: int) -> int:
-        """Of a pass over so many outputs: buffers of their slopes, the graph's activations, gradients of the
-        leftovers."""
-        return rows * self.sloped + 6 * self.itemsize * self.held + self.unexplained * rows * (8 + 2 * self.itemsize)
+        """Of a pass over so many outputs: their slopes, the graph's activations, gradients of the leftovers, Grams."""
+        leftovers = self.unexplained * rows * (8 + 2 * self.itemsize)
+        return rows * self.sloped + 6 * self.itemsize * self.held + leftovers + GRAMS * rows**2 * len(self.weights)
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
         """How many samples' pass over so many outputs fits in `memory` bytes, beside what does not grow with them.

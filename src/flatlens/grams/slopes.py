@@ -16,11 +16,12 @@ from flatlens.grams.record import Call, Tape
 from flatlens.problem import LinearLayer, is_linear
 from flatlens.problem.layers import by_position, by_sample
 
-SHARE = 8  #: what part of the memory the slopes of one batched pass may take
+SHARE = 8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
 
 
 class Pool:
-    """Buffers that live as long as the pass: fresh memory for every chunk would cost as much as the arithmetic."""
+    """Buffers that live as long as the pass, for slopes that come output by output: fresh memory for every chunk would
+    cost as much as the arithmetic."""
 
     def __init__(self, memory: int) -> None:
         self._kept: dict[str, Tensor] = {}
@@ -105,16 +106,17 @@ def is_first(layout: Layout, key: str) -> bool:
 def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
     """The linear call whose output the network's is, and the matrix (N, m) it applies: its slopes are known.
 
-    It is read off autograd's graph, where nothing can hide: f = clone(z), z = x W^T + b, with W and b parameters.
+    It is read off autograd's graph: f = clone(z), z = x W^T + b, with W and b parameters, and no hook on f, which would
+    have a say in what passes through it.
     """
     copied = f.grad_fn
-    if copied is None or copied.name() != "CloneBackward0":
+    if copied is None or copied.name() != "CloneBackward0" or f._backward_hooks:
         return None
     made: Any = copied.next_functions[0][0]
     if made is None or made.name() not in ("AddmmBackward0", "MmBackward0"):
         return None
     *bias, x, weight = [node for node, _ in made.next_functions]
-    if not all(_is_parameter(node) for node in (*bias, weight)) or getattr(made, "_saved_alpha", 1) != 1:
+    if x is None or not all(_is_parameter(node) for node in (*bias, weight)) or getattr(made, "_saved_alpha", 1) != 1:
         return None
     there = (call for call in tape.linear.values() if call.z.grad_fn is made and call.x.grad_fn is x)
     return next(((call, made._saved_mat2.detach().T) for call in there), None)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+from flatlens.grams.contract import gram
 
 
 def row_factor(W: Tensor) -> Tensor:
@@ -15,24 +18,20 @@ def row_factor(W: Tensor) -> Tensor:
     return T
 
 
-def times_factor(J: Tensor, T: Tensor) -> Tensor:
-    """J T^T, (n, N, r), for slopes J (n, N, d) and a row factor T (r, d), half of whose zeros are not multiplied.
+def _by_rows(J: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
+    """A product (rows, d) -> (rows, m) with slopes J (n, N, d), in one, whether samples or outputs lie together."""
+    held = J.transpose(0, 1) if J.stride(0) < J.stride(1) else J
+    out = multiply(held.reshape(-1, J.shape[2])).reshape(*held.shape[:2], -1)
+    return out if held is J else out.transpose(0, 1)
 
-    >>> W = torch.randn(300, 700, dtype=torch.float64)
-    >>> J, T = torch.randn(2, 5, 300, dtype=torch.float64), row_factor(W)
-    >>> torch.allclose(times_factor(J, T), J @ T.mT)
-    True
-    """
-    outputs_first = J.stride(0) < J.stride(1)
-    rows = (J.transpose(0, 1) if outputs_first else J).reshape(-1, J.shape[2])
-    T = T.to(J.dtype)
+
+def _times_triangle(rows: Tensor, T: Tensor) -> Tensor:
+    """rows T^T, half of the zeros of T left out."""
     out = rows.new_empty(len(rows), len(T))
     half = len(T) // 2  # more blocks leave out more, and gain nothing
     torch.mm(rows, T[:half].T, out=out[:, :half])
     torch.mm(rows[:, half:], T[half:, half:].T, out=out[:, half:])
-    if outputs_first:
-        return out.reshape(J.shape[1], J.shape[0], -1).transpose(0, 1)
-    return out.reshape(*J.shape[:2], -1)
+    return out
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,3 +45,18 @@ class WeightMatrix:
     def row_factor(self) -> Tensor:
         """T with T^T T = W W^T, (g, min(d, m), d)."""
         return row_factor(self.W)
+
+    def below(self, J: Tensor) -> Tensor:
+        """J W: a dense layer's slopes at its input, (n, N, m), from those at its output, (n, N, d)."""
+        W = self.W[0].to(J.dtype)  # the network's own arithmetic, as autograd would use
+        return _by_rows(J, lambda rows: rows @ W)
+
+    def gram_below(self, J: Tensor) -> Tensor:
+        """(J W)(J W)^T, (n, N, N), as (J T^T)(J T^T)^T: of min(d, m) columns.
+
+        >>> W, J = torch.randn(1, 3, 7, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
+        >>> torch.allclose(WeightMatrix(W).gram_below(J), (J @ W) @ (J @ W).mT)
+        True
+        """
+        T = self.row_factor[0].to(J.dtype)
+        return gram(_by_rows(J, lambda rows: _times_triangle(rows, T)))

@@ -1,0 +1,64 @@
+"""Contractions of float32 slopes: what is gained by widening them piece by piece is as exact as widening them whole."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.grams import lay_out, one_pass
+from flatlens.grams.contract import WIDENED, gram, quadratic
+from flatlens.grams.weight import WeightMatrix
+
+n, N, M = 150, 10, 512  # three pieces, the last one short
+
+
+def slopes(layout: str) -> Tensor:
+    gen = torch.Generator().manual_seed(0)
+    if layout == "samples first":
+        return torch.randn(n, N, M, generator=gen)
+    if layout == "outputs first":
+        return torch.randn(N, n, M, generator=gen).transpose(0, 1)
+    return torch.randn(N, M, generator=gen).expand(n, N, M)
+
+
+@pytest.mark.parametrize("layout", ["samples first", "outputs first", "the same for all"])
+def test_pieces_of_float32_are_widened_exactly(layout: str) -> None:
+    assert 2 * WIDENED < n * N * M * 8 < 3 * WIDENED
+    A = slopes(layout)
+    wide = A.double()
+    assert torch.allclose(gram(A), wide @ wide.mT, rtol=1e-13, atol=1e-11)
+    C = torch.randn(n, N, N, generator=torch.Generator().manual_seed(1)).double()
+    assert torch.allclose(quadratic(C, A), torch.einsum("nkl,nkm,nlm->nm", C, wide, wide), rtol=1e-11, atol=1e-11)
+    assert torch.allclose(quadratic(None, A), wide.square().sum(1), rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(512, 784), (784, 512), (1, 5), (5, 1), (3, 3)])
+@pytest.mark.parametrize("layout", ["samples first", "outputs first"])
+def test_slopes_below_a_dense_layer(layout: str, shape: tuple[int, int]) -> None:
+    d, m = shape
+    W = torch.randn(1, d, m, generator=torch.Generator().manual_seed(2)).double()
+    J = torch.randn(7, N, d, generator=torch.Generator().manual_seed(3)).double()
+    J = J if layout == "samples first" else J.transpose(0, 1).contiguous().transpose(0, 1)
+    below = J @ W[0]
+    assert torch.allclose(WeightMatrix(W).below(J), below, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(WeightMatrix(W).gram_below(J), below @ below.mT, rtol=1e-11, atol=1e-11)
+
+
+def test_a_pass_in_float32_is_that_in_float64_but_for_the_slopes_rounding() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, N))
+    x, y = torch.randn(300, 64), torch.randint(N, (300,))
+    narrow, wide = (fl.Problem(each, "cross_entropy", (x, y)) for each in (net, copy.deepcopy(net).double()))
+    chunks = [list(one_pass(p, p.model, lay_out(p, p.model))) for p in (narrow, wide)]
+    assert len(chunks[0]) == 2  # of 256 and 44
+    for ours, truth in zip(*chunks, strict=True):
+        for layer, g in ours.layers.items():
+            for what in ("G", "K", "R"):
+                found, expected = getattr(g, what), getattr(truth.layers[layer], what)
+                assert found.dtype == torch.float64
+                off = (found - expected).flatten(1).norm(dim=1) / expected.flatten(1).norm(dim=1)
+                assert float(off.max()) < 1e-5, (layer, what)
