@@ -29,7 +29,7 @@ TOP = alt.Legend(orient="top")
 def write() -> Path:
     """Make the page anew from the results that lie there."""
     folder = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=folder, autoescape=select_autoescape(), undefined=StrictUndefined)
+    environment = Environment(loader=folder, autoescape=select_autoescape(["html", "j2"]), undefined=StrictUndefined)
     environment.filters["short"] = short
     every = list(rows())
     PAGE.write_text(
