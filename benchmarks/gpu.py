@@ -75,11 +75,6 @@ def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]
     def once(of: nn.Module) -> None:
         torch.autograd.grad(of(x)[:, 0].sum(), at)
 
-    def compiled() -> Callable[[], Any]:
-        quick = torch.compile(net)
-        once(quick)
-        return partial(once, quick)
-
     def captured() -> Callable[[], Any]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -91,16 +86,16 @@ def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]
             once(net)
         return graph.replay
 
-    makers = {"eager": lambda: partial(once, net), "compiled": compiled}
+    makers = {"eager": lambda: partial(once, net), "compiled": lambda: partial(once, torch.compile(net))}
     runs, failed = {}, {}
     with measuring(net):
         for who, made in (makers if device == "cpu" else makers | {"CUDA graph": captured}).items():
             try:
-                runs[who] = waited_for(made(), device)
-                runs[who]()
+                run = waited_for(made(), device)
+                run()  # compiles
+                runs[who] = run
             except Exception as error:  # whatever a compiler says
                 failed[who] = {"failed": one_line(error, 120)}
-                runs.pop(who, None)
         seconds = machine.interleaved(runs, repeats)
     return {who: machine.spread(times) for who, times in seconds.items()} | failed
 

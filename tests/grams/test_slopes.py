@@ -64,7 +64,7 @@ def around(net: Any, h: Tensor) -> Tensor:
 
 
 def doubled(net: Any, h: Tensor) -> Tensor:
-    return net.last(net.last.weight.new_ones(1) * h) * 2
+    return net.last(h) * 2
 
 
 def twice(net: Any, h: Tensor) -> Tensor:

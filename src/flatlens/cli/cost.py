@@ -68,9 +68,7 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
 
 def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
     """Work on a few samples, then on more of them while that is quick; time and memory follow lines through these."""
-    from flatlens.problem.state import device_of
-
-    gauge = meter(device_of(lens.problem.model))
+    gauge = _gauge(lens)
     points: list[tuple[int, float, float | None]] = []
     most = min(TRIAL, lens.problem.n // SHARE)
     count = FIRST
@@ -127,9 +125,7 @@ def _times(lens: Lens, n: int) -> float:
 
 def _by_rule(lens: Lens) -> Cost:
     """Memory as the plan of the pass has it: slopes and Grams of a chunk, the weights once more in float64."""
-    from flatlens.problem.state import device_of
-
-    gauge = meter(device_of(lens.problem.model))
+    gauge = _gauge(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
     more = fixed + _per_sample(lens) * chunk(lens, lens.problem.n)
     used = gauge.used()
@@ -151,6 +147,13 @@ def _per_sample(lens: Lens) -> float:
 
 def _rows(lens: Lens) -> int:
     return lens.problem.outputs if lens.probes is None else 2
+
+
+def _gauge(lens: Lens) -> Meter:
+    """Of the device that the network is on."""
+    from flatlens.problem.state import device_of
+
+    return meter(device_of(lens.problem.model))
 
 
 def _require_room(lens: Lens, cost: Cost) -> None:

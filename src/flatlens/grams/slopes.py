@@ -188,7 +188,7 @@ def _together(
     compute."""
     n, N = f.shape
     wanted = [slot.at for slot in slots.values()]
-    found: dict[str, Tensor] = {}
+    found = {} if count == N else {name: slot.buffer(name, f, pool) for name, slot in slots.items()}
     for first in range(0, N, count):
         rows = slice(first, min(N, first + count))
         retain = keep_graph or rows.stop < N or pool.batches is None  # should the first attempt fail
@@ -199,7 +199,7 @@ def _together(
             if count == N:
                 found[name] = slope  # as it is: a copy would cost as much as its Gram
             else:
-                found.setdefault(name, slot.buffer(name, f, pool))[:, rows] = slope
+                found[name][:, rows] = slope
     return found
 
 
