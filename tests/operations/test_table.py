@@ -1,0 +1,311 @@
+"""Every entry's nodes are those that torch makes, and each does to its inputs what the table says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from flatlens.operations.table import OPERATIONS, _node, has_kink, role_of
+
+ROWS = torch.tensor([2, 0, 2])
+PLACES = (torch.tensor([1, 0, 2]), torch.tensor([3, 1, 0]))
+HIGH = torch.arange(12).reshape(3, 4) % 3 == 0
+LINE, PLANE, SPACE = (1, 2, 6), (1, 2, 5, 6), (1, 1, 4, 4, 5)
+RANDOM = torch.rand(1, 2, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def up(mode: str, **more: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: F.interpolate(x, scale_factor=1.7, mode=mode, **more)
+
+
+def unpooled(d: int) -> Callable[[Tensor], Tensor]:
+    pool, undo = getattr(F, f"max_pool{d}d"), getattr(F, f"max_unpool{d}d")
+    return lambda x: undo(x, pool(torch.arange(float((2 * x.shape[-1]) ** d)).reshape(1, 1, *[2 * x.shape[-1]] * d), 2,
+                                  return_indices=True)[1], 2)  # fmt: skip
+
+
+M, N, V = (3, 4), (3, 4), (4,)
+LINEAR: dict[str, tuple[Any, ...]] = {
+    "AddBackward0": (torch.add, M, N),
+    "AddBackward1": (lambda x: torch.ops.aten.add.Scalar(x, 2), M),
+    "SubBackward1": (lambda x: torch.ops.aten.sub.Scalar(x, 2), M),
+    "SqueezeBackward3": (lambda x: (x + 0).squeeze_(), (3, 1)),
+    "SqueezeBackward4": (lambda x: (x + 0).squeeze_(1), (3, 1)),
+    "SqueezeBackward5": (lambda x: (x + 0).squeeze_((0, 1)), (3, 1)),
+    "TransposeBackward1": (lambda x: (x + 0).transpose_(0, 1), M),
+    "UnsqueezeBackward1": (lambda x: (x + 0).unsqueeze_(0), M),
+    "EmbeddingBackward0": (lambda w: F.embedding(ROWS, w), M),
+    "SubBackward0": (torch.sub, M, N),
+    "RsubBackward0": (torch.rsub, M, N),
+    "RsubBackward1": (lambda x: 2 - x, M),
+    "NegBackward0": (torch.neg, M),
+    "LerpBackward0": (lambda x, y: x.lerp(y, 0.3), M, N),
+    "CloneBackward0": (torch.clone, M),
+    "ToCopyBackward0": (lambda x: x.to(torch.float32).to(torch.float64), M),
+    "AliasBackward0": (torch.ops.aten.alias, M),
+    "ViewBackward0": (lambda x: x.view(12), M),
+    "UnsafeViewBackward0": (lambda x: torch.ops.aten._unsafe_view(x, [12]), M),
+    "ReshapeAliasBackward0": (lambda x: torch.ops.aten._reshape_alias(x, [12], [1]), M),
+    "PermuteBackward0": (lambda x: x.permute(1, 0), M),
+    "TransposeBackward0": (lambda x: x.transpose(0, 1), M),
+    "TBackward0": (torch.t, M),
+    "SqueezeBackward0": (torch.squeeze, (3, 1)),
+    "SqueezeBackward1": (lambda x: x.squeeze(1), (3, 1)),
+    "SqueezeBackward2": (lambda x: x.squeeze((0, 1)), (3, 1)),
+    "UnsqueezeBackward0": (lambda x: x.unsqueeze(0), M),
+    "FlipBackward0": (lambda x: x.flip(1), M),
+    "RollBackward0": (lambda x: x.roll(1, 0), M),
+    "Rot90Backward0": (torch.rot90, M),
+    "PixelShuffleBackward0": (lambda x: F.pixel_shuffle(x, 2), (1, 4, 2, 2)),
+    "PixelUnshuffleBackward0": (lambda x: F.pixel_unshuffle(x, 2), (1, 1, 4, 4)),
+    "ChannelShuffleBackward0": (lambda x: torch.ops.aten.channel_shuffle(x, 2), (1, 4, 2, 2)),
+    "SelectBackward0": (lambda x: x[1], M),
+    "SliceBackward0": (lambda x: x[1:], M),
+    "SplitBackward0": (lambda x: x.split(2)[0], M),
+    "UnsafeSplitBackward0": (lambda x: x.unsafe_split(2)[0], M),
+    "SplitWithSizesBackward0": (lambda x: x.split([1, 2])[1], M),
+    "UnsafeSplitWithSizesBackward0": (lambda x: x.unsafe_split_with_sizes([1, 2])[1], M),
+    "UnbindBackward0": (lambda x: x.unbind()[1], M),
+    "IndexBackward0": (lambda x: x[ROWS], M),
+    "IndexSelectBackward0": (lambda x: x.index_select(0, ROWS), M),
+    "GatherBackward0": (lambda x: x.gather(1, ROWS[None]), M),
+    "TakeBackward0": (lambda x: x.take(ROWS), M),
+    "MaskedSelectBackward0": (lambda x: x.masked_select(HIGH), M),
+    "DiagonalBackward0": (torch.diagonal, M),
+    "TrilBackward0": (torch.tril, M),
+    "TriuBackward0": (torch.triu, M),
+    "AsStridedBackward0": (lambda x: x.as_strided((2, 2), (1, 3)), M),
+    "UnfoldBackward0": (lambda x: x.unfold(1, 2, 1), M),
+    "ExpandBackward0": (lambda x: x.expand(2, 3, 4), M),
+    "RepeatBackward0": (lambda x: x.repeat(2, 1), M),
+    "DiagEmbedBackward0": (torch.diag_embed, M),
+    "ZeroBackward0": (lambda x: (x + 0).zero_(), M),
+    "CatBackward0": (lambda x, y: torch.cat((x, y)), M, N),
+    "StackBackward0": (lambda x, y: torch.stack((x, y)), M, N),
+    "IndexAddBackward0": (lambda x, y: x.index_add(0, ROWS, y), M, N),
+    "IndexCopyBackward0": (lambda x, y: x.index_copy(0, ROWS[1:], y[1:]), M, N),
+    "IndexPutBackward0": (lambda x, y: x.index_put(PLACES, y[0, :3]), M, N),
+    "IndexFillBackward0": (lambda x: x.index_fill(0, ROWS, 2.0), M),
+    "IndexFillBackward1": (lambda x, y: x.index_fill(0, ROWS, y), M, ()),
+    "MaskedFillBackward0": (lambda x: x.masked_fill(HIGH, 2.0), M),
+    "MaskedFillBackward1": (lambda x, y: x.masked_fill(HIGH, y), M, ()),
+    "MaskedScatterBackward0": (lambda x, y: x.masked_scatter(HIGH, y), M, N),
+    "PutBackward0": (lambda x, y: x.put(ROWS[1:], y[0, :2]), M, N),
+    "ScatterBackward0": (lambda x, y: x.scatter(1, ROWS[None, 1:], y), M, N),
+    "ScatterBackward1": (lambda x: x.scatter(1, ROWS[None], 2.0), M),
+    "ScatterAddBackward0": (lambda x, y: x.scatter_add(1, ROWS[None], y), M, N),
+    "SelectScatterBackward0": (lambda x, y: x.select_scatter(y, 0, 1), M, V),
+    "SliceScatterBackward0": (lambda x, y: x.slice_scatter(y, 0, 1, 2), M, (1, 4)),
+    "DiagonalScatterBackward0": (lambda x, y: x.diagonal_scatter(y), M, (3,)),
+    "FillBackward0": (lambda x: torch.fill(x, 2.0), M),
+    "FillBackward1": (lambda x, y: torch.fill(x, y), M, ()),
+    "FillBackward2": (lambda x: (x + 0).fill_(2.0), M),
+    "FillBackward3": (lambda x, y: (x + 0).fill_(y), M, ()),
+    "torch::autograd::CopyBackwards": (lambda x, y: (x + 0).copy_(y), M, N),
+    "WhereBackward0": (lambda x, y: torch.where(HIGH, x, y), M, N),
+    "MeanBackward0": (torch.mean, M),
+    "MeanBackward1": (lambda x: x.mean(1), M),
+    "SumBackward0": (torch.sum, M),
+    "SumBackward1": (lambda x: x.sum(1), M),
+    "NansumBackward0": (lambda x: x.nansum(1), M),
+    "TraceBackward0": (torch.trace, (3, 3)),
+    "CumsumBackward0": (lambda x: x.cumsum(1), M),
+    "ConstantPadNdBackward0": (lambda x: F.pad(x, (1, 2), value=3.0), M),
+    **{
+        f"ReflectionPad{d}DBackward0": (lambda x, d=d: F.pad(x, (1, 1) * d, "reflect"), s)
+        for d, s in ((1, LINE), (2, PLANE), (3, SPACE))
+    },
+    **{
+        f"ReplicationPad{d}DBackward0": (lambda x, d=d: F.pad(x, (1, 1) * d, "replicate"), s)
+        for d, s in ((1, LINE), (2, PLANE), (3, SPACE))
+    },
+    "Im2ColBackward0": (lambda x: F.unfold(x, 2), PLANE),
+    "Col2ImBackward0": (lambda x: F.fold(x, 3, 2), (1, 8, 4)),
+    "MaxUnpool2DBackward0": (unpooled(2), (1, 1, 3, 3)),
+    "MaxUnpool3DBackward0": (unpooled(3), (1, 1, 2, 2, 2)),
+    "UpsampleLinear1DBackward0": (up("linear"), LINE),
+    "UpsampleBilinear2DBackward0": (up("bilinear"), PLANE),
+    "UpsampleBilinear2DAaBackward0": (up("bilinear", antialias=True), PLANE),
+    "UpsampleBicubic2DBackward0": (up("bicubic"), PLANE),
+    "UpsampleBicubic2DAaBackward0": (up("bicubic", antialias=True), PLANE),
+    "UpsampleTrilinear3DBackward0": (up("trilinear"), SPACE),
+    **{f"UpsampleNearest{d}DBackward0": (up("nearest"), s) for d, s in ((1, LINE), (2, PLANE), (3, SPACE))},
+    **{f"UpsampleNearestExact{d}DBackward0": (up("nearest-exact"), s) for d, s in ((1, LINE), (2, PLANE), (3, SPACE))},
+    "AvgPool2DBackward0": (lambda x: F.avg_pool2d(x, 2), PLANE),
+    "AvgPool3DBackward0": (lambda x: F.avg_pool3d(x, 2), SPACE),
+    "AdaptiveAvgPool2DBackward0": (lambda x: F.adaptive_avg_pool2d(x, 2), PLANE),
+    "AdaptiveAvgPool3DBackward0": (lambda x: F.adaptive_avg_pool3d(x, 2), SPACE),
+}
+PIECEWISE: dict[str, tuple[Any, ...]] = {
+    "ReluBackward0": (F.relu, M),
+    "LeakyReluBackward0": (F.leaky_relu, M),
+    "RreluWithNoiseBackward0": (F.rrelu, M),
+    "HardtanhBackward0": (lambda x: F.hardtanh(x, -0.3, 0.4), M),
+    "ThresholdBackward0": (lambda x: F.threshold(x, 0.1, 2.0), M),
+    "HardsigmoidBackward0": (lambda x: F.hardsigmoid(4 * x), M),
+    "HardshrinkBackward0": (F.hardshrink, M),
+    "SoftshrinkBackward0": (F.softshrink, M),
+    "MultilabelMarginLossBackward0": (lambda x: F.multilabel_margin_loss(x, torch.tensor([[3, 0, -1, 1]] * 3)), M),
+    "AbsBackward0": (torch.abs, M),
+    "ClampBackward1": (lambda x: x.clamp(-0.3, 0.4), M),
+    "ClampBackward0": (torch.clamp, M, N, N),
+    "ClampMinBackward0": (lambda x: x.clamp_min(0.1), M),
+    "ClampMinBackward1": (torch.clamp_min, M, N),
+    "ClampMaxBackward0": (lambda x: x.clamp_max(0.1), M),
+    "ClampMaxBackward1": (torch.clamp_max, M, N),
+    "MaxBackward0": (lambda x: x.max(1).values, M),
+    "MaxBackward1": (torch.max, M),
+    "MinBackward0": (lambda x: x.min(1).values, M),
+    "MinBackward1": (torch.min, M),
+    "AminmaxBackward0": (lambda x: x.aminmax(dim=1).max, M),
+    "MaximumBackward0": (torch.maximum, M, N),
+    "MinimumBackward0": (torch.minimum, M, N),
+    "FmaxBackward0": (torch.fmax, M, N),
+    "FminBackward0": (torch.fmin, M, N),
+    "SortBackward0": (lambda x: x.sort().values, M),
+    "SortBackward1": (lambda x: x.sort(stable=True).values, M),
+    "TopkBackward0": (lambda x: x.topk(2).values, M),
+    "KthvalueBackward0": (lambda x: x.kthvalue(2).values, M),
+    "MedianBackward0": (torch.median, M),
+    "MedianBackward1": (lambda x: x.median(1).values, M),
+    "NanmedianBackward0": (torch.nanmedian, M),
+    "NanmedianBackward1": (lambda x: x.nanmedian(1).values, M),
+    "CummaxBackward0": (lambda x: x.cummax(1).values, M),
+    "CumminBackward0": (lambda x: x.cummin(1).values, M),
+    "AmaxBackward0": (lambda x: x.amax(1), M),
+    "AminBackward0": (lambda x: x.amin(1), M),
+    "SignBackward0": (torch.sign, M),
+    "FloorBackward0": (torch.floor, M),
+    "CeilBackward0": (torch.ceil, M),
+    "RoundBackward0": (torch.round, M),
+    "RoundBackward1": (lambda x: x.round(decimals=1), M),
+    "TruncBackward0": (torch.trunc, M),
+    "FracBackward0": (torch.frac, M),
+    "FmodBackward0": (lambda x: x.fmod(0.3), M),
+    "RemainderBackward0": (lambda x: x.remainder(0.3), M),
+    "MaxPool2DWithIndicesBackward0": (lambda x: F.max_pool2d(x, 2), PLANE),
+    "MaxPool3DWithIndicesBackward0": (lambda x: F.max_pool3d(x, 2), SPACE),
+    "AdaptiveMaxPool2DBackward0": (lambda x: F.adaptive_max_pool2d(x, 2), PLANE),
+    "AdaptiveMaxPool3DBackward0": (lambda x: F.adaptive_max_pool3d(x, 2), SPACE),
+    "FractionalMaxPool2DBackward0": (
+        lambda x: F.fractional_max_pool2d(x, 2, 2, _random_samples=RANDOM[..., :2]),
+        PLANE,
+    ),
+    "FractionalMaxPool3DBackward0": (lambda x: F.fractional_max_pool3d(x, 2, 2, _random_samples=RANDOM[:, :1]), SPACE),
+}
+BILINEAR: dict[str, tuple[Any, ...]] = {
+    "MmBackward0": (torch.mm, M, (4, 2)),
+    "BmmBackward0": (torch.bmm, (2, 3, 4), (2, 4, 2)),
+    "MvBackward0": (torch.mv, M, V),
+    "DotBackward0": (torch.dot, V, V),
+    "VdotBackward0": (torch.vdot, V, V),
+    "AddmmBackward0": (torch.addmm, (2,), M, (4, 2)),
+    "AddbmmBackward0": (torch.addbmm, (3, 2), (2, 3, 4), (2, 4, 2)),
+    "BaddbmmBackward0": (torch.baddbmm, (2, 3, 2), (2, 3, 4), (2, 4, 2)),
+    "AddmvBackward0": (torch.addmv, (3,), M, V),
+    "AddrBackward0": (torch.addr, M, (3,), V),
+    "AddcmulBackward0": (torch.addcmul, M, M, N),
+    "TrilinearBackward0": (
+        lambda x, w, y: torch.ops.aten._trilinear(x, w, y, [1, 3], [0], [1, 2], [2, 3]),
+        M,
+        (2, 4, 4),
+        N,
+    ),
+    "LinalgCrossBackward0": (torch.linalg.cross, (2, 3), (2, 3)),
+    "LerpBackward1": (torch.lerp, M, N, N),
+    "MulBackward0": (torch.mul, M, N),
+    "MulBackward1": (lambda x: torch.ops.aten.mul.Scalar(x, 2), M),
+    "ConvolutionBackward0": (lambda x, w, b: F.conv2d(x, w, b), PLANE, (3, 2, 2, 2), (3,)),
+    "NativeBatchNormBackward0": (
+        lambda x, w, b: F.batch_norm(x, torch.zeros(4).double(), torch.ones(4).double(), w, b),
+        M,
+        V,
+        V,
+    ),
+    "PreluKernelBackward0": (F.prelu, M, V),
+}
+CURVED: dict[str, tuple[Any, ...]] = {
+    "ExpBackward0": (torch.exp, M),
+    "TanhBackward0": (torch.tanh, M),
+    "SigmoidBackward0": (torch.sigmoid, M),
+    "PowBackward0": (torch.square, M),
+    "SoftmaxBackward0": (lambda x: x.softmax(1), M),
+    "NativeLayerNormBackward0": (lambda x: F.layer_norm(x, (4,)), M),
+    "GluBackward0": (F.glu, M),
+    "NativeGroupNormBackward0": (lambda x: F.group_norm(x, 1), M),
+    "HardswishBackward0": (lambda x: F.hardswish(2 * x), M),
+    "GeluBackward0": (F.gelu, M),
+    "SiluBackward0": (F.silu, M),
+    "EluBackward0": (F.elu, M),
+    "CeluBackward0": (F.celu, M),
+    "MishBackward0": (F.mish, M),
+    "ProdBackward0": (torch.prod, M),
+    "LinalgVectorNormBackward0": (torch.linalg.vector_norm, M),
+    "ReciprocalBackward0": (torch.reciprocal, M),
+    "SoftplusBackward0": (F.softplus, M),
+    "torch::autograd::CopySlices": (lambda x: (y := x + 0, y[:, 0].exp_())[0], M),
+    "MseLossBackward0": (F.mse_loss, M, N),
+    "HuberLossBackward0": (F.huber_loss, M, N),
+    "MultiMarginLossBackward0": (lambda x: F.multi_margin_loss(x, ROWS, p=2), M),
+    "SmoothL1LossBackward0": (F.smooth_l1_loss, M, N),
+    "LogsumexpBackward0": (lambda x: x.logsumexp(1), M),
+    "AddcdivBackward0": (torch.addcdiv, M, M, N),
+    "CumprodBackward0": (lambda x: x.cumprod(1), M),
+    "VarBackward0": (torch.var, M),
+    "NativeBatchNormBackward0": (lambda x: F.batch_norm(x, None, None, training=True), M),
+}
+QUOTIENTS: dict[str, tuple[Any, ...]] = {
+    "DivBackward0": (torch.div, M, N),
+    "DivBackward1": (lambda x: torch.ops.aten.div.Scalar(x, 2), M),
+}
+ROLES = {"linear": LINEAR, "piecewise linear": PIECEWISE, "bilinear": BILINEAR, "quotient": QUOTIENTS, None: CURVED}
+ELSEWHERE = {"LinearBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}  # made on other devices alone
+
+
+def inputs(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
+    g = torch.Generator().manual_seed(4)
+    return [torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def bend(f: Callable[..., Tensor], xs: list[Tensor], moved: set[int], step: float) -> float:
+    """The largest entry of f(x + u) - 2 f(x) + f(x - u), u random in some of the inputs."""
+    g = torch.Generator().manual_seed(5)
+    u = [step * torch.randn(x.shape, generator=g, dtype=torch.float64) * (k in moved) for k, x in enumerate(xs)]
+    with torch.no_grad():
+        there, back = ([x + sign * by for x, by in zip(xs, u, strict=True)] for sign in (1, -1))
+        return float((f(*there) - 2 * f(*xs) + f(*back)).abs().max())
+
+
+@pytest.mark.parametrize(("role", "name"), [(role, name) for role, cases in ROLES.items() for name in cases])
+def test_a_node_is_named_and_acts_as_the_table_says(role: str | None, name: str) -> None:
+    f, *shapes = ROLES[role][name]
+    xs = inputs(tuple(shapes))
+    node = f(*xs).grad_fn
+    assert node.name() == name
+    assert role_of(node) == role
+    every, rounding = set(range(len(xs))), 1e-5 if name == "ToCopyBackward0" else 1e-11
+    if role == "linear":
+        assert bend(f, xs, every, 1.0) < rounding
+    elif role == "piecewise linear":
+        assert bend(f, xs, every, 1e-4) < rounding
+        assert bend(f, xs, every, 1.0) > 1e-3
+    elif role == "bilinear":
+        assert all(bend(f, xs, {k}, 1e-4 if has_kink(name) else 1.0) < rounding for k in every)
+        assert len(xs) == 1 or bend(f, xs, every, 1.0) > 1e-3
+    elif role == "quotient":
+        assert bend(f, xs, {0}, 1.0) < rounding
+        assert all(bend(f, xs, {k}, 0.1) > 1e-5 for k in every - {0})
+    else:
+        assert bend(f, xs, every, 0.1) > 1e-5
+
+
+def test_every_node_of_the_table_was_made() -> None:
+    made = {name for cases in ROLES.values() for name in cases}
+    listed = [_node(stem) for one in OPERATIONS for stem in one.nodes.split()]
+    assert set(listed) <= made | ELSEWHERE
+    assert len(set(listed)) == len(listed)
