@@ -1,19 +1,13 @@
-"""timm needs torchvision, whose wheel from PyPI does not fit torch's CPU build: its compiled operators cannot be
-loaded, and the import ends in "operator torchvision::nms does not exist". Of these operators timm uses none, so that
-their schemas, defined here before the import, are enough. For these tests alone: flatlens itself does no such thing.
+"""Without timm the tests here are skipped. `.ci/timm` makes an environment with it and torchvision, and runs them."""
 
-Without timm the tests here are skipped. `.ci/timm` makes an environment with both, and runs them.
-"""
-
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import torch
 
-LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
-SCHEMAS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-           "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # fmt: skip
+sys.path.append(str(Path(__file__).parents[2]))
+from benchmarks.zoo.shim import operators_of_torchvision
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,19 +19,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(reason)
 
 
-def _loads() -> bool:
-    """Whether torchvision's operators fit this torch."""
-    found = find_spec("torchvision")
-    places = [] if found is None else found.submodule_search_locations or []
-    libraries = [file for place in places for file in Path(place).glob("_C*.so")]
-    try:
-        for file in libraries:
-            torch.ops.load_library(file)
-    except OSError:
-        return False
-    return bool(libraries)
-
-
-if find_spec("timm") is not None and not _loads():
-    for schema in SCHEMAS:
-        LIBRARY.define(schema)
+if find_spec("timm") is not None:
+    operators_of_torchvision()

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from benchmarks.zoo import truth
 from PIL import Image
-from torch.func import functional_call, jacrev
+from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatlens as fl
@@ -31,24 +32,6 @@ def small():
     ).double()
 
 
-def brute_force(model: torch.nn.Module, x: torch.Tensor) -> dict[str, float]:
-    """Explicit Jacobians, sample by sample."""
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-    found: dict[str, list[float]] = {"mls": [], "interpolation_sharpness": [], "ggn_trace": []}
-    model.eval()
-    for one in x:
-        with sdpa_kernel(SDPBackend.MATH):
-            at_input = jacrev(lambda v: functional_call(model, parameters, (v[None],))[0])(one).flatten(1)
-            by_name = jacrev(lambda p, v=one: functional_call(model, p, (v[None],))[0])(parameters)
-        J = torch.cat([part.flatten(1) for part in by_name.values()], 1)
-        p = functional_call(model, parameters, (one[None],))[0].softmax(0)
-        C = p.diag() - p[:, None] * p
-        found["mls"].append(float(torch.linalg.matrix_norm(at_input, 2)))
-        found["interpolation_sharpness"].append(float(J.square().sum()))
-        found["ggn_trace"].append(float((C @ J @ J.T).trace()))
-    return {name: sum(values) / len(values) for name, values in found.items()}
-
-
 def relative_flatness(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, name: str) -> float:
     """Definition 3 with the explicit Hessian: sum over rows s, t of <w_s, w_t> Tr H_st."""
     W = model.get_parameter(name).detach()
@@ -65,10 +48,10 @@ def test_a_vit_measured_is_what_brute_force_says(small):
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.tensor([0, 3, 1])
     report = fl.measure(fl.Lens(fl.Problem(small, "cross_entropy", (x, y))), [*MEASURED, "relative_flatness"])
-    truth = brute_force(small, x)
+    true, _ = truth.first_order(small, x)
     for name in MEASURED:
         assert report[name].kind == "exact"
-        assert report[name].value == pytest.approx(truth[name], rel=1e-10)
+        assert report[name].value == pytest.approx(true[name], rel=1e-10)
     for layer in ("head", "blocks.0.mlp.fc1"):
         literal = relative_flatness(small, x, y, f"{layer}.weight")
         assert report["relative_flatness", layer].value == pytest.approx(literal, rel=1e-8)
@@ -79,10 +62,10 @@ def test_a_resnet_of_timm_is_measured():
     x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     problem = fl.Problem(named.network, "cross_entropy", (x, torch.tensor([0, 2])), dtype=torch.float64)
     report = fl.measure(fl.Lens(problem), ["mls", "ggn_trace"])
-    truth = brute_force(named.network.double(), x.double())
+    true, _ = truth.first_order(named.network.double(), x.double())
     assert len(report.about["layers"]) == 21
     for name in ("mls", "ggn_trace"):
-        assert report[name].value == pytest.approx(truth[name], rel=1e-9)
+        assert report[name].value == pytest.approx(true[name], rel=1e-9)
 
 
 def test_a_name_brings_timm_s_own_preparation():

@@ -1,0 +1,94 @@
+"""docs/zoo.md: what came of every network, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
+TOLERANCE, COARSE = 1e-8, 1e-5  #: relative: in float64, and where the network itself rounds to float32
+COLUMNS = {"interpolation_sharpness": "S", "by_layer": "S of a layer", "ggn_trace": "GGN trace", "mls": "MLS",
+           "hessian_product": "Hv"}  # fmt: skip
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """ "right", or what is not."""
+    tolerance = COARSE if row.get("rounds") else TOLERANCE
+    wrong = [column for name, column in COLUMNS.items() if not row["errors"].get(name, 0.0) <= tolerance]
+    return "; ".join([*row["troubles"], *([f"wrong: {', '.join(wrong)}"] if wrong else [])]) or "right"
+
+
+def write(rows: dict[str, Any]) -> Path:
+    """Make the page anew."""
+    PAGE.write_text(text(rows))
+    return PAGE
+
+
+def text(rows: dict[str, Any]) -> str:
+    """The page of these results."""
+    parts = [INTRODUCTION]
+    for library, title in (("timm", "timm 1.0.31"), ("transformers", "transformers")):
+        mine = {name.partition(":")[2]: row for name, row in rows.items() if name.startswith(library)}
+        right = sum(verdict(row) == "right" for row in mine.values())
+        parts += [f"\n## {title}\n\n{right} of {len(mine)} right.\n\n{table(mine)}\n"]
+    return "".join(parts)
+
+
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    """A line for each network."""
+    heads = ["network", "parameters", *COLUMNS.values(), "differences", "by autograd", "seconds", "brute force",
+             "verdict"]  # fmt: skip
+    lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
+    lines += [f"| {' | '.join(cells(name, row))} |" for name, row in sorted(rows.items())]
+    return "\n".join(lines)
+
+
+def cells(name: str, row: dict[str, Any]) -> list[str]:
+    """Of one network."""
+    errors = [small(row["errors"].get(column)) for column in COLUMNS]
+    differences = row.get("differences", {})
+    told = [small(differences.get("gradient")), small(differences.get("hessian_product"))]
+    share = row.get("share_by_autograd")
+    return [
+        f"`{name}`{' (f32)' if row.get('rounds') else ''}",
+        f"{row['parameters']:,}" if "parameters" in row else "",
+        *errors,
+        ", ".join(told) if differences else "",
+        "" if share is None else f"{share:.1%}",
+        *(f"{row[key]:.1f}" if key in row else "" for key in ("seconds_flatlens", "seconds_brute_force")),
+        verdict(row).replace("|", "\\|"),
+    ]
+
+
+def small(error: float | None) -> str:
+    """A relative error."""
+    return "" if error is None else f"{error:.0e}" if error else "0"
+
+
+INTRODUCTION = """# The zoo
+
+Networks of others, a small one of each family of timm and tiny ones of transformers, measured by flatlens and by brute
+force. Made by one command, in the environment of `.ci/timm`:
+
+```sh
+.venv-timm/bin/python -m benchmarks.zoo
+```
+
+Random weights, float64, three outputs, two samples: images, or texts of which the second is shorter and padded. What
+begins all alike (zero biases, norms of one, layer scales of 1e-6) is moved, and BatchNorms have the statistics of
+sixteen samples, so that nothing hides behind a zero.
+
+- S, GGN trace, MLS: relative errors of `interpolation_sharpness`, `ggn_trace` and `mls`, against one backward for each
+  sample and output, to all trainable parameters and to the image (of texts, to the first embedding's output). Each must
+  be of the kind `exact`.
+- S of a layer: the largest error of a layer's or parameter's own share of S, relative to it or, where it is less than
+  1e-9 of the whole, to that.
+- Hv: relative error of a product with `flatlens.curvature.Hessian`, against double backward, sample by sample.
+- differences: how far the arbiter, gradient and Hessian product of brute force along that vector, is itself from
+  central finite differences of loss and gradient. Where steps cross kinks, or the network works in float32 in places
+  (f32), these tell less.
+- by autograd: the share of the parameters that no layer explains, and per-sample autograd takes.
+- seconds of flatlens (checking the problem, all measures, one product), and of brute force.
+
+Right is what errs by at most 1e-8 in every column; by 1e-5 where the network itself rounds to float32 (f32).
+"""

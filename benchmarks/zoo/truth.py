@@ -1,0 +1,188 @@
+"""Brute force: one backward for each sample and output, and a Hessian product by double backward, sample by sample;
+finite differences say whether these are right.
+
+A sample is fed alone but twice over, and its first copy differentiated: of batches of one the backward of torch 2.13's
+BatchNorm on the CPU is wrong, without a word, where the gradient comes in a layout other than the input's
+(`bn(x).flatten(2).transpose(1, 2)`, as in xcit and levit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map
+
+STEPS, LONG = (1e-6, 1e-8), (1e-3, 1e-4, 1e-5)
+"""Of finite differences along normal numbers, in float64 and where a network rounds to float32."""
+
+
+@contextmanager
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Eval mode, and attention that can be differentiated twice."""
+    before = model.training
+    with sdpa_kernel(SDPBackend.MATH):
+        model.eval()
+        yield
+    model.train(before)
+
+
+def alone(x: Any, i: int) -> Any:
+    """A batch of one sample, twice."""
+    return tree_map(lambda part: part[[i, i]], x)
+
+
+def size(x: Any) -> int:
+    """How many samples there are."""
+    return len(next(iter(x.values())) if isinstance(x, dict) else x)
+
+
+def outputs(model: nn.Module, x: Any) -> Tensor:
+    """What the network gives, (n, N), anew: some of timm's keep what they make of a parameter, with its graph or
+    without, until they are put in training mode."""
+    model.train()
+    model.eval()
+    return as_it_is(model, x)
+
+
+def as_it_is(model: nn.Module, x: Any) -> Tensor:
+    """What the network gives in whatever mode it is."""
+    found = model(**x) if isinstance(x, dict) else model(x)
+    logits: Tensor = getattr(found, "logits", found)
+    return logits
+
+
+def at_input(model: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
+    """(outputs, what they are differentiated to beside the parameters): the image, or of token ids the first
+    embedding's output."""
+    if not isinstance(x, dict):
+        leaf = x.clone().requires_grad_()
+        return outputs(model, leaf.clone()), leaf  # the network may begin with an in-place operation
+    looked_up: list[Tensor] = []
+
+    def keep(module: nn.Module, ids: Any, found: Tensor) -> Tensor:
+        looked_up.append(found)
+        return found.clone()
+
+    hooks = [part.register_forward_hook(keep) for part in model.modules() if isinstance(part, nn.Embedding)]
+    try:
+        return outputs(model, x), looked_up[0]
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def trainable(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that count, the tied ones once."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def first_order(model: nn.Module, x: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """(sharpness under interpolation, Gauss-Newton trace of the cross-entropy, maximum local sensitivity; each
+    parameter's share of the first)."""
+    totals = {"interpolation_sharpness": 0.0, "ggn_trace": 0.0, "mls": 0.0}
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    shares, n = dict.fromkeys(names, 0.0), size(x)
+    for i in range(n):
+        f, leaf = at_input(model, alone(x, i))
+        to = [leaf, *trainable(model)]
+        rows = [torch.autograd.grad(f[0, k], to, retain_graph=True, allow_unused=True) for k in range(f.shape[1])]
+        J, *by_parameter = (
+            torch.stack([torch.zeros_like(at) if g is None else g for g in each])
+            for at, each in zip(to, zip(*rows, strict=True), strict=True)
+        )
+        K = torch.zeros(f.shape[1], f.shape[1], dtype=f.dtype)
+        for name, each in zip(names, by_parameter, strict=True):
+            own = each.flatten(1) @ each.flatten(1).T
+            shares[name] += float(own.trace()) / n
+            K += own
+        p = f[0].detach().softmax(0)
+        totals["interpolation_sharpness"] += float(K.trace()) / n
+        totals["ggn_trace"] += float(((p.diag() - p[:, None] * p) @ K).trace()) / n
+        totals["mls"] += float(torch.linalg.matrix_norm(J[:, 0].flatten(1), 2)) / n
+    return totals, shares
+
+
+def flat(parts: Any, like: list[nn.Parameter]) -> Tensor:
+    """One vector; zeros for what nothing depends on."""
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(parts, like, strict=True)])
+
+
+def loss_of(model: nn.Module, x: Any, y: Tensor, i: int) -> Tensor:
+    """A sample's share of the mean cross-entropy."""
+    return F.cross_entropy(outputs(model, alone(x, i))[:1], y[i : i + 1]) / size(x)
+
+
+def hessian_product(model: nn.Module, x: Any, y: Tensor, v: Tensor) -> Tensor:
+    """The Hessian of the mean cross-entropy times v, by explicit double backward."""
+    parameters, total = trainable(model), torch.zeros_like(v)
+    for i in range(size(x)):
+        g = torch.autograd.grad(loss_of(model, x, y, i), parameters, create_graph=True, allow_unused=True)
+        along = flat(g, parameters) @ v
+        total += flat(torch.autograd.grad(along, parameters, allow_unused=True), parameters)
+    return total
+
+
+@contextmanager
+def moved(parameters: Sequence[Tensor], v: Tensor, step: float) -> Iterator[None]:
+    """The parameters a step along v from where they are, and after exactly there again."""
+    before = [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        for p, part in zip(parameters, torch.split(v, [p.numel() for p in parameters]), strict=True):
+            p += step * part.view_as(p)
+    yield
+    with torch.no_grad():
+        for p, value in zip(parameters, before, strict=True):
+            p.copy_(value)
+
+
+def gradient(model: nn.Module, x: Any, y: Tensor) -> Tensor:
+    """Of the mean cross-entropy."""
+    parameters, total = trainable(model), torch.zeros(())
+    for i in range(size(x)):
+        total = total + flat(torch.autograd.grad(loss_of(model, x, y, i), parameters, allow_unused=True), parameters)
+    return total
+
+
+def by_differences(
+    model: nn.Module, x: Any, y: Tensor, v: Tensor, product: Tensor, steps: Sequence[float] = STEPS
+) -> dict[str, float]:
+    """How far gradient and product along v are from central differences, of loss and of gradient: relative, of the
+    steps the best, for rounding spoils the small ones and kinks the large ones."""
+    found = [_along(model, x, y, v, product, step) for step in steps]
+    return {"gradient": min(one[0] for one in found), "hessian_product": min(one[1] for one in found)}
+
+
+def _along(model: nn.Module, x: Any, y: Tensor, v: Tensor, product: Tensor, step: float) -> tuple[float, float]:
+    ends = []
+    for sign in (1, -1):
+        with moved(trainable(model), v, sign * step):
+            with torch.no_grad():
+                loss = float(sum(loss_of(model, x, y, i) for i in range(size(x))))
+            ends.append((loss, gradient(model, x, y)))
+    (loss_up, up), (loss_down, down) = ends
+    slope = float((up + down) @ v) / 2
+    return abs((loss_up - loss_down) / (2 * step) / slope - 1), relative((up - down) / (2 * step), product)
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b||."""
+    return float((a - b).norm() / b.norm())
+
+
+def direction(model: nn.Module) -> Tensor:
+    """Normal numbers, one for each parameter; none for the rows of embeddings that stand for padding and are never
+    trained."""
+    generator = torch.Generator().manual_seed(1)
+    parts: dict[Tensor, Tensor] = {
+        p: torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in trainable(model)
+    }
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None and module.weight in parts:
+            parts[module.weight][module.padding_idx] = 0
+    return flat(parts.values(), trainable(model))
