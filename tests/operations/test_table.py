@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.operations.table import OPERATIONS, _node, has_kink, role_of
+from flatlens.operations.table import OPERATIONS, node_role, operation_of, role_of
 
 ROWS = torch.tensor([2, 0, 2])
 PLACES = (torch.tensor([1, 0, 2]), torch.tensor([3, 1, 0]))
@@ -267,6 +267,10 @@ ROLES = {"linear": LINEAR, "piecewise linear": PIECEWISE, "bilinear": BILINEAR, 
 ELSEWHERE = {"LinearBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"}  # made on other devices alone
 
 
+def has_kink(name: str) -> bool:
+    return getattr(operation_of(name), "kinks", False)
+
+
 def inputs(shapes: tuple[tuple[int, ...], ...]) -> list[Tensor]:
     g = torch.Generator().manual_seed(4)
     return [torch.randn(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes]
@@ -305,7 +309,38 @@ def test_a_node_is_named_and_acts_as_the_table_says(role: str | None, name: str)
 
 
 def test_every_node_of_the_table_was_made() -> None:
-    made = {name for cases in ROLES.values() for name in cases}
-    listed = [_node(stem) for one in OPERATIONS for stem in one.nodes.split()]
-    assert set(listed) <= made | ELSEWHERE
+    stems = [stem for one in OPERATIONS for stem in one.nodes.split()]
+    listed = [f"{stem[:-1]}Backward{stem[-1]}" if stem[-1].isdigit() else stem for stem in stems]
+    assert set(listed) <= {name for cases in ROLES.values() for name in cases} | ELSEWHERE
     assert len(set(listed)) == len(listed)
+
+
+def test_kinks_are_what_bends_sharply() -> None:
+    """Whatever is piecewise linear and not linear; among curved operations those whose pieces meet."""
+    sharp = {name for cases in ROLES.values() for name in cases if has_kink(name)}
+    curved = {"Hardswish", "Elu", "Celu", "HuberLoss", "SmoothL1Loss", "MultiMarginLoss"}
+    others = {"WhereBackward0", "PreluKernelBackward0", "torch::autograd::CopySlices"}
+    assert sharp == {*PIECEWISE, *others, *(f"{name}Backward0" for name in curved)}
+
+
+def test_complex_numbers_have_no_role() -> None:
+    """|z| is curved in the real and the imaginary part, and a real tensor becomes complex by a mere product."""
+    x = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    for z in (x.to(torch.complex128), x * (1 + 2j)):
+        assert node_role(z.grad_fn.name()) is not None
+        assert role_of(z.grad_fn) is None
+
+
+def test_a_function_of_ones_own_has_no_role() -> None:
+    class Relu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.exp()
+
+        @staticmethod
+        def backward(ctx: Any, *slopes: Tensor) -> Tensor:
+            return slopes[0]
+
+    node = Relu.apply(torch.ones(3, requires_grad=True)).grad_fn
+    assert node.name() == "ReluBackward"
+    assert role_of(node) is None

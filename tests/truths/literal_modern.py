@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 import flatlens as fl
-from flatlens.problem.layers import matrix, stores_transposed
+from flatlens.operations.layers import layer_of, matrix
 
 
 class Literal:
@@ -78,7 +78,7 @@ def assert_flatness(this: Case, truth: Literal, lens: fl.Lens, report: fl.Report
     checked = layers(this, lens)
     assert checked
     for name, module in checked:
-        transposed = stores_transposed(module)
+        transposed = layer_of(module).row_axis == 1
         H = truth.block(truth.H, f"{name}.weight", transposed)
         GN = truth.block(truth.GN, f"{name}.weight", transposed)
         W = matrix(module)[0].detach()

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.functional import jacobian
 
 import flatlens as fl
-from flatlens.problem.layers import is_linear
+from flatlens.operations.layers import is_linear
 
 ONE_PASS = [name for name, m in fl.measures.MEASURES.items() if m.place != "request" and not m.held_out]
 REQUESTED = ["sharpness(tol=1e-8)", "ggn_norm(tol=1e-8)", "hessian_trace(exact=True)", "jacobian_norm(softmax=True)",

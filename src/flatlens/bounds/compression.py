@@ -14,8 +14,6 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, log_positive_volume, output_slope2, rank, weight_slope2
 from flatlens.grams import Weight
 from flatlens.measures import interpolation_sharpness, jacobian_frobenius, log_volume, mls
-from flatlens.problem.layers import is_token_wise
-from flatlens.problem.operator_norm import kernel_norm
 
 
 @bound(
@@ -45,7 +43,7 @@ def linear_stability(context: Context) -> Iterator[Claim]:
         yield Claim(frobenius2.sqrt(), right, layer, "frobenius", premises)
         yield Claim(spectral, slope2.sqrt(), layer, "middle", (*premises, _small(weight, x2)))
         if not weight.dense:
-            norm = weight.spectral_norm if is_token_wise(weight.module) else kernel_norm(weight.module)
+            norm = weight.spectral_norm if weight.adapter.token_wise else weight.kernel_norm
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
         yield Claim(spectral, weight.spectral_norm * context.each(output_slope2, layer).sqrt(), layer, "sound")
     yield _of_the_mean(context)

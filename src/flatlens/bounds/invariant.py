@@ -14,7 +14,6 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import adaptive_slope2, adaptive_weight_slope2, input_norm2, weight_slope2
 from flatlens.grams import LayerGrams, one_pass, quadratic
 from flatlens.measures import input_invariant_mls, mls, normalized_mls, normalized_sharpness, relative_flatness_ggn
-from flatlens.problem.layers import neurons
 
 
 @bound(
@@ -148,13 +147,13 @@ def adaptive_bound(context: Context) -> Iterator[Claim]:
     """
     context.ask(adaptive_weight_slope2, adaptive_slope2)
     for name, weight in context.readable.items():
-        left = context.each(input_invariant_mls, name) / neurons(weight.module)
+        left = context.each(input_invariant_mls, name) / weight.neurons
         yield Claim(left, context.each(adaptive_weight_slope2, name), name, "", (context.unshared(name),))
     layer = context.first
     if layer is None or layer not in context.readable:
         yield context.unread("mean")
         return
-    left = context.each(input_invariant_mls, layer).mean() / neurons(context.layers[layer].module)
+    left = context.each(input_invariant_mls, layer).mean() / context.layers[layer].neurons
     premises = (context.unshared(layer), context.counted([layer]))
     yield Claim(left, context.total(adaptive_slope2).mean(), layer, "mean", premises)
 

@@ -21,11 +21,13 @@ from flatlens.curvature.operators import slopes
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
-from flatlens.grams.record import run_recorded
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.trial import operations_of
 from flatlens.grams.twice import require_second_derivative
+from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.kept import Kept
-from flatlens.problem.layers import as_stored, by_position, by_sample, matrix, patches
+from flatlens.problem.state import differentiable
 
 TOGETHER = 16  #: directions differentiated in one batched call
 ROWS = 10  #: a product holds as much as a pass over so many outputs
@@ -49,10 +51,10 @@ def bending_along(
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
     kept: Kept[str] = Kept()
     count = 0
-    with problem.measuring(model):
+    with problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
             with slow_batching_is_fine():
-                if len(weight.calls) == 1:
+                if len(weight.slots) == 1:
                     forms = _along_preactivation(problem, model, layout, weight, problem.place(raw), directions)
                 else:
                     assert isinstance(directions, WeightDirections)
@@ -60,6 +62,29 @@ def bending_along(
             kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
             count = forms.shape[1]
     return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
+
+
+class Seen:
+    """A weight that acts through one product, as one forward pass shows it."""
+
+    def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
+        (slot,) = weight.slots
+        product = operations_of(tape, layout.structure)[slot]
+        assert isinstance(product, Product)
+        self.n, self.edge, self.shape = n, product.edge, product.shape
+        self._rows, self._adapter = layout.rows[slot], weight.adapter
+        self.phi = self._adapter.patches(self._rows.in_front(product.kept(), n), n)  #: what the weight multiplies
+
+    def by_position(self, z: Tensor) -> Tensor:
+        """Something of the product's shape as (n, g, d, P)."""
+        return self._adapter.by_position(self._rows.in_front(z, self.n), self.n)
+
+    def as_output(self, U: Tensor) -> Tensor:
+        """(n, g, d, P) in the product's shape: the inverse of `by_position`, a permutation, is its transpose."""
+        leaf = U.new_zeros(self.shape).requires_grad_()
+        with torch.enable_grad():
+            (shaped,) = torch.autograd.grad(self.by_position(leaf), leaf, U)
+        return shaped
 
 
 def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -77,21 +102,22 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
 def _along_preactivation(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, directions: Directions
 ) -> Tensor:
-    tape, _, f, y = run_recorded(problem, model, batch)
-    n, call, axis = len(f), tape.linear[weight.layer], layout.batch_axis[weight.layer]
-    W = matrix(weight.module).detach()
-    phi = patches(weight.module, by_sample(call.read, axis), n)
-    (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), call.z, create_graph=True)
+    tape, inputs, f, y = run_recorded(problem, model, batch)
+    layout.require_same(tape, inputs, model, batch)
+    n, seen = len(f), Seen(tape, layout, weight, len(f))
+    W = weight.adapter.matrix(weight.value)
+    phi = seen.phi
+    (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), [seen.edge], create_graph=True)
     require_second_derivative([slope])
     straight = not slope.requires_grad
-    slope = by_position(weight.module, by_sample(slope, axis), n)
+    slope = seen.by_position(slope)
     forms = []
     for U in _blocks(directions.at_preactivation(W, phi)):
         if straight:
             forms.append(f.new_zeros(len(U), n))
             continue
-        (HU,) = torch.autograd.grad(slope, call.z, U, retain_graph=True, is_grads_batched=True)
-        rows = torch.stack([by_position(weight.module, by_sample(h, axis), n) for h in HU])
+        (HU,) = torch.autograd.grad(slope, [seen.edge], U, retain_graph=True, is_grads_batched=True)
+        rows = torch.stack([seen.by_position(h) for h in HU])
         forms.append((U * rows).sum((2, 3, 4)))
     return torch.cat(forms).T
 
@@ -101,8 +127,9 @@ def _along_weight(
 ) -> Tensor:
     f, y = problem.run(model, batch)
     slope = slopes(problem, f, y)
-    W = weight.module.weight.detach()
-    bend = _bend_of_sample(Runner(problem, model), f"model.{weight.layer.partition(':')[0]}.weight", W)
+    assert weight.parameter is not None
+    W = weight.value
+    bend = _bend_of_sample(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     counted = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
@@ -118,8 +145,8 @@ def _along_weight(
                 raise
         return torch.stack([along(_sample(batch, counted, i), slope[i], V).detach() for i in range(len(f))])
 
-    blocks = _blocks(directions.of_weight(matrix(weight.module).detach()))
-    return torch.cat([forms(as_stored(weight.module, V)) for V in blocks], 1)
+    blocks = _blocks(directions.of_weight(weight.adapter.matrix(W)))
+    return torch.cat([forms(weight.adapter.as_stored(V, W.shape)) for V in blocks], 1)
 
 
 def _sample(batch: Batch, counted: Batch, i: int) -> Batch:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout
 from flatlens.grams.record import record
+from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
-from flatlens.problem.layers import by_sample
 
 TOLERANCE = 1e-9  #: of the squared norm's residual; its value is then right to rounding
 

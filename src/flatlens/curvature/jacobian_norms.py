@@ -19,10 +19,11 @@ from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Layout
 from flatlens.grams.contract import norm2
 from flatlens.grams.record import Tape, run_recorded
+from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem
 from flatlens.problem.data import size
-from flatlens.problem.layers import by_sample
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
+from flatlens.problem.state import differentiable
 
 STEPS = 40  #: at most
 CHUNK = 256  #: samples at most
@@ -57,15 +58,16 @@ def jacobian_norms(
     problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
     seed = int(torch.randint(2**62, (), generator=generator))
-    with problem.measuring(model):
+    with problem.measuring(model), differentiable(model.parameters()):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         basis = 8 * STEPS * min(problem.outputs, layout.held)
         most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
         for number, raw in problem.walked(most, "spectral norms", progress):
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
-            tape, inputs, f, y = run_recorded(problem, model, problem.place(raw))
+            batch = problem.place(raw)
+            tape, inputs, f, y = run_recorded(problem, model, batch)
             tokens = y if isinstance(y, Tokens) else None
-            layout.require_same(tape, len(f))
+            layout.require_same(tape, inputs, model, batch)
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
             for place in places:

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.bending import ROWS, bending_along
+from flatlens.curvature.bending import ROWS, Seen, bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight
 from flatlens.grams.contract import pieces
 from flatlens.grams.leftover import slow_batching_is_fine
-from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import signs
 from flatlens.grams.twice import require_second_derivative
+from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
-from flatlens.problem.layers import by_position, by_sample, matrix, patches
 from flatlens.problem.state import differentiable
 
 CHUNK = 128  #: samples that share a probe where a parameter has to
@@ -46,20 +46,11 @@ class Curved:
 
 def curved_parameters(problem: Problem, layout: Layout) -> Curved:
     """Leaves out what the network is (piecewise) affine in: there H = GGN, and nothing is to be added."""
-    weights: dict[str, str] = {}
-    biases: dict[str, str] = {}
-    flat: set[str] = set()
-    for layer, weight in layout.weights.items():
-        for name, found in ((weight.parameter, weights), (weight.bias, biases)):
-            if name in problem.parameters and name is not None:
-                if layer in layout.affine:
-                    flat.add(name)
-                elif len(weight.calls) == 1:
-                    found[layer] = name
-    for call, names in layout.norms.items():
-        flat |= {name for name in names if name is not None and call in layout.affine_norms}
-    known = {*weights.values(), *biases.values(), *flat}
-    return Curved(weights, biases, tuple(sorted(problem.parameters - known)))
+    curved = problem.parameters & layout.structure.curved
+    once = {layer: weight for layer, weight in layout.weights.items() if len(weight.slots) == 1}
+    weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
+    biases = {layer: w.bias for layer, w in once.items() if w.bias is not None and w.bias in curved}
+    return Curved(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
 
 
 def bending_trace(
@@ -82,7 +73,7 @@ def bending_trace(
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
-    with problem.measuring(model), differentiable(list(parameters.values())), slow_batching_is_fine():
+    with problem.measuring(model), differentiable(parameters.values()), slow_batching_is_fine():
         for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
@@ -104,24 +95,23 @@ class _Chunk:
         parameters: dict[str, Tensor],
         weighted: bool,
     ) -> None:
-        tape, _, f, y = run_recorded(problem, model, batch)
-        self.n, self.curved, self.weighted = len(f), curved, weighted
+        tape, inputs, f, y = run_recorded(problem, model, batch)
+        layout.require_same(tape, inputs, model, batch)
+        self.curved, self.weighted, self.dtype, self.device = curved, weighted, f.dtype, f.device
         self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
-        self.axes = layout.batch_axis
         self.others = {name: parameters[name] for name in curved.others}
-        self.z = {layer: tape.linear[layer].z for layer in self.layers}
-        self.phi = self._inputs(tape)
-        self.at = [*self.z.values(), *self.others.values()]
+        self.seen = {layer: Seen(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
+        self.phi = self._inputs()
+        self.at: list[Place] = [*(seen.edge for seen in self.seen.values()), *self.others.values()]
         rows = torch.autograd.grad((slopes(problem, f, y) * f).sum(), self.at, create_graph=True, allow_unused=True)
         require_second_derivative(rows)
         self.slopes = list(rows)
 
-    def _inputs(self, tape: Tape) -> dict[str, Tensor]:
+    def _inputs(self) -> dict[str, Tensor]:
         """phi of each layer whose weight counts, as it is or as its factor, whichever is smaller to draw for."""
         found = {}
         for layer in self.curved.weights:
-            weight = self.layers[layer]
-            phi = patches(weight.module, by_sample(tape.linear[layer].read, self.axes[layer]), self.n)
+            phi = self.seen[layer].phi
             found[layer] = factor(phi) if not self.weighted and phi.shape[2] > 4 * phi.shape[3] else phi
         return found
 
@@ -131,7 +121,7 @@ class _Chunk:
         steps = {name: signs(p.shape, p, generator) for name, p in self.others.items()}
         if self.weighted:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
-        onto = [self._as_output(layer, sum(parts.values())) for layer, parts in moves.items()] + list(steps.values())
+        onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
         live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _bends(slope)]
         bent: tuple[Tensor | None, ...] = (None,) * len(self.at)
         if live:
@@ -141,27 +131,27 @@ class _Chunk:
         shares = {}
         for (layer, parts), row in zip(moves.items(), bent, strict=False):
             for name, U in parts.items():
-                shares[name] = _overlap(U, None if row is None else self._by_position(layer, row))
+                shares[name] = _overlap(U, None if row is None else self.seen[layer].by_position(row))
         for (name, step), row in zip(steps.items(), bent[len(moves) :], strict=True):
             shares[name] = _overlap(step, row)
         return torch.stack([shares[name] for name in self.curved.names])
 
     def _move(self, layer: str, weight: Weight, generator: torch.Generator) -> dict[str, Tensor]:
         """Of weight and bias, as the pre-activation sees them, (n, g, d, P); every sample has its own."""
-        z = self._by_position(layer, self.z[layer].detach())
+        z = self._like(layer)
         parts = {}
         if layer in self.curved.weights:
             parts[self.curved.weights[layer]] = self._weight_move(weight, self.phi[layer], z, generator)
         if layer in self.curved.biases:
             b = signs((*z.shape[:3], 1), z, generator)
             if self.weighted:
-                assert isinstance(weight.module.bias, Tensor)
-                b = b * weight.module.bias.detach().reshape(z.shape[1], z.shape[2], 1)
+                assert weight.bias_value is not None
+                b = b * weight.bias_value.reshape(z.shape[1], z.shape[2], 1)
             parts[self.curved.biases[layer]] = b.expand_as(z)
         return parts
 
     def _weight_move(self, weight: Weight, phi: Tensor, z: Tensor, generator: torch.Generator) -> Tensor:
-        W = matrix(weight.module).detach()
+        W = weight.adapter.matrix(weight.value)
         n, g, m, P = phi.shape
         d = W.shape[1]
         if self.weighted and P == 1:  # sum_t v_st W_st phi_t has the second moments of one sign times the root of this
@@ -173,19 +163,13 @@ class _Chunk:
             U[piece] = (V * W if self.weighted else V) @ phi[piece]
         return U
 
-    def _by_position(self, layer: str, z: Tensor) -> Tensor:
-        return by_position(self.layers[layer].module, by_sample(z, self.axes[layer]), self.n)
+    def _like(self, layer: str) -> Tensor:
+        """An uninitialised tensor of the product's shape, by position."""
+        return self.seen[layer].by_position(torch.empty(self.seen[layer].shape, dtype=self.dtype, device=self.device))
 
-    def _as_output(self, layer: str, U: Tensor | int) -> Tensor:
-        """(n, g, d, P) in the shape of the layer's output."""
-        assert isinstance(U, Tensor)
-        z = self.z[layer]
-        leaf = torch.zeros_like(z).requires_grad_()
-        with torch.enable_grad():
-            (shaped,) = torch.autograd.grad(
-                self._by_position(layer, leaf), leaf, U
-            )  # a permutation: its transpose inverts it
-        return shaped
+
+def _added(parts: dict[str, Tensor]) -> Tensor:
+    return torch.stack(list(parts.values())).sum(0) if len(parts) > 1 else next(iter(parts.values()))
 
 
 def _overlap(move: Tensor, bent: Tensor | None) -> Tensor:
@@ -219,11 +203,9 @@ def exact_bending_trace(
         W = layout.weights[layer].matrix.W
         found[name] = total(layer, Entries() if weighted else Rows(torch.eye(W.shape[1]).expand(len(W), -1, -1)))
     for layer, name in curved.biases.items():
-        module = layout.weights[layer].module
-        assert isinstance(module.bias, Tensor)
-        found[name] = total(
-            layer, Shifts(module.bias.detach().reshape(layout.weights[layer].matrix.W.shape[:2]) if weighted else None)
-        )
+        matrix = layout.weights[layer].matrix
+        assert matrix.b is not None
+        found[name] = total(layer, Shifts(matrix.b.reshape(matrix.W.shape[:2]) if weighted else None))
     if curved.others:
         residual = Residual(problem, curved.others, model=model)
         point, where = residual.space.point(), residual.space.slices()

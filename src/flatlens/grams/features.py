@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import record
+from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
-from flatlens.problem.layers import by_sample, features, is_token_wise, per_feature
 
 DEAD = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
 
@@ -41,7 +41,7 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
             with record(model, batch) as tape:
                 problem.run(model, batch)
             for layer, weight in layout.weights.items():
-                for key in weight.calls:
+                for key in () if weight.unplaced else weight.calls:
                     x = by_sample(tape.linear[key].read, layout.batch_axis[key])
                     there = tape.mask if layout.hides_padding else None
                     moments[layer] = _merge(moments.get(layer), _by_feature(weight, x, there))
@@ -57,8 +57,8 @@ def _by_feature(weight: Weight, x: Tensor, there: Tensor | None) -> Tensor:
     """(observations, features); padded tokens are none."""
     if there is not None and x.ndim == 3 and x.shape[:2] == there.shape:
         x = x[there != 0]
-    axis = -1 if is_token_wise(weight.module) else 1
-    return x.movedim(axis, -1).reshape(-1, features(weight.module)).to(torch.float64)
+    axis = -1 if weight.adapter.token_wise else 1
+    return x.movedim(axis, -1).reshape(-1, weight.adapter.features(weight.matrix.W)).to(torch.float64)
 
 
 def _merge(so_far: Moments | None, x: Tensor) -> Moments:
@@ -77,4 +77,4 @@ def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> tuple[T
     spread = (squares / count).sqrt()
     constant = is_constant(mean, spread)
     units = torch.where(constant, mean.abs(), spread)
-    return per_feature(weight.module, torch.where(units == 0, DEAD, units)), int(constant.sum())
+    return weight.adapter.per_feature(torch.where(units == 0, DEAD, units)), int(constant.sum())

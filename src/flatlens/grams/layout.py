@@ -1,59 +1,97 @@
-"""The plan of a pass: which parameter is explained by which layer, and what is where.
+"""The plan of a pass: which parameter acts through which operations, and where their samples lie.
 
-It is read off small trial runs on the problem's probes and checked against autograd there. A weight belongs to a linear
-layer only if the gradient rebuilt from the layer's calls equals autograd's. What does not (used through a bare
-function as attention's projections are, tied to an embedding, reparametrised) is left over: it still counts in every
-sum over parameters, through per-sample autograd, under its own name.
+It is read off autograd's graph on the problem's probes (`structure`), and each chunk of the pass is held against it.
+A weight belongs to a linear layer if the graph has it act through that layer's calls and nothing else. A parameter
+that the graph does not explain (divided by, indexed, sliced, made into another weight) is left over: it still counts in
+every sum over parameters, through per-sample autograd, under its own name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadModel
-from flatlens.grams.record import Tape
-from flatlens.grams.trial import Trial, stored
+from flatlens.grams.record import Call, Tape
+from flatlens.grams.rows import Rows
+from flatlens.grams.structure import Structure, meet, structure_of
+from flatlens.grams.trial import Trial
 from flatlens.grams.weight import WeightMatrix
-from flatlens.problem import LinearLayer, Problem, is_linear, measuring
-from flatlens.problem.layers import is_token_wise, matrix, neurons
-from flatlens.problem.operator_norm import operator_norm
+from flatlens.operations.layers import Adapter, layer_of
+from flatlens.operations.operator_norm import blocks_norm, map_norm
+from flatlens.operations.reads import Bias, Entrywise, Lookup, Product
+from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.sequences import unpadded
 from flatlens.problem.state import differentiable
 
 
+class PlanBroken(Exception):
+    """A chunk on which the network does not do what the plan says: the plan is to be made anew with it."""
+
+    def __init__(self, batch: Batch, distrusted: Collection[str] = ()) -> None:
+        super().__init__("the plan of the pass does not hold on every chunk of the data")
+        self.batch = batch
+        self.distrusted = frozenset(distrusted)  #: places whose samples do not lie where the plan has them
+
+
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """The weight tensor of a linear layer, its calls and what of it counts in sums over parameters."""
+    """A weight as a matrix: of a linear layer, or of products outside layers, as attention's projections are."""
 
-    layer: str
-    module: LinearLayer
-    calls: tuple[str, ...]
-    parameter: str | None  #: None where the weight is not a parameter of the model, or not of this layer alone
-    bias: str | None
+    layer: str  #: of the first call; of a product outside layers the parameter's name
+    calls: tuple[str, ...]  #: of the layer
+    slots: tuple[str, ...]  #: names of the products it acts through; empty where autograd takes its slopes by sample
+    adapter: Adapter
+    value: Tensor  #: as stored
+    bias_value: Tensor | None
+    parameter: str | None  #: None where the weight is made from other parameters
+    bias: str | None  #: None where the bias also acts elsewhere
     explained: bool  #: whether the weight acts through these calls and nothing else
     dense: bool  #: applied once per sample, at one position
+    whole: bool  #: whether the layer's calls multiply, add the bias and do nothing else
     positions: int  #: per sample, over all its calls
-    input_size: torch.Size  #: of what one call reads of one sample
+    module: nn.Module | None = None
+    stretching: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
+    unplaced: str = ""  #: why the inputs of the layer's calls cannot be told apart by sample
     measured: bool = True  #: whether it is among the problem's parameters: a frozen one is not
 
     @cached_property
     def matrix(self) -> WeightMatrix:
         """W as (g, d, m), and the bias, in float64."""
-        b = self.module.bias
-        bias = None if b is None else b.detach().to(torch.float64)
-        return WeightMatrix(matrix(self.module).detach().to(torch.float64), bias)
+        bias = None if self.bias_value is None else self.bias_value.to(torch.float64)
+        return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias)
+
+    @property
+    def readable(self) -> bool:
+        """Whether the derivative in the whole weight is had, so that measures of its own curvature are defined."""
+        return bool(self.slots) or (self.parameter is not None and self.measured)
+
+    @property
+    def neurons(self) -> int:
+        """Rows of the weight, g d."""
+        return self.matrix.W.shape[0] * self.matrix.W.shape[1]
+
+    @property
+    def row_axis(self) -> int:
+        """Which axis of the stored weight counts its rows."""
+        return self.adapter.row_axis
+
+    @cached_property
+    def kernel_norm(self) -> float:
+        """||W||_2 of the weight as a matrix, a convolution's kernel block by block."""
+        return blocks_norm(self.matrix.W)
 
     @cached_property
     def spectral_norm(self) -> float:
         """||W||_2 of the map from one sample's input to its output; of a convolution, of the operator, not its
         kernel."""
-        tolerance = 1e-10 if self.input_size.numel() <= 4096 else 1e-6  # of the square: its error is that squared
-        return operator_norm(self.module, self.input_size, tolerance)
+        assert self.stretching is not None
+        adapter, size = self.stretching
+        tolerance = 1e-10 if size.numel() <= 4096 else 1e-6  # of the square: its error is that squared
+        return map_norm(adapter, self.value, size, tolerance)
 
 
 GRAMS = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
@@ -63,21 +101,33 @@ GRAMS = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two 
 class Layout:
     """The plan of a pass over one network."""
 
-    weights: dict[str, Weight]  #: by layer, in execution order
-    norms: dict[str, tuple[str, str | None]]  #: norm call -> names of its affine weight and bias
-    lookups: dict[str, tuple[str, ...]]  #: weight of an embedding -> its calls, where they are all it does
+    structure: Structure  #: what the graph proves
+    weights: dict[str, Weight]  #: of linear layers, in execution order
+    outside: dict[str, Weight]  #: of products outside layers, by parameter
+    small: dict[str, tuple[str, ...]]  #: parameters that act entry by entry -> names of the operations
+    lookups: dict[str, tuple[str, ...]]  #: weight of an embedding -> names of the lookups, where they are all it does
     leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
-    batch_axis: dict[str, int]  #: per call: which axis counts samples
+    rows: dict[str, Rows]  #: by operation: where its samples lie
+    batch_axis: dict[str, int]  #: per call of a layer that every batch has: which axis of its input counts samples
+    unplaced: dict[str, str]  #: the other calls -> why not
     inputs: tuple[int, ...]  #: which of the floating tensors fed in the outputs depend on
     input_is_embedded: bool  #: token ids go in, so the input is what the first embedding makes of them
     input_is: str | None  #: the one call whose input is the network's input, if there is one
-    affine: frozenset[str]  #: layers whose pre-activation the outputs are (piecewise) affine in
-    affine_norms: frozenset[str]  #: and norms, called once, whose output they are affine in
     held: int  #: numbers that the calls read and give, per sample
     sloped: int  #: bytes of one output's slopes at all of these, per sample
     unexplained: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
     hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
+
+    @cached_property
+    def affine(self) -> frozenset[str]:
+        """Layers in whose weight the outputs are (piecewise) affine."""
+        curved, calls = self.structure.curved, self.structure.curved_calls
+        return frozenset(
+            name
+            for name, w in self.weights.items()
+            if (w.parameter not in curved if w.parameter is not None else w.calls == (name,) and name not in calls)
+        )
 
     def bytes_per_sample(self, rows: int) -> int:
         """Of a pass over so many outputs: their slopes, the graph's activations, gradients of the leftovers, Grams."""
@@ -102,145 +152,204 @@ class Layout:
         """The last linear layer."""
         return next(reversed(self.weights), None)
 
-    def require_same(self, tape: Tape, n: int) -> None:
-        """Refuse a batch on which the network does something else than on the probes."""
-        calls = {**tape.linear, **tape.norms}
-        for key, axis in self.batch_axis.items():
-            if key not in calls or calls[key].z.shape[axis] % n:
-                raise BadModel(
-                    f"Problem(model=...): layer call {key!r} does not see every sample of every batch: routing, "
-                    f"packing or loops that depend on the data cannot be measured per sample; pad to one length, or "
-                    f"measure each kind apart"
-                )
-        for keys in self.lookups.values():
-            name = keys[0].partition(":")[0]
-            found = [key for key, call in tape.lookups.items() if call.name == name]
-            if found != list(keys) or any(len(tape.lookups[key].x) != n for key in keys):
-                raise BadModel(
-                    f"Problem(model=...): embedding {name!r} is called {len(found)} times on some batches and "
-                    f"{len(keys)} on others, or not on every sample: pad the data to one length"
-                )
-        for weight in self.weights.values():
-            made = sum(call.module is weight.module for call in tape.linear.values())
-            if weight.explained and made > sum(tape.linear[key].module is weight.module for key in weight.calls):
-                raise BadModel(
-                    f"Problem(model=...): {weight.layer!r} is called {made} times on some batches and fewer on others: "
-                    f"pad the data to one length"
-                )
+    def require_same(self, tape: Tape, inputs: list[Tensor], model: nn.Module, batch: Batch) -> None:
+        """Raise PlanBroken where the network does something else on a batch than the plan says."""
+        if not self.structure.covers(structure_of(tape, inputs, model)):
+            raise PlanBroken(batch)
 
 
-def lay_out(problem: Problem, model: nn.Module) -> Layout:
-    """Run the network on the probes and see what is where."""
+def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
+    """Run the network on the probes, and on placed batches `also`, and see what is where; places that are `distrusted`
+    have their samples nowhere."""
     generator = torch.Generator().manual_seed(0)
     with measuring(model), differentiable(model.parameters()):  # frozen ones too, so that none has to be believed
-        trials = [Trial(problem, model, problem.place(probe), generator) for probe in problem.probes]
-        axes = _axes(trials)
-        weights = _weights(problem, model, trials, axes)
-        norms = _norms(trials, axes)
-        lookups = _lookups(trials)
-        affine = frozenset.intersection(*(trial.affine(generator) for trial in trials))
-    claimed = {name for w in weights.values() for name in (w.parameter, w.bias) if name}
-    claimed |= {name for names in norms.values() for name in names if name} | set(lookups)
-    sizes = {name: p.numel() for name, p in model.named_parameters() if name in problem.parameters}
-    leftovers = tuple(name for name in sizes if name not in claimed)
-    watched = [*trials[0].calls.values(), *trials[0].lookups.values()]
-    alone = (key for key in axes if all(trial.is_input(key, axes[key]) for trial in trials))
-    return Layout(
-        weights=weights,
-        norms=norms,
-        lookups={name: calls for name, calls in lookups.items() if name in sizes},
-        leftovers=leftovers,
-        batch_axis=axes,
-        inputs=tuple(sorted(set().union(*(trial.connected for trial in trials)))),
-        input_is_embedded=any(trial.embeds for trial in trials),
-        input_is=next((key for key in alone if any(trial.responds(key) for trial in trials)), None),
-        affine_norms=frozenset(call for call in norms if call in affine and _called_once(call, norms)),
-        affine=frozenset(name for name, w in weights.items() if w.calls == (name,) and w.explained and name in affine),
-        held=sum(call.x.numel() + call.z.numel() for call in watched) // trials[0].n,
-        sloped=sum(call.z.nbytes + call.x.nbytes * is_linear(call.module) for call in watched) // trials[0].n,
-        unexplained=sum(sizes[name] for name in leftovers),
-        itemsize=trials[0].f.element_size(),
-        hides_padding=all(trial.hides_padding for trial in trials),
-    )
+        batches = [*(problem.place(probe) for probe in problem.probes), *also]
+        trials = [Trial(problem, model, batch) for batch in batches]
+        structure = meet(trial.structure for trial in trials)
+        for trial in trials:
+            trial.look(structure, generator)
+        return _Planner(problem, model, trials, structure, distrusted).plan()
 
 
-def _axes(trials: list[Trial]) -> dict[str, int]:
-    """Per call: the sample axis on which all trials agree; 0 where no trial responds there."""
-    found: dict[str, int] = {}
-    for key in trials[0].calls:
-        if all(key in trial.calls for trial in trials):
-            seen = {trial.axis(key) for trial in trials} - {"silent"}
-            axis = seen.pop() if seen else 0
-            if not seen and isinstance(axis, int) and all(t.calls[key].z.shape[axis] % t.n == 0 for t in trials):
-                found[key] = axis
-    return found
+class _Planner:
+    """What the trials agree on."""
 
+    def __init__(
+        self,
+        problem: Problem,
+        model: nn.Module,
+        trials: list[Trial],
+        structure: Structure,
+        distrusted: Collection[str],
+    ) -> None:
+        self.problem, self.trials, self.first, self.structure = problem, trials, trials[0], structure
+        self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
+        places = [name for name in self.first.slopes if not name.startswith("input:") and name not in distrusted]
+        found = {name: self._rows(name) for name in places}
+        self.rows = {name: rows for name, rows in found.items() if rows is not None}
 
-def _weights(problem: Problem, model: nn.Module, trials: list[Trial], axes: dict[str, int]) -> dict[str, Weight]:
-    """Linear layers by weight tensor, in execution order."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    together: dict[int, list[str]] = {}
-    for key, call in trials[0].tape.linear.items():
-        if key in axes:
-            together.setdefault(id(stored(call.module, "weight", call.module)), []).append(key)
-    weights = {}
-    for keys in together.values():
-        first = trials[0].calls[keys[0]]
-        module = first.module
-        assert is_linear(module)
-        modules = [trials[0].calls[key].module for key in keys]
-        rebuilt = [trial.rebuild(module, {key: axes[key] for key in keys}) for trial in trials]
-        parameter, bias = names.get(id(stored(module, "weight"))), names.get(id(stored(module, "bias")))
-        whole = parameter
-        if not all(trial.explains(parameter, r[0]) for trial, r in zip(trials, rebuilt, strict=True)):
-            parameter = None
-        tied_alone = any(m.bias is not module.bias for m in modules)  # a tied weight may have several biases
-        if tied_alone or not all(trial.explains(bias, r[1], r[2]) for trial, r in zip(trials, rebuilt, strict=True)):
-            bias = None
-        dense = len(keys) == 1 and is_token_wise(module) and first.z.numel() == trials[0].n * neurons(module)
-        explained = parameter is not None or _is_reparametrised(module)
-        positions = sum(trials[0].calls[key].z.numel() for key in keys) // (trials[0].n * neurons(module))
-        measured = whole is None or whole in problem.parameters
-        weights[keys[0]] = Weight(
-            keys[0], module, tuple(keys), parameter, bias, explained, dense, positions, first.x.shape[1:], measured
+    def _rows(self, name: str) -> Rows | None:
+        """Where all trials that have a place allow its samples to lie: the first of these arrangements."""
+        allowed = [trial.rows(name) for trial in self.trials if name in trial.slopes]
+        return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
+
+    def plan(self) -> Layout:
+        """Put together what every trial shows."""
+        self.axes, self.unplaced = self._axes()
+        weights = self._weights()
+        of_layers = {name for w in weights.values() if w.slots for name in (w.parameter, w.bias) if name}
+        outside: dict[str, Weight] = {}
+        small: dict[str, tuple[str, ...]] = {}
+        lookups: dict[str, tuple[str, ...]] = {}
+        for name in self.parameters:
+            slots = None if name in of_layers else self._slots(name)
+            if slots is None or name not in self.problem.parameters:
+                continue
+            kinds = {type(read) for read in self.first.tape.reads[name] or ()}
+            if kinds == {Product}:
+                if (found := self._outside(name)) is not None:
+                    outside[name] = found
+            elif kinds == {Lookup}:
+                lookups[name] = slots
+            elif kinds <= {Bias, Entrywise}:
+                small[name] = slots
+        known = of_layers | outside.keys() | small.keys() | lookups.keys()
+        sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
+        leftovers = tuple(name for name in sizes if name not in known)
+        needed = {slot for w in (*weights.values(), *outside.values()) for slot in w.slots}
+        needed |= {slot for slots in (*small.values(), *lookups.values()) for slot in slots}
+        axes = self.axes
+        calls, n = self.first.tape.linear, self.first.n
+        shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
+        shapes += [(calls[key].x.shape, calls[key].x.dtype) for key in axes]
+        return Layout(
+            structure=self.structure,
+            weights=weights,
+            outside=outside,
+            small=small,
+            lookups=lookups,
+            leftovers=leftovers,
+            rows={name: rows for name, rows in self.rows.items() if name in needed},
+            batch_axis=axes,
+            unplaced=self.unplaced,
+            inputs=tuple(sorted(self.structure.inputs)),
+            input_is_embedded=any(trial.embeds for trial in self.trials),
+            input_is=self._input_is(axes, weights),
+            held=sum(shape.numel() for shape, _ in shapes) // n,
+            sloped=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
+            unexplained=sum(sizes[name] for name in leftovers) + sum(self.parameters[name].numel() for name in small),
+            itemsize=self.first.f.element_size(),
+            hides_padding=all(trial.hides_padding for trial in self.trials),
         )
-    return weights
+
+    def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Per call of a layer the axis of its input that counts samples; the other calls, with the reason."""
+        axes: dict[str, int] = {}
+        unplaced: dict[str, str] = {}
+        for key in (*self.structure.calls, *sorted(self.structure.sometimes)):
+            rows = self.rows.get(f"x:{key}")
+            if key in self.structure.sometimes:
+                unplaced[key] = "the layer is not called in the same way on every batch"
+            elif rows is None or rows.order != "outer":
+                unplaced[key] = "its calls do not see every sample of a batch, each by itself, along one axis"
+            else:
+                axes[key] = rows.axis
+        return axes, unplaced
+
+    def _slots(self, parameter: str) -> tuple[str, ...] | None:
+        """The operations that a parameter acts through, if all are known and tell samples apart."""
+        if self.structure.reads[parameter] is None:
+            return None
+        slots = tuple(self.first.names[read.node] for read in self.first.tape.reads[parameter] or ())
+        return slots if all(slot in self.rows for slot in slots) else None
+
+    def _weights(self) -> dict[str, Weight]:
+        """Linear layers by weight tensor, in execution order."""
+        together: dict[int, list[str]] = {}
+        for key, call in self.first.tape.linear.items():
+            kept = call.module._parameters.get("weight")
+            together.setdefault(id(call.module if kept is None else kept), []).append(key)
+        return {keys[0]: self._weight(keys) for keys in together.values()}
+
+    def _weight(self, keys: list[str]) -> Weight:
+        names = {id(p): name for name, p in self.parameters.items()}
+        calls = [self.first.tape.linear[key] for key in keys]
+        module, parameter = calls[0].module, names.get(id(calls[0].module._parameters.get("weight")))
+        value = module.weight
+        assert isinstance(value, Tensor)
+        own = tuple(f"z:{key}" for key in keys)
+        slots = self._products(parameter, value.shape) if parameter is not None else self._of_calls(keys)
+        explained = bool(slots) and set(slots) == set(own)
+        whole = explained and all(call.whole for call in calls)
+        operations = [self.first.operations[slot] for slot in slots]
+        adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
+        bias = module.bias
+        entries = sum(operation.shape.numel() for operation in operations)
+        positions = entries // (self.first.n * max(1, adapter.matrix(value)[:, :, 0].numel()))
+        return Weight(
+            layer=keys[0],
+            calls=tuple(keys),
+            slots=slots,
+            adapter=adapter,
+            value=value.detach(),
+            bias_value=bias.detach() if isinstance(bias, Tensor) else None,
+            parameter=parameter,
+            bias=self._bias(calls, slots, names) if explained else None,
+            explained=explained,
+            dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
+            whole=whole,
+            positions=positions,
+            module=module,
+            stretching=_stretching(calls[0], adapter, whole),
+            unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
+            measured=parameter is None or parameter in self.problem.parameters,
+        )
+
+    def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
+        """The products that a weight acts through, if they are all it does and of one kind; else nothing."""
+        slots, reads = self._slots(parameter), self.first.tape.reads[parameter] or ()
+        kinds = {(read.adapter, read.stored) for read in reads if isinstance(read, Product)}
+        only = all(isinstance(read, Product) for read in reads) and len(kinds) == 1
+        return slots if slots and only and all(shape == stored for _, shape in kinds) else ()
+
+    def _of_calls(self, keys: list[str]) -> tuple[str, ...]:
+        """The products in a layer's calls, whose weight is made from other parameters."""
+        slots = tuple(f"z:{key}" for key in keys)
+        known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
+        operations = [self.first.operations.get(slot) for slot in slots]
+        adapters = {op.adapter if isinstance(op, Product) else None for op in operations}
+        return slots if known and len(adapters) == 1 and None not in adapters else ()
+
+    def _bias(self, calls: list[Call], slots: tuple[str, ...], names: dict[int, str]) -> str | None:
+        """The name of a layer's bias, if it acts where the layer's products are and nowhere else."""
+        biases = {id(call.module._parameters.get("bias")) for call in calls}
+        name = names.get(biases.pop())
+        if name is None or biases or set(self._slots(name) or ()) != set(slots):
+            return None
+        return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
+
+    def _outside(self, name: str) -> Weight | None:
+        """A weight of products alone that is no layer's."""
+        reads = self.first.tape.reads[name] or ()
+        stored = reads[0].stored if reads and isinstance(reads[0], Product) else torch.Size()
+        slots = self._products(name, stored)
+        if not slots or not isinstance(reads[0], Product):
+            return None
+        adapter, value = reads[0].adapter, self.parameters[name].detach().reshape(stored)
+        entries = sum(self.first.operations[slot].shape.numel() for slot in slots)
+        positions = entries // (self.first.n * max(1, adapter.matrix(value)[:, :, 0].numel()))
+        dense = adapter.token_wise and len(slots) == 1 and positions == 1
+        return Weight(name, (), slots, adapter, value, None, name, None, True, dense, False, positions)
+
+    def _input_is(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
+        key = self.structure.first
+        return key if key is not None and axes.get(key) == 0 and key in weights else None
 
 
-def _is_reparametrised(module: nn.Module) -> bool:
-    """Whether the weight is made from other parameters by torch's own weight or spectral norm."""
-    return nn.utils.parametrize.is_parametrized(module, "weight") or any(
-        hasattr(module, f"weight_{part}") for part in ("g", "orig")
-    )
-
-
-def _norms(trials: list[Trial], axes: dict[str, int]) -> dict[str, tuple[str, str | None]]:
-    """Norm calls whose affine map is explained on every trial."""
-    found = {}
-    for key in trials[0].tape.norms:
-        if axes.get(key) == 0 and all(len(trial.calls[key].z) == trial.n for trial in trials):
-            names = [trial.explained_norm(key) for trial in trials]
-            if names[0] is not None and all(name == names[0] for name in names):
-                found[key] = names[0]
-    return found
-
-
-def _lookups(trials: list[Trial]) -> dict[str, tuple[str, ...]]:
-    """Embeddings whose calls explain their weight's gradient on every trial."""
-    together: dict[str, list[str]] = {}
-    for key in trials[0].lookups:
-        names = {trial.looks_up(key) if key in trial.lookups else None for trial in trials}
-        name = names.pop()
-        if name is not None and not names:
-            together.setdefault(name, []).append(key)
-    return {
-        name: tuple(keys)
-        for name, keys in together.items()
-        if len({id(trials[0].lookups[key].module) for key in keys}) == 1
-        and all(trial.explains_lookups(name, keys) for trial in trials)
-    }
-
-
-def _called_once(call: str, norms: dict[str, tuple[str, str | None]]) -> bool:
-    """Whether no other call uses the norm's parameters."""
-    return sum(names[0] == norms[call][0] for names in norms.values()) == 1
+def _stretching(call: Call, adapter: Adapter, whole: bool) -> tuple[Adapter, torch.Size]:
+    """The linear map that a layer applies: as its operation has it, or, with a padding of its own before that, as torch
+    defines the module."""
+    torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
+    if call.product is not None and not whole and not torchs_own:
+        return adapter, call.product.kept().shape[1:]
+    return layer_of(call.module), call.x.shape[1:]

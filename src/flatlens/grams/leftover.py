@@ -44,6 +44,29 @@ def per_sample_gradients(
     """df/dtheta for each named parameter, (n, N, size), in float64; of `rows` f where rows (n, r, N) are given."""
     if not names:
         return {}
+    try:
+        return _batched(problem, model, batch, names, rows)
+    except Exception as error:  # data-dependent control flow, no batching rule: whatever forward() makes of symbols
+        if "memory" in str(error):
+            raise
+        return one_by_one(problem, model, batch, names, rows)
+
+
+def one_by_one(
+    problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The same from a forward pass of each sample alone and a backward pass for each of its outputs."""
+    each = [
+        _of_one(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
+        for i in range(size(batch))
+    ]
+    return {name: torch.stack([row[name] for row in each]) for name in names}
+
+
+def _batched(
+    problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None
+) -> dict[str, Tensor]:
+    """All samples at once, by torch's batching of single ones, whose rules are wrong for some operations."""
     runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
@@ -59,17 +82,8 @@ def per_sample_gradients(
         return result
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
-    try:
-        with slow_batching_is_fine():
-            found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
-    except RuntimeError as error:  # data-dependent control flow, no batching rule: one sample at a time
-        if "memory" in str(error):
-            raise
-        each = [
-            _one_by_one(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
-            for i in range(n)
-        ]
-        return {name: torch.stack([row[name] for row in each]) for name in names}
+    with slow_batching_is_fine():
+        found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
     return {name: _rows(found[f"model.{name}"].detach()) for name in names}
 
 
@@ -78,7 +92,7 @@ def _rows(gradients: Tensor) -> Tensor:
     return gradients.reshape(*gradients.shape[:2], -1).to(torch.float64)
 
 
-def _one_by_one(
+def _of_one(
     problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
 ) -> dict[str, Tensor]:
     """df/dtheta of a batch of one, (N, size) each; of its outputs combined by (r, N), where given."""

@@ -11,26 +11,23 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contract import joined
-from flatlens.grams.record import Call
 from flatlens.grams.shared import ExplicitJacobian
-from flatlens.grams.trial import without_padding
+from flatlens.operations.reads import Lookup, Operation
 
 
-def looked_up(weight: Tensor, calls: list[Call], slopes: list[Tensor], C: Tensor) -> ExplicitJacobian:
-    """Of the embedding `weight` (V, D), from its calls and the slopes (n, N, T, D) at their outputs."""
-    n = len(C)
-    ids = joined([call.x.reshape(n, -1) for call in calls], 1)
-    J = joined([_trained(call, slope) for call, slope in zip(calls, slopes, strict=True)], 2)
+def looked_up(weight: Tensor, lookups: list[tuple[Operation, Tensor, Tensor]], C: Tensor) -> ExplicitJacobian:
+    """The Jacobian in the embedding `weight` (V, D), from its lookups: each with its ids (n, T) and the slopes
+    (n, N, T, D) at its output."""
+    ids = joined([mine for _, mine, _ in lookups], 1)
+    trained = [
+        J if not isinstance(lookup, Lookup) or lookup.padding < 0
+        else J * torch.ne(mine, lookup.padding)[:, None, :, None].to(J)
+        for lookup, mine, J in lookups
+    ]  # fmt: skip
+    J = joined(trained, 2)
     first = (ids[:, :, None] == ids[:, None]).to(torch.uint8).argmax(2)  # where each id came up, (n, T)
     place = torch.nn.functional.one_hot(first, ids.shape[1]).to(J)  # (n, T, T)
     M = torch.einsum("nkpd,npq->nkqd", J, place)
     new = first == torch.arange(ids.shape[1], device=ids.device)
     theta = weight[ids].to(torch.float64) * new[..., None]
     return ExplicitJacobian(M.flatten(2).to(torch.float64), theta.flatten(1), C)
-
-
-def _trained(call: Call, slopes: Tensor) -> Tensor:
-    """Zero at the padding."""
-    n, N = slopes.shape[:2]
-    flat = Call(call.key, call.name, call.module, call.x.reshape(n, 1, -1).expand(n, N, -1), call.z)
-    return without_padding(flat, slopes)

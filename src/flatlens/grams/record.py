@@ -1,4 +1,4 @@
-"""Watching one forward pass: which layers were called, on what, giving what."""
+"""Watching one forward pass: which layers were called, and what autograd's graph says of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,26 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from flatlens.problem import NORMS, Batch, Problem, is_linear
+from flatlens.operations.graph import Graph
+from flatlens.operations.layers import is_linear
+from flatlens.operations.reads import Product, Read, product_of, reaches, reads_of
+from flatlens.problem import Batch, Problem
 from flatlens.problem.sequences import attention_mask
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Call:
-    """One call of a module: its own copy of the input x and its output z, both inside the graph."""
+    """One call of a linear layer: its own copy of the input x and its output z, both inside the graph."""
 
     key: str  #: `fc1`; `fc1:1` for the second call
     name: str  #: the module's name
     module: nn.Module
     x: Tensor
     z: Tensor
+    began: int  #: when, as autograd numbers operations
+    ended: int
+    product: Product | None = None  #: the one operation in the call that multiplies by the layer's weight
+    whole: bool = False  #: whether the call does that, adds its bias, and nothing else
 
     @property
     def read(self) -> Tensor:
@@ -38,28 +45,55 @@ class Tape:
     """What a forward pass did, in execution order."""
 
     linear: dict[str, Call] = field(default_factory=dict)
-    norms: dict[str, Call] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
-    lookups: dict[str, Call] = field(default_factory=dict)  #: calls of embeddings, x the ids
-    leaves: list[nn.Module] = field(default_factory=list)  #: every module without children
-    before: dict[str, int] = field(default_factory=dict)  #: how many leaves had run when a call began
     mask: Tensor | None = None  #: 0 at padding, (n, T), where the batch says so
+    graph: Graph | None = None  #: of the whole pass
+    reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)  #: by the parameter's name
 
-    def calls(self) -> list[Call]:
-        """Linear and norm calls together."""
-        return [*self.linear.values(), *self.norms.values()]
+    def read_graph(self, f: Tensor, model: nn.Module) -> None:
+        """Find out from the graph behind the outputs how every parameter acted, and what each call multiplied by."""
+        self.graph = graph = Graph(f)
+        self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
+        by_turn = sorted(
+            (product for node in graph.nodes if (product := product_of(node)) is not None),
+            key=lambda found: found[0].turn,
+        )
+        own = {id(p): self.reads.get(name) for name, p in model.named_parameters()}
+        for call in self.linear.values():
+            inside = [found for found in by_turn if call.began < found[0].turn < call.ended]
+            call.product = _product_in(call, inside, own.get(id(call.module._parameters.get("weight"))))
+            if call.product is not None:
+                node = call.product.node
+                call.whole = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
+
+
+def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
+    """The product by the module's own weight; of a weight made from other parameters, the one by its value."""
+    if call.module._parameters.get("weight") is not None:
+        mine = {read.node: read for read in reads or () if isinstance(read, Product)}
+        found = [mine[product.node] for product, _ in inside if product.node in mine]
+    else:
+        weight = call.module.weight
+        assert isinstance(weight, Tensor)
+        found = [product for product, W in inside if W.shape == weight.shape and _alike(W, weight.detach())]
+    return found[0] if len(found) == 1 else None
+
+
+def _alike(W: Tensor, weight: Tensor) -> bool:
+    """Whether two makings of one weight agree, to rounding."""
+    scale = float(weight.abs().max()) if weight.numel() else 0.0
+    return bool(torch.allclose(W, weight.to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale))
 
 
 @contextmanager
 def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
-    """Put every linear, norm and embedding call of the forward passes inside on a tape.
+    """Put every call of a linear layer in the forward passes inside on a tape.
 
-    A linear layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and
-    hands on a copy of its output, so that an in-place activation behind it does not move the point where the
-    gradient at z is taken.
+    A layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and hands on a
+    copy of its output, so that an in-place activation behind it does not change what is recorded.
     """
     tape = Tape(mask=attention_mask(batch))
-    inputs: dict[nn.Module, Tensor] = {}
+    inputs: dict[nn.Module, list[Tensor]] = {}
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
 
@@ -70,55 +104,40 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
             return args, kwargs
         named = "input" if "input" in kwargs else "x"
         x: Tensor = kwargs[named] if not args else args[0]
-        x = x.clone() if x.requires_grad else x.detach().clone().requires_grad_()
-        inputs[module] = x
+        x = (x if x.requires_grad or not differentiating else x.detach().requires_grad_()).clone()
+        inputs.setdefault(module, []).append(x)
         return (args, {**kwargs, named: x}) if not args else ((x, *args[1:]), kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
-        if module not in inputs:
+        if not inputs.get(module):
             return z
-        book = tape.linear if is_linear(module) else tape.norms
-        times = sum(call.module is module for call in book.values())
+        times = sum(call.module is module for call in tape.linear.values())
         key = names[module] if times == 0 else f"{names[module]}:{times}"
-        book[key] = Call(key, names[module], module, inputs.pop(module), z)
-        tape.before[key] = len(tape.leaves)
-        return z.clone()
+        x, handed_on = inputs[module].pop(), z.clone()
+        tape.linear[key] = Call(key, names[module], module, x, z, _turn(x, -1), _turn(handed_on, 2**63))
+        return handed_on
 
     def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
         tape.embedded.append(z if z.requires_grad else z.detach().requires_grad_())
-        times = sum(call.module is module for call in tape.lookups.values())
-        key = names[module] if times == 0 else f"{names[module]}:{times}"
-        tape.lookups[key] = Call(key, names[module], module, args[0] if args else z, tape.embedded[-1])
         return tape.embedded[-1].clone()
 
-    def passed(module: nn.Module, args: tuple[Any, ...], z: Any) -> None:
-        tape.leaves.append(module)
-
     with ExitStack() as hooks:
-        for module, name in names.items():
-            if is_linear(module) or (isinstance(module, NORMS) and _norm_is_fixed(module)):
+        for module in names:
+            if is_linear(module):
                 _until_left(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
                 _until_left(hooks, module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
                 _until_left(hooks, module.register_forward_hook(embed))
-            if _acts_on_features(module, name):
-                _until_left(hooks, module.register_forward_hook(passed))
         yield tape
+
+
+def _turn(tensor: Tensor, otherwise: int) -> int:
+    """When a tensor was made, as autograd numbers operations."""
+    return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
 def _until_left(hooks: ExitStack, handle: RemovableHandle) -> None:
     hooks.callback(handle.remove)
-
-
-def _acts_on_features(module: nn.Module, name: str) -> bool:
-    """Whether it is a leaf of the network, and not what remakes a weight from other parameters."""
-    return "parametrizations" not in name.split(".") and not any(True for _ in module.children())
-
-
-def _norm_is_fixed(module: nn.Module) -> bool:
-    """Whether a norm's affine map acts on something computed from its own sample: a BatchNorm needs running
-    statistics."""
-    return getattr(module, "running_mean", True) is not None and getattr(module, "weight", None) is not None
 
 
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
@@ -142,4 +161,5 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = tree_map(as_leaf, batch)
     with record(model, batch) as tape:
         f, y = problem.run(model, batch)
+    tape.read_graph(f, model)
     return tape, leaves or tape.embedded[:1], f, y

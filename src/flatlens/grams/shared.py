@@ -29,8 +29,10 @@ Wanted: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain 
 class SharedJacobian:
     """A weight applied at positions p (or called more than once: its calls' positions one after another)."""
 
-    J: Tensor  #: df/dz, (n, N, g, d, P)
-    phi: Callable[[slice], Tensor]  #: what the weight multiplies, of some samples, (n', g, m, P): made piece by piece
+    J: Tensor  #: df/dz, (n, N, g, d, P); or df/dW itself, (n, N, g, d, m), where there is no phi
+    phi: Callable[[slice], Tensor] | None
+    """What the weight multiplies, of some samples, (n', g, m, P), made piece by piece; None of a weight whose
+    derivatives are all there."""
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[Wanted] = frozenset({"K", "R"})  #: what will be asked for, to be made in one walk
@@ -43,6 +45,8 @@ class SharedJacobian:
     def _forms_M(self) -> bool:
         _, N, _, d, P = self.J.shape
         m = self._m
+        if self.phi is None:
+            return True
         # the position road runs in float64, at half the speed of float32
         return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
 
@@ -55,8 +59,17 @@ class SharedJacobian:
         """Cuts d rows of a weight so that one sample's gradients of each part stay within a piece."""
         return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8))
 
-    def _M(self, J: Tensor, phi: Tensor) -> Tensor:
+    def _features(self, piece: slice, scale: Tensor | None = None) -> Tensor | None:
+        """phi of some samples, divided by `scale` (g, m)."""
+        if self.phi is None:
+            return None
+        phi = self.phi(piece)
+        return phi if scale is None else phi / scale[..., None].to(phi.dtype)
+
+    def _M(self, J: Tensor, phi: Tensor | None) -> Tensor:
         """Per-sample gradients of some samples' rows, (n', N, g, d', m), from J (n', N, g, d', P)."""
+        if phi is None:
+            return J
         _, N, g, d, P = J.shape
         M = J.transpose(1, 2).reshape(-1, N * d, P) @ phi.flatten(0, 1).mT
         return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
@@ -99,7 +112,7 @@ class SharedJacobian:
             shape = (n, N, N) if what in ("K", "R") else (n, W.shape[0] * W.shape[2]) if "columns" in what else (n,)
             found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
         for piece in self._pieces(form=True):
-            C, phi, J = self.C[piece], self.phi(piece), self.J[piece]
+            C, phi, J = self.C[piece], self._features(piece), self.J[piece]
             column: Tensor | float = 0.0
             for part in rows:
                 M, W_part = self._M(J[:, :, :, part], phi), W[:, part]
@@ -126,9 +139,10 @@ class SharedJacobian:
         n, N = self.J.shape[:2]
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
         for piece in self._pieces(form=self._forms_M):
-            phi, J = self.phi(piece), self.J[piece]
-            phi = phi if scale is None else phi / scale[..., None].to(phi.dtype)
-            if not self._forms_M:
+            phi, J = self._features(piece, scale), self.J[piece]
+            if phi is None and scale is not None:
+                J = J / scale[:, None].to(J.dtype)
+            if phi is not None and not self._forms_M:
                 wide = phi.to(torch.float64)
                 A = wide.mT @ wide  # (n', g, P, P)
                 for K, T in zip(grams, factors, strict=True):

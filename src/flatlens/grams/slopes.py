@@ -1,4 +1,8 @@
-"""The N backward passes of a chunk: the slopes of its outputs wherever the network is watched."""
+"""The N backward passes of a chunk: the slopes of its outputs wherever the network is watched, and their certificate.
+
+The certificate is one more backward pass, of a random combination of all samples' outputs. Where the N passes' slopes,
+combined in the same way sample by sample, give anything else, samples see each other or lie elsewhere than planned.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatlens.grams.contract import norm2
 from flatlens.grams.first_layer import knows_its_input
 from flatlens.grams.layout import Layout
 from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import Call, Tape
-from flatlens.problem import LinearLayer, is_linear
-from flatlens.problem.layers import by_position, by_sample
+from flatlens.grams.rows import FRONT, Rows
+from flatlens.grams.trial import operations_of
+from flatlens.operations.graph import Place
+from flatlens.operations.layers import by_sample
+from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
 SHARE = 8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
 
@@ -40,13 +48,15 @@ class Pool:
 class _Slot:
     """Where slopes are wanted, and how they are held."""
 
-    at: Tensor
-    shape: Callable[[Tensor], Tensor]  # a slope (of the shape of `at`) with its samples in front
+    at: Place
+    size: torch.Size  # of a slope there
+    shape: Callable[[Tensor], Tensor]  # such a slope with its samples in front
     plain: bool = False  # whether that is the slope itself, one row a sample
 
     def buffer(self, name: str, f: Tensor, pool: Pool) -> Tensor:
         """For the slopes of all outputs, (n, N, ...)."""
-        return pool.take(name, (*f.shape, *self.shape(self.at.detach()).shape[1:]), f)
+        kept = self.shape(torch.empty(self.size, device="meta")).shape[1:]
+        return pool.take(name, (*f.shape, *kept), f)
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +66,11 @@ class _Start:
     at: Tensor  # (n, width)
     rows: Tensor  # (N, width)
 
-    def slopes(self, wanted: list[Tensor], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
+    def combined(self, wanted: list[Place], u: Tensor) -> tuple[Tensor | None, ...]:
+        """Of the outputs combined by u (n, N); the graph is kept."""
+        return torch.autograd.grad(self.at, wanted, u @ self.rows, retain_graph=True, allow_unused=True)
+
+    def slopes(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
         """Of several outputs, (count, ...) each."""
         onto = self.rows[rows, None].expand(-1, *self.at.shape)
         with slow_batching_is_fine():
@@ -64,10 +78,44 @@ class _Start:
                 self.at, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
             )
 
-    def slope(self, wanted: list[Tensor], k: int, retain: bool) -> tuple[Tensor | None, ...]:
+    def slope(self, wanted: list[Place], k: int, retain: bool) -> tuple[Tensor | None, ...]:
         """Of one output."""
         onto = self.rows[k].repeat(len(self.at), 1)
         return torch.autograd.grad(self.at, wanted, onto, retain_graph=retain, allow_unused=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Slopes:
+    """What the passes of a chunk gave."""
+
+    found: dict[str, Tensor]  #: df/d(...), (n, N, ...), by place
+    certificate: Certificate | None  #: None where it was not asked for
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.found[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A random combination of all outputs, and its slopes at every place, with their samples in front."""
+
+    u: Tensor  #: (n, N)
+    totals: dict[str, Tensor]
+    raw: dict[str, Tensor | None]  #: the same as autograd gave them
+    parameters: dict[str, Tensor]  #: its slopes in the parameters asked for
+
+    def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
+        """At which places the slopes of single outputs, combined sample by sample, are the same: a flag each."""
+        flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
+        return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
+
+
+def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
+    """Whether sum_k u_ik J_ik is each sample's own row of `total`, to rounding."""
+    combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
+    total = total.reshape(combined.shape)
+    apart, size = norm2(combined - total), norm2(total).max()
+    return (apart <= tolerance**2 * size).all()
 
 
 def slopes_of(
@@ -80,12 +128,15 @@ def slopes_of(
     *,
     live: list[bool] | None = None,
     keep_graph: bool = False,
-) -> dict[str, Tensor]:
-    """df/d(...), (n, N, ...), in the network's dtype: at `z:call` and `x:call` of linear layers, `n:norm call`,
-    `e:lookup` and `input:number`.
+    certify: torch.Generator | None = None,
+    parameters: dict[str, Tensor] | None = None,
+) -> Slopes:
+    """df/d(...), (n, N, ...), in the network's dtype: at `z:call` and other operations, `x:call` of linear layers and
+    `input:number`.
 
     They are views or buffers of the pool: read, not written, and dead with the next chunk. No gradient at a weight is
-    ever asked for. `live`: which outputs have any slope at all, where some have none.
+    ever asked for. `live`: which outputs have any slope at all, where some have none. With a generator to `certify`
+    by, the certificate comes with them, and its slopes in some `parameters`.
     """
     slots = _slots(tape, layout, inputs, len(f), needs)
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
@@ -94,8 +145,26 @@ def slopes_of(
     if head is not None and f"z:{head[0].key}" in slots and slots[f"z:{head[0].key}"].plain:
         call, W = head
         start, known = _Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
-    found = _filled({name: slots[name] for name in slots if name not in known}, start, f, pool, live, keep_graph)
-    return found | {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
+    asked = {name: slots[name] for name in slots if name not in known}
+    certificate = None if certify is None else _certificate(start, f, asked, parameters or {}, certify)
+    found = _filled(asked, start, f, pool, live, keep_graph)
+    found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
+    return Slopes(found, certificate)
+
+
+def _certificate(
+    start: _Start, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
+) -> Certificate:
+    u = torch.randn(f.shape, generator=generator).to(f)
+    wanted = [slot.at for slot in slots.values()] + list(parameters.values())
+    rows = start.combined(wanted, u) if wanted else ()
+    totals = {
+        name: slot.shape(torch.zeros(slot.size).to(f) if row is None else row)
+        for (name, slot), row in zip(slots.items(), rows, strict=False)
+    }
+    rest = zip(parameters.items(), rows[len(slots) :], strict=False)
+    found = {name: torch.zeros_like(p) if row is None else row for (name, p), row in rest}
+    return Certificate(u, totals, dict(zip(slots, rows, strict=False)), found)
 
 
 def is_first(layout: Layout, key: str) -> bool:
@@ -130,33 +199,39 @@ def _is_parameter(node: Any) -> bool:
 
 
 def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
-    """One for each tensor at which slopes are wanted."""
-    slots: dict[str, _Slot] = {}
-    dense = {call for weight in layout.weights.values() if weight.dense for call in weight.calls}
-    for key, call in tape.linear.items():
-        if key not in layout.batch_axis:
-            continue
-        assert is_linear(call.module)
-        axis = layout.batch_axis[key]
+    """One for each place at which slopes are wanted."""
+    dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.slots}
+    operations = operations_of(tape, layout.structure)
+    slots = {name: _slot(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
+    for key, axis in layout.batch_axis.items() if "G" in needs else ():
+        if not is_first(layout, key):
+            x = tape.linear[key].x
+            plain = f"z:{key}" in dense and axis == 0
 
-        def flat(slope: Tensor, axis: int = axis) -> Tensor:
-            return by_sample(slope, axis).reshape(n, -1)
+            def flat(slope: Tensor, axis: int = axis) -> Tensor:
+                return by_sample(slope, axis).reshape(n, -1)
 
-        def positions(slope: Tensor, axis: int = axis, module: LinearLayer = call.module) -> Tensor:
-            return by_position(module, by_sample(slope, axis), n)
-
-        plain = key in dense and axis == 0
-        slots[f"z:{key}"] = _Slot(call.z, flat if key in dense else positions, plain)
-        if "G" in needs and not is_first(layout, key):
-            slots[f"x:{key}"] = _Slot(call.x, flat, plain)
-    for key in layout.norms:
-        slots[f"n:{key}"] = _Slot(tape.norms[key].z, lambda slope: slope)
-    for key in (key for calls in layout.lookups.values() for key in calls):
-        slots[f"e:{key}"] = _Slot(tape.lookups[key].z, lambda slope: slope.reshape(n, -1, slope.shape[-1]))
+            slots[f"x:{key}"] = _Slot(x, x.shape, flat, plain)
     if layout.input_is is None and "G" in needs:
         for number, x in enumerate(inputs):
-            slots[f"input:{number}"] = _Slot(x, lambda slope: slope.reshape(n, -1), True)
+            slots[f"input:{number}"] = _Slot(x, x.shape, lambda slope: slope.reshape(n, -1), True)
     return slots
+
+
+def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _Slot:
+    """The output of an operation: (n, d) of a dense product, (n, g, d, P) of others, (n, T, D) of a lookup, (n, w, the
+    other axes) of what acts entry by entry."""
+    if dense:
+        return _Slot(
+            operation.edge, operation.shape, lambda slope: rows.in_front(slope, n).reshape(n, -1), rows == FRONT
+        )
+    if isinstance(operation, Product | Bias):
+        adapter = operation.adapter
+        return _Slot(operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n))
+    if isinstance(operation, Lookup):
+        width = operation.shape[-1]
+        return _Slot(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width))
+    return _Slot(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n))
 
 
 def _filled(
@@ -166,7 +241,7 @@ def _filled(
     if not slots:
         return {}
     if live is None and pool.batches is not False and all(slot.plain for slot in slots.values()):
-        each = sum(slot.at.numel() * slot.at.element_size() for slot in slots.values())
+        each = sum(slot.size.numel() for slot in slots.values()) * f.element_size()
         count = min(f.shape[1], pool.together // max(1, each))
         if count > 1:
             try:
@@ -194,7 +269,7 @@ def _together(
         retain = keep_graph or rows.stop < N or pool.batches is None  # should the first attempt fail
         slopes = start.slopes(wanted, rows, retain)
         for (name, slot), slope in zip(slots.items(), slopes, strict=True):
-            slope = f.new_zeros(rows.stop - first, *slot.at.shape) if slope is None else slope
+            slope = f.new_zeros(rows.stop - first, *slot.size) if slope is None else slope
             slope = slope.to(f.dtype).reshape(len(slope), n, -1).transpose(0, 1)
             if count == N:
                 found[name] = slope  # as it is: a copy would cost as much as its Gram

@@ -1,38 +1,41 @@
-"""One trial run on a few samples: what every tensor's gradient says of the network's wiring."""
+"""One trial run on a few samples: what the graph proves there, and where each operation's samples lie."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadModel
-from flatlens.grams.linearity import affine_downstream
-from flatlens.grams.record import Call, run_recorded
-from flatlens.problem import Batch, LinearLayer, Problem
-from flatlens.problem.layers import affine_gradient, as_stored, by_position, by_sample, neurons, normalised, patches
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.rows import CANDIDATES, Rows, agrees
+from flatlens.grams.structure import Structure, structure_of
+from flatlens.operations.graph import Node, Place
+from flatlens.operations.reads import Bias, Entrywise, Operation, Product
+from flatlens.problem import Batch, Problem
 from flatlens.problem.sequences import unpadded
 
 
-def stored(module: nn.Module, name: str, otherwise: object = None) -> object:
-    """A parameter kept as such; a reparametrised weight is made anew at each look and is none."""
-    kept = module._parameters.get(name)
-    return otherwise if kept is None else kept
-
-
-def without_padding(call: Call, slope: Tensor) -> Tensor:
-    """Slopes at an embedding's output (..., ids' shape, D), zero at the one id that it never trains."""
-    assert isinstance(call.module, nn.Embedding)
-    padding = call.module.padding_idx
-    return slope if padding is None else slope * torch.ne(call.x, padding)[..., None].to(slope)
+def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
+    """The operations whose slopes tell how parameters act, by name: `z:CALL` for the product in a layer's call,
+    `PARAMETER@k` for the k-th read of a parameter by another operation; of what the structure claims, and no more."""
+    found: dict[str, Operation] = {
+        f"z:{key}": call.product
+        for key, call in tape.linear.items()
+        if call.product is not None and structure.calls.get(key) is not None
+    }
+    known = {operation.node for operation in found.values()}
+    for name, reads in tape.reads.items():
+        for k, read in enumerate(reads or () if structure.reads[name] is not None else ()):
+            if read.node not in known:
+                found[f"{name}@{k}"] = read
+                known.add(read.node)
+    return found
 
 
 class Trial:
-    """Slopes of sample 0 alone, which tell the sample axes, and of a random combination of all outputs, which must
-    add up."""
+    """Slopes of one random combination of all outputs, and of another in which each sample has a weight of its own."""
 
-    def __init__(self, problem: Problem, model: nn.Module, batch: Batch, generator: torch.Generator) -> None:
+    def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
         self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
         if not self.f.requires_grad:
             raise BadModel(
@@ -41,119 +44,50 @@ class Trial:
             )
         self.n = len(self.f)
         self.embeds = bool(self.tape.embedded) and self.inputs == self.tape.embedded[:1]
-        self.calls: dict[str, Call] = {call.key: call for call in self.tape.calls()}
-        self.parameters = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
+        self.structure = structure_of(self.tape, self.inputs, model)
+        self.operations: dict[str, Operation] = {}
+        self.names: dict[Node, str] = {}
+        self.slopes: dict[str, Tensor | None] = {}
+        self.weighted: dict[str, Tensor | None] = {}
+
+    def look(self, structure: Structure, generator: torch.Generator) -> None:
+        """Take the slopes at all operations that the trials' common structure claims, at calls and at the inputs."""
+        self.operations = operations_of(self.tape, structure)
+        self.names = {operation.node: name for name, operation in self.operations.items()}
+        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}
+        at |= {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
+        at |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
         u = torch.randn(self.f.shape, generator=generator).to(self.f)
-        self.lookups = self.tape.lookups
-        z = [call.z for call in (*self.calls.values(), *self.lookups.values())]
-        self.first = dict(zip([*self.calls, *self.lookups], _slopes((u[0] * self.f[0]).sum(), z), strict=True))
-        x = [call.x for call in self.calls.values()]
-        wanted = [*z, *x, *self.inputs, *self.parameters.values()]
-        self.total = (u * self.f).sum()
-        slopes = iter(_slopes(self.total, wanted))
-        self.at_z = {key: next(slopes) for key in (*self.calls, *self.lookups)}
-        self.at_x = {key: next(slopes) for key in self.calls}
-        self.at_inputs = [next(slopes) for _ in self.inputs]
-        self.at_parameters = {name: next(slopes) for name in self.parameters}
-        self.connected = {number for number, slope in enumerate(self.at_inputs) if slope is not None}
-        self.at_input = [slope for slope in self.at_inputs if slope is not None]
+        self.weights = 1 + torch.arange(self.n).to(self.f) / self.n
+        self.slopes = dict(zip(at, _slopes((u * self.f).sum(), at), strict=True))
+        self.weighted = dict(zip(at, _slopes((u * self.weights[:, None] * self.f).sum(), at), strict=True))
 
-    def axis(self, key: str) -> int | Literal["silent", "mixed"]:
-        """The axis on which only sample 0 has a slope: 0 (perhaps folded with others), or 1 (tokens first)."""
-        slope = self.first[key]
-        if slope is None or not bool(slope.any()):
-            return "silent"
-        if slope.shape[0] % self.n == 0 and not bool(slope.reshape(self.n, -1)[1:].any()):
-            return 0
-        if slope.ndim > 2 and slope.shape[1] == self.n and not bool(slope[:, 1:].any()):
-            return 1
-        return "mixed"
-
-    def rebuild(self, module: LinearLayer, axes: dict[str, int]) -> tuple[Tensor, Tensor, float]:
-        """The gradients of weight and bias that the calls' slopes and inputs imply; and the bias's rounding, of terms
-        that cancel: those of attention's keys do, at every input."""
-        weight, bias = torch.zeros_like(module.weight), module.weight.new_zeros(neurons(module))
-        rounding = 0.0
-        for key, axis in axes.items():
-            slope, call = self.at_z[key], self.calls[key]
-            if slope is not None:
-                J = by_position(module, by_sample(slope, axis), self.n)
-                phi = patches(module, by_sample(call.read, axis), self.n)
-                weight = weight + as_stored(module, torch.einsum("ngdp,ngmp->gdm", J, phi))
-                bias = bias + J.sum((0, 3)).flatten()
-                rounding += float(J.norm()) * (len(J) * J.shape[3]) ** 0.5 * torch.finfo(J.dtype).eps
-        return weight, bias, rounding
-
-    def explains(self, parameter: str | None, rebuilt: Tensor, rounding: float = 0.0) -> bool:
-        """Whether autograd finds the same gradient, or none beyond rounding."""
-        if parameter is None:
-            return False
-        true = self.at_parameters[parameter]
-        true = torch.zeros_like(rebuilt) if true is None else true
-        tolerance = 1e-9 if true.dtype == torch.float64 else 1e-3
-        return float((true - rebuilt).norm()) <= max(tolerance * float(true.norm()), rounding)
-
-    def looks_up(self, key: str) -> str | None:
-        """The parameter of an embedding's call whose ids go sample by sample, (n, ...)."""
-        call = self.lookups[key]
-        names = {id(p): name for name, p in self.parameters.items()}
-        apart = call.x.ndim > 0 and len(call.x) == self.n and self.axis(key) in (0, "silent")
-        return names.get(id(stored(call.module, "weight"))) if apart else None
-
-    def explains_lookups(self, parameter: str, keys: list[str]) -> bool:
-        """Whether the slopes at these calls, each added to its id's row, are the parameter's gradient."""
-        rebuilt = torch.zeros_like(self.parameters[parameter])
-        for key in keys:
-            call, slope = self.lookups[key], self.at_z[key]
-            if slope is not None:
-                rebuilt.index_add_(0, call.x.flatten(), without_padding(call, slope).reshape(-1, rebuilt.shape[1]))
-        return self.explains(parameter, rebuilt)
-
-    def explained_norm(self, key: str) -> tuple[str, str | None] | None:
-        """Names of a norm's affine weight and bias, if its slopes imply their gradients."""
-        call, slope = self.calls[key], self.at_z[key]
-        slope = torch.zeros_like(call.z) if slope is None else slope
-        names = {id(p): name for name, p in self.parameters.items()}
-        rows = (slope * normalised(call.module, call.read), slope)
-        found: list[str | None] = []
-        for part, row in zip(("weight", "bias"), rows, strict=True):
-            kept = stored(call.module, part)
-            name = names.get(id(kept))
-            gradient = affine_gradient(call.module, row, self.n).sum(0)
-            known = isinstance(kept, Tensor) and self.explains(name, gradient.reshape(kept.shape))
-            found.append(name if known else None)
-        return None if found[0] is None else (found[0], found[1])
-
-    def is_input(self, key: str, axis: int) -> bool:
-        """Whether this call reads the network's input as it is, and its slope there is the network's own."""
-        if len(self.at_input) != 1 or key not in self.tape.linear or axis != 0:
-            return False
-        (number,) = self.connected
-        if not torch.equal(self.calls[key].x.flatten(), self.inputs[number].flatten()):  # shifted, say
-            return False
-        mine, whole = self.at_x[key], self.at_input[0]
-        return mine is not None and mine.numel() == whole.numel() and torch.equal(mine.flatten(), whole.flatten())
+    def rows(self, name: str) -> list[Rows]:
+        """Where the samples of an operation, or of a call's input, may lie: all that its slopes allow."""
+        operation, once, weighted = self.operations.get(name), self.slopes.get(name), self.weighted.get(name)
+        shape = self.tape.linear[name.removeprefix("x:")].x.shape if operation is None else operation.shape
+        candidates = [rows for rows in CANDIDATES if rows.fit(shape, self.n)]
+        if isinstance(operation, Product | Bias):
+            candidates = [rows for rows in candidates if rows.axis == 0]
+        if isinstance(operation, Entrywise):
+            candidates = [rows for rows in candidates if operation.broadcast[rows.axis] == 1]
+        if once is None or weighted is None:
+            return candidates
+        return [rows for rows in candidates if agrees(rows, once, weighted, self.weights)]
 
     @property
     def hides_padding(self) -> bool:
         """Whether nothing flows back to the features of padded tokens, at any call and at the input."""
-        mask = self.tape.mask
-        if mask is None:
-            return False
-        slopes = [*self.at_x.values(), *self.at_inputs]
-        return all(slope is None or torch.equal(unpadded(slope, mask), slope) for slope in slopes)
-
-    def responds(self, key: str) -> bool:
-        """Whether anything at all flows back to this call's input."""
-        mine = self.at_x[key]
-        return mine is not None and bool(mine.any())
-
-    def affine(self, generator: torch.Generator) -> frozenset[str]:
-        """Linear calls whose pre-activation the outputs are affine in, as far as these samples show."""
-        return affine_downstream(self.tape, self.total, generator)
+        slopes = [slope for name, slope in self.slopes.items() if name.startswith(("x:", "input:"))]
+        return self.tape.mask is not None and bool(hides(self.tape.mask, slopes))
 
 
-def _slopes(of: Tensor, at: list[Tensor]) -> list[Tensor | None]:
-    """Gradients, dense; None where nothing depends on a tensor."""
-    grads = torch.autograd.grad(of, at, retain_graph=True, allow_unused=True) if at else ()
-    return [g.to_dense() if g is not None and g.is_sparse else g for g in grads]
+def _slopes(of: Tensor, at: dict[str, Place]) -> tuple[Tensor | None, ...]:
+    """Gradients; None where nothing depends on a place."""
+    return torch.autograd.grad(of, list(at.values()), retain_graph=True, allow_unused=True) if at else ()
+
+
+def hides(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:
+    """Whether slopes at inputs of calls are zero at padded tokens."""
+    there = [(unpadded(slope, mask) == slope).all() for slope in slopes if slope is not None]
+    return torch.stack(there).all() if there else torch.tensor(True)

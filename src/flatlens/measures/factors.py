@@ -14,6 +14,7 @@ from flatlens.grams import one_pass
 from flatlens.grams.contract import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of, whole_weights
+from flatlens.measures.left_out import left_out
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -51,8 +52,9 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
         for name in weights:
             g = chunk.layers[name]
             curvature = max(curvature, float(torch.linalg.eigvalsh(g.C)[:, -1].max()))
-            JJ = gram(g.linear.J)
-            above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
+            if lens.layout.weights[name].slots:
+                JJ = gram(g.linear.J)
+                above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
     features = feature_norms(lens.problem, lens.model, lens.layout)
     closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
@@ -63,15 +65,18 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
             assert weight.parameter is not None
             operator = GaussNewton(lens.problem, [weight.parameter], model=lens.model)
             parts["", name] = top_of(lens, run, f"layer_factors {name}", operator, tol)
-        parts["features", name] = Estimate(features[name], unit="feature")
-        parts["jacobian", name] = Estimate(max(0.0, above[name]) ** 0.5, unit="output / feature")
+        elsewhere = undefined("the weight acts by more than products in the layer's calls")
+        parts["features", name] = Estimate(features[name], unit="feature") if name in features else elsewhere
+        root = Estimate(max(0.0, above[name]) ** 0.5, unit="output / feature")
+        parts["jacobian", name] = root if weight.slots else elsewhere
     kinds = {parts["", name].kind for name in weights}
+    said = ("" if kinds == {"exact"} else f"each to a residual of {tol:g} of its size", left_out(lens, weights))
     parts["", None] = Estimate(
         sum(parts["", name].value for name in weights),
         kind="exact" if kinds == {"exact"} else "lower bound",
-        note="" if kinds == {"exact"} else f"each to a residual of {tol:g} of its size",
+        note="; ".join(part for part in said if part),
         products=sum(parts["", name].products for name in weights),
     )
-    root = (max(0.0, curvature) / lens.problem.n) ** 0.5
-    parts["loss_curvature", None] = Estimate(root, unit="sqrt loss / output")
+    bend = (max(0.0, curvature) / lens.problem.n) ** 0.5
+    parts["loss_curvature", None] = Estimate(bend, unit="sqrt loss / output")
     return parts

@@ -79,7 +79,7 @@ class Gatherer:
         """The network's input, or every call of a layer where the measure adds them up."""
         if measure.answer == "input":
             return [None] if self.layout.inputs else []
-        return [call for call in self.layout.batch_axis if call not in self.layout.norms]
+        return list(self.layout.batch_axis)
 
     def _top(self, measures: list[Measure], wanted: list[Place], softmax: bool, generator: torch.Generator) -> Gathered:
         kept: Kept[tuple[Key, Literal["value", "residual"]]] = Kept()
@@ -109,7 +109,7 @@ def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, La
             yield None, chunk.input
         yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
     elif measure.place == "weight":
-        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.explained)
+        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.readable)
     else:
         yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
         yield from chunk.others.items()

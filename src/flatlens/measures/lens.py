@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Literal, final
+from typing import Literal, TypeVar, final
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,11 @@ from flatlens.curvature.directions import Directions
 from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
-from flatlens.grams import Layout, Sketch, feature_spread, lay_out
+from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
 from flatlens.measures.card import Measure, Run
 from flatlens.measures.gather import Gathered, Gatherer, frames
 from flatlens.measures.registry import comes_along
-from flatlens.problem import Problem, measuring
+from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import checksum
 from flatlens.problem.outcomes import Outcomes, outcomes
@@ -27,6 +27,8 @@ from flatlens.problem.state import fingerprint
 
 EXACT = 128  #: outputs, and so backward passes, up to which each is taken
 PROBES = 16  #: combinations beyond
+REPLANS = 16  #: times that a plan is made anew; each time it claims less
+T = TypeVar("T")
 
 
 @final
@@ -65,14 +67,27 @@ class Lens:
         self.remembered = _remembered(after)  #: leading eigenpairs by search
         self.residuals: dict[Key, Tensor] = {}  #: relative ones of the largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
+        self._met: list[Batch] = []  #: on which an earlier plan did not hold
+        self._distrusted: frozenset[str] = frozenset()  #: places whose samples lay elsewhere than planned
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
         self._versions = dict(_fingerprints(problem.model))
 
     @cached_property
     def layout(self) -> Layout:
-        """Which parameter is explained by which layer."""
+        """The plan of a pass: which parameter acts through which layer. Made anew if a chunk breaks it."""
         return lay_out(self.problem, self.model)
+
+    def planned(self, work: Callable[[], T]) -> T:
+        """What `work` gives under a plan that holds on every chunk it meets."""
+        for _ in range(REPLANS):
+            try:
+                return work()
+            except PlanBroken as broken:
+                self._met.append(broken.batch)
+                self._distrusted |= broken.distrusted
+                self.layout = lay_out(self.problem, self.model, self._met, self._distrusted)
+        return work()
 
     def per_sample(
         self,
@@ -93,7 +108,20 @@ class Lens:
         return self._values
 
     def _run(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
+        self.planned(lambda: self._walk(measures, progress, generator))
+
+    def _walk(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
         start = time.perf_counter()
+        state = None if generator is None else generator.get_state()
+        try:
+            self._gather(measures, progress, generator)
+        except PlanBroken:
+            if generator is not None and state is not None:
+                generator.set_state(state)  # the draws of a walk that is begun anew
+            raise
+        self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
+
+    def _gather(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
         scaled = any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
         scale = self.feature_scale() if scaled else {}
         gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
@@ -104,7 +132,6 @@ class Lens:
             if found.outcomes is not None:
                 self._outcomes["data"] = found.outcomes
             self.passes += 1
-        self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
 
     def _walks(
         self, gatherer: Gatherer, measures: list[Measure], generator: torch.Generator | None

@@ -6,15 +6,17 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import student
+from flatlens.curvature.probes import skewed
 from flatlens.errors import BadInput, FlatlensError, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, Parts, Run
+from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
@@ -64,7 +66,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             start = time.perf_counter()
             found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
             if one in defined:
-                found = _answers(lens, one, asked, run)
+                found = lens.planned(partial(_answers, lens, one, asked, run))
             if lens.problem.arithmetic != "full" and not one.works_coarse:
                 why = f"small eigenvalues drown in {lens.problem.arithmetic}: full arithmetic is needed"
                 found = dict.fromkeys(found, undefined(why))
@@ -142,18 +144,21 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         yield (one.key, None), undefined(why)
         return
     values = lens.per_sample([one], run.progress, run.generator)
-    left_out = one.place == "weight" and not run.frozen
-    frozen = {name for name, w in lens.layout.weights.items() if left_out and not w.measured}
+    unmeasured = one.place == "weight" and not run.frozen
+    frozen = {name for name, w in lens.layout.weights.items() if unmeasured and not w.measured}
     places = [at for key, at in list(values) if key == one.key and at is not None and at not in frozen]
     layers, largest = {}, {}
     for at in places:
         layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
     if one.place == "weight":
-        shared = [name for name, w in lens.layout.weights.items() if not w.explained and name not in frozen]
+        shared = [name for name, w in lens.layout.weights.items() if not w.readable and name not in frozen]
         layers |= {
-            name: undefined("the weight also acts outside this layer's calls, or is changed in them") for name in shared
+            name: undefined("the weight is made from other parameters, by more than the layer's own call")
+            for name in shared
         }
         layers = {name: layers[name] for name in lens.layout.weights if name in layers}
+    if one.place == "input":
+        layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}
     if one.answer == "input":
         at_input = values.get((one.key, None))
         nothing = undefined("the outputs depend differentiably on no input: is it an index, or cut off by a detach()?")
@@ -165,10 +170,11 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         last = _last(lens, layers)
         later = list(lens.layout.weights)[list(lens.layout.weights).index(last) + 1 :]
         yield (one.key, None), _with_note(layers[last], f"of {last}: {later[0]} is frozen" if later else "")
-        yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum))
+        yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum), left_out(lens, layers))
         yield (f"{one.key}.max", None), _without(frozen, _over_layers(layers, max))
     else:
-        yield (one.key, None), _without(frozen, _over_layers(layers, sum))
+        others = left_out(lens, layers) if one.place == "weight" else ""
+        yield (one.key, None), _without(frozen, _over_layers(layers, sum), others)
         peaks = {name: peak for name in layers if (peak := largest.get(name)) is not None}
         if one.place != "input":
             yield (f"{one.key}.max", None), _without(frozen, _over_layers({**layers, **peaks}, max))
@@ -216,9 +222,10 @@ def _with_note(estimate: Estimate, note: str) -> Estimate:
 ALL = "Problem(parameters='all') measures frozen ones, too"
 
 
-def _without(frozen: set[str], estimate: Estimate) -> Estimate:
-    """Say it where layers were left out."""
-    return _with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
+def _without(frozen: set[str], estimate: Estimate, others: str = "") -> Estimate:
+    """Say it where layers, or other matrices, were left out."""
+    estimate = _with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
+    return estimate if estimate.kind == "undefined" else _with_note(estimate, others)
 
 
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
@@ -255,7 +262,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
     """The largest of a sum's terms."""
     if probes is None:
         return replace(whole, value=largest, arrays={})
-    return replace(whole, value=largest, stderr=float(student(probes)[1]), arrays={"probes": probes})
+    return replace(whole, value=largest, stderr=float(skewed(probes)[1]), arrays={"probes": probes})
 
 
 def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
@@ -297,6 +304,6 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
             best = max(layers.values(), key=lambda e: e.value)
             return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))
         together = torch.stack(probes).sum(0)
-        stderr = float(student(together)[1])
+        stderr = float(skewed(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)

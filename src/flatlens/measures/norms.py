@@ -14,8 +14,6 @@ from flatlens.curvature.operators import slopes
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
 from flatlens.problem import measuring
-from flatlens.problem.layers import is_token_wise
-from flatlens.problem.operator_norm import kernel_norm
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -45,8 +43,7 @@ def weight_norm(lens: Lens) -> Parts:
     parts["", None] = Estimate(math.sqrt(sum(squares.values())))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
     spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
-    convolutions = {layer: w.module for layer, w in weights.items() if not is_token_wise(w.module)}
-    kernel = {layer: kernel_norm(module) for layer, module in convolutions.items()}
+    kernel = {layer: w.kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
         if not values:
             continue

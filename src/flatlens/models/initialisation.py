@@ -25,8 +25,7 @@ from typing import Literal, TypeAlias, TypeVar
 import torch
 from torch import Generator, nn
 
-from flatlens.problem import LinearLayer
-from flatlens.problem.layers import is_linear
+from flatlens.operations.layers import LinearLayer, is_linear
 
 Init: TypeAlias = Literal["torch", "xavier_normal", "xavier_uniform", "kaiming_uniform", "uniform", "normal", "vgg"]
 Law: TypeAlias = Callable[[LinearLayer, Generator], None]

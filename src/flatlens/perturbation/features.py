@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.grams import Layout, Weight, lay_out, row_factor
+from flatlens.operations.layers import by_sample
 from flatlens.perturbation.rotations import (
     balanced_count,
     balanced_rows,
@@ -27,7 +28,6 @@ from flatlens.perturbation.rotations import (
 )
 from flatlens.perturbation.weights import CHUNK, Elsewhere
 from flatlens.problem import Problem
-from flatlens.problem.layers import by_sample, matrix
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.ranks import ALONE
 
@@ -40,8 +40,8 @@ ELSEWHERE = "the weight also acts outside this layer's calls, or is made from ot
 
 def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
     """Why a layer's features cannot be moved; empty where they can."""
-    if by_noise:
-        return SEVERAL if len(weight.calls) > 1 else ""
+    if by_noise or weight.unplaced:
+        return weight.unplaced or (SEVERAL if len(weight.calls) > 1 else "")
     return "" if weight.explained and weight.parameter is not None else ELSEWHERE
 
 
@@ -65,6 +65,7 @@ def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
         x = move(by_sample(x, axis)).movedim(0, axis)
         return (args, {**kwargs, "input": x}) if not args else ((x, *args[1:]), kwargs)
 
+    assert weight.module is not None
     handle: RemovableHandle = weight.module.register_forward_pre_hook(enter, with_kwargs=True)
     try:
         yield
@@ -98,7 +99,7 @@ class RotatedFeatures:
     def __init__(self, problem: Problem, model: nn.Module, weight: Weight) -> None:
         assert weight.parameter is not None
         self._elsewhere = Elsewhere(problem, [weight.parameter], model=model)
-        self.W = matrix(weight.module).detach().to("cpu", torch.float64)  #: (g, d, m)
+        self.W = weight.matrix.W.to("cpu")  #: (g, d, m)
         self.risk = self._elsewhere.outcomes(self._elsewhere.here).risk
 
     @property

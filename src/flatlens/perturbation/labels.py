@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput
 from flatlens.grams import Layout, Weight, lay_out
 from flatlens.grams.record import record
+from flatlens.operations.layers import by_sample
 from flatlens.perturbation.features import Move, chosen, moved
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
-from flatlens.problem.layers import by_sample
 
 Labels = Callable[[Tensor], Tensor]
 """From features (k, m) to targets (k, ...): what y[phi] is."""

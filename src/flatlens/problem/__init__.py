@@ -1,7 +1,7 @@
 """What is looked at: a model, a loss and data, checked once and then left exactly as they were."""
 
+from flatlens.operations.layers import NORMS, LinearLayer, Norm, is_linear
 from flatlens.problem.data import Batch, Data
-from flatlens.problem.layers import NORMS, LinearLayer, Norm, is_linear
 from flatlens.problem.loss import Loss
 from flatlens.problem.problem import Problem
 from flatlens.problem.ranks import Ranks

@@ -27,7 +27,7 @@ from torch import Generator, Tensor
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.grams.record import Call
 from flatlens.grams.sketch import signs
-from flatlens.problem.layers import by_position, is_linear, matrix, patches
+from flatlens.operations.layers import is_linear, layer_of
 from flatlens.training.losses import TrainingLoss
 
 Form: TypeAlias = Literal["mean_square", "published"]
@@ -144,7 +144,8 @@ def _jacobian_penalty(form: Form, seen: Pass, at: Sequence[Tensor], generator: G
 def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
     """sum_i ||W^T M_i||_F^2, M_i = sum_p slope_ip (x) phi_ip; never the m x m product itself."""
     assert is_linear(call.module)
-    W, phi, J = matrix(call.module), patches(call.module, call.x, n), by_position(call.module, slope, n)
+    layer = layer_of(call.module)
+    W, phi, J = layer.matrix(call.module.weight), layer.patches(call.x, n), layer.by_position(slope, n)
     if phi.shape[-1] == 1:  # one position: M is of rank one
         back = torch.einsum("gdm,ngd->ngm", W, J[..., 0])
         return (phi.square().sum((2, 3)) * back.square().sum(2)).sum()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatlens.problem.layers import groups
+from flatlens.operations.layers import layer_of
 
 
 def rescale_source(module: nn.Module, factors: Tensor) -> None:
@@ -41,7 +41,7 @@ def rescale_reader(module: nn.Module, owner: Tensor, factors: Tensor) -> None:
             module.running_var.add_(module.eps).mul_(a.square()).sub_(module.eps)
             return
         weight, _ = _tensors(module)
-        by_group = weight.view(_groups(module), -1, *weight.shape[1:])  # (g, d / g, m / g, kernel...)
+        by_group = weight.view(layer_of(module).groups, -1, *weight.shape[1:])  # (g, d / g, m / g, kernel...)
         a = a.to(weight).reshape(len(by_group), 1, -1, *(1,) * (weight.ndim - 2))
         by_group.div_(a)
 
@@ -84,6 +84,3 @@ def _along(a: Tensor, weight: Tensor) -> Tensor:
     return a.reshape(-1, *(1,) * (weight.ndim - 1))
 
 
-def _groups(module: nn.Module) -> int:
-    assert isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d)
-    return groups(module)

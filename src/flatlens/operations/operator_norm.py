@@ -11,7 +11,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 from torch.linalg import vector_norm
 
-from flatlens.problem.layers import LinearLayer, is_convolution, matrix
+from flatlens.operations.layers import Adapter, LinearLayer, layer_of, matrix
 
 TINY = 64  #: up to so many inputs or outputs the operator is written out as a matrix
 CHECKED = 15  #: products from one look at how near it is to the next
@@ -27,8 +27,12 @@ def kernel_norm(module: LinearLayer) -> float:
     >>> round(kernel_norm(layer) ** 2, 9)
     2.0
     """
-    blocks = matrix(module).detach().to(torch.float64)
-    return max(_matrix_norm(block) for block in blocks)
+    return blocks_norm(matrix(module).detach().to(torch.float64))
+
+
+def blocks_norm(W: Tensor) -> float:
+    """||W||_2 of a block-diagonal matrix with blocks W (g, d, m), float64."""
+    return max(_matrix_norm(block) for block in W)
 
 
 def _matrix_norm(W: Tensor) -> float:
@@ -54,18 +58,22 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], toler
     >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
     2.0
     """
-    if not is_convolution(module):
-        return kernel_norm(module)
+    return map_norm(layer_of(module), module.weight.detach(), size, tolerance)
+
+
+def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], tolerance: float = 1e-10) -> float:
+    """The same of a layer known by its geometry and its weight."""
+    weight = weight.to(torch.float64)
+    if adapter.token_wise:
+        return blocks_norm(adapter.matrix(weight))
     with torch.inference_mode(False), torch.enable_grad():
-        weight = module.weight.detach().to(torch.float64)
         top = float(weight.abs().max())
         if top == 0:
             return 0.0
         weight = weight / top  # so that squares of sigma neither overflow nor vanish
 
         def forward(x: Tensor) -> Tensor:
-            z: Tensor = module._conv_forward(x, weight, None)  # past hooks, in float64, with the layer's own padding
-            return z
+            return adapter.apply(x, weight)  # past hooks, in float64, with the layer's own padding
 
         return top * _largest_singular_value(forward, weight.new_zeros(1, *size, requires_grad=True), tolerance)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatlens.problem.layers import LinearLayer
-from flatlens.problem.operator_norm import kernel_norm, operator_norm
+from flatlens.operations.layers import LinearLayer
+from flatlens.operations.operator_norm import kernel_norm, operator_norm
 
 
 def seeded(layer: nn.Module, seed: int = 0) -> nn.Module:

@@ -1,0 +1,25 @@
+"""The parameter Jacobian of what acts entry by entry: biases, norms' affine maps, scales, shifts, expanded tokens."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatlens.grams.rows import Rows
+from flatlens.operations.reads import Entrywise, Operation
+
+
+def entry_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
+    """Return df/dtheta through one operation, (n, N, size) float64, from the slopes J at its output.
+
+    J is (n, N, d) or (n, N, g, d, P) where theta is the bias of a product, else (n, N, w, other axes). `factor` is what
+    theta is multiplied by, with its samples in front; None for 1.
+    """
+    if not isinstance(operation, Entrywise):
+        return (J if J.ndim == 3 else J.sum(4).flatten(2)).to(torch.float64)
+    n, N = J.shape[:2]
+    if factor is not None:
+        J = J * factor.reshape(n, -1, *factor.shape[1:])[:, None].to(J)
+    kept = [size for axis, size in enumerate(operation.broadcast) if axis != rows.axis]
+    repeated = [3 + axis for axis, size in enumerate(kept) if size == 1]
+    return J.sum([2, *repeated], dtype=torch.float64).reshape(n, N, -1)

@@ -1,0 +1,27 @@
+"""What a sum over linear layers leaves out, said in its note: no matrix is missing without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flatlens.measures.lens import Lens
+
+NAMED = 3  #: names that a note spells out
+
+
+def left_out(lens: Lens, layers: Iterable[str]) -> str:
+    """A note that names the measured matrices which belong to none of these layers; empty where there are none."""
+    weights = [lens.layout.weights[name] for name in layers]
+    counted = {weight.parameter for weight in weights}
+    made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)
+    missing = [
+        name
+        for name, p in lens.model.named_parameters()
+        if name in lens.problem.parameters and p.ndim >= 2 and name not in counted and not name.startswith(made)
+    ]
+    if not missing:
+        return ""
+    more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+    return f"left out, as no linear layer's own weight: {', '.join(missing[:NAMED])}{more}"

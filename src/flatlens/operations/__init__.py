@@ -1,0 +1,1 @@
+"""What single operations do: the one place that knows layers, activations and autograd's own nodes."""

@@ -1,0 +1,104 @@
+"""The autograd graph of one forward pass: every operation that ran, and what reads what.
+
+Whatever a network does with a parameter, hooks, functional calls and branches that were shut included, is in this
+graph. What is read off it holds for every sample of the batch: both arms of a `where` are there, and an operation
+that is flat on these samples still has its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from flatlens.operations.table import node_role
+
+Node: TypeAlias = Any
+"""A node of autograd's graph: its `name()`, `next_functions` and `_saved_...` are untyped in torch."""
+
+Place: TypeAlias = Any
+"""Where to differentiate to: a tensor or an edge of the graph; torch's types know lists of one kind alone."""
+
+LEAF = "torch::autograd::AccumulateGrad"
+STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in what they normalise
+
+
+class Graph:
+    """The nodes behind a tensor."""
+
+    def __init__(self, f: Tensor) -> None:
+        self.nodes = _inputs_first(f.grad_fn)
+        self.readers: dict[Node, list[tuple[Node, int]]] = {}  #: of each node's output: (reader, which of its inputs)
+        self.leaves: dict[int, Node] = {}  #: by the id of the leaf tensor
+        for node in self.nodes:
+            if node.name() == LEAF:
+                self.leaves[id(node.variable)] = node
+            for operand, (source, _) in enumerate(node.next_functions):
+                if source is not None:
+                    self.readers.setdefault(source, []).append((node, operand))
+
+    def read_by(self, node: Node) -> list[tuple[Node, int]]:
+        """The operations that read a node's output, and as which of their inputs."""
+        return self.readers.get(node, [])
+
+    def curved_in(self, sources: Mapping[Node, int]) -> int:
+        """The sources that the output is not piecewise linear in, as a sum of their bits; `sources` maps nodes to bits.
+
+        The output is piecewise linear in a source if every operation between them is, with at most one factor of each
+        product depending on the source.
+        """
+        if not self.nodes:
+            return 0
+        reached: dict[Node, int] = {}  # the sources that a node's output depends on...
+        curved: dict[Node, int] = {}  # ...and those among them that it is curved in
+        for node in self.nodes:
+            operands = [(reached[s], curved[s]) if s is not None else (0, 0) for s, _ in node.next_functions]
+            every = bent = 0
+            for dependent, bends in operands:
+                every, bent = every | dependent, bent | bends
+            own = sources.get(node, 0)
+            reached[node] = every | own
+            curved[node] = bent | _bent_by(node, [dependent for dependent, _ in operands], every) if every else bent
+        return curved[self.nodes[-1]]
+
+
+def _bent_by(node: Node, operands: list[int], every: int) -> int:
+    """The sources that a node's own operation is curved in, given those that its operands depend on."""
+    name = node.name()
+    if name in STATISTICS:
+        return operands[0]
+    if name == "NativeBatchNormBackward0" and node._saved_training:
+        return operands[0]
+    role = node_role(name)
+    if role in ("linear", "piecewise linear"):
+        return 0
+    if role == "quotient":
+        return operands[1] if len(operands) > 1 else 0
+    if role == "bilinear":
+        met = twice = 0
+        for dependent in operands:
+            twice |= met & dependent
+            met |= dependent
+        return twice
+    return every
+
+
+def _inputs_first(root: Node | None) -> list[Node]:
+    """Every node behind `root`, each after those whose output it reads."""
+    order: list[Node] = []
+    if root is None:
+        return order
+    seen: set[Node] = {root}
+    stack: list[tuple[Node, Iterator[Any]]] = [(root, iter(root.next_functions))]
+    while stack:
+        node, inputs = stack[-1]
+        for source, _ in inputs:
+            if source is not None and source not in seen:
+                seen.add(source)
+                stack.append((source, iter(source.next_functions)))
+                break
+        else:
+            order.append(node)
+            stack.pop()
+    return order

@@ -1,0 +1,333 @@
+"""How operations read a parameter: as the matrix of a product, as a bias, entry by entry, or row by row.
+
+A read that is listed here has a per-sample derivative which follows from the slope at the operation's output and from
+what autograd saved of its other inputs. Anything else that reads a parameter makes `reads_of` answer None.
+
+    Product    z = W phi + b: a matrix product or a convolution, whatever module or function called it
+    Bias       the b of one
+    Entrywise  y = factor * theta + ..., theta broadcast: norms' weights and biases, shifts, scales, expanded tokens
+    Lookup     rows of theta, as an embedding takes them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from flatlens.operations.graph import LEAF, Graph, Node
+from flatlens.operations.layers import Adapter, Convolution, Dense, TransposedConvolution, both_sides
+
+RESHAPING = (
+    "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "CloneBackward0", "ToCopyBackward0",
+    "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "AliasBackward0",
+    "UnflattenBackward0", "ContiguousBackward0",
+)  # fmt: skip
+"""Operations that keep every entry, in its order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of the graph, known by its node."""
+
+    node: Node
+
+    @property
+    def edge(self) -> GradientEdge:
+        """The operation's output, as a place to differentiate to."""
+        return GradientEdge(self.node, 0)
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the operation's output."""
+        return torch.Size(self.node._input_metadata[0].shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the operation's output."""
+        found: torch.dtype = self.node._input_metadata[0].dtype
+        return found
+
+    @property
+    def turn(self) -> int:
+        """A number that grows with the order in which operations ran."""
+        return int(self.node._sequence_nr())
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What must be alike for two passes to have done the same."""
+        return (type(self).__name__, self.node.name())
+
+    def kept(self) -> Tensor | None:
+        """What the parameter's derivative takes of the operation's other inputs; there until the graph is freed."""
+        return None
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Product(Operation):
+    """z = W phi + b, by the operand W."""
+
+    adapter: Adapter
+    stored: torch.Size  #: W's shape as it is stored: the parameter's own, or a reshaping of it
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Also the geometry."""
+        return ("Product", self.adapter, self.stored)
+
+    def kept(self) -> Tensor:
+        """What the weight multiplies, as the operation read it; of a half type in float32."""
+        node = self.node
+        name = node.name()
+        x: Tensor = (
+            node._saved_input
+            if name == "ConvolutionBackward0"
+            else node._saved_mat1
+            if name == "AddmmBackward0"
+            else node._saved_self
+        )
+        return x.detach().to(torch.promote_types(x.dtype, torch.float32))
+
+    @property
+    def source(self) -> Node | None:
+        """The node whose output the weight multiplies."""
+        found: Node | None = self.node.next_functions[1 if self.node.name() == "AddmmBackward0" else 0][0]
+        return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Bias(Operation):
+    """The b of z = W phi + b."""
+
+    adapter: Adapter
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Also the geometry."""
+        return ("Bias", self.adapter)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Entrywise(Operation):
+    """y = factor * theta + ..., theta broadcast from `shape_of_operand` to the output's shape."""
+
+    broadcast: torch.Size  #: theta's shape, as many axes as the output has
+    factor: Callable[[], Tensor] | None = None  #: what theta is multiplied by; None for 1
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """Also over which axes theta is repeated."""
+        return (*super().signature, self.broadcast)
+
+    def kept(self) -> Tensor | None:
+        """The factor, of the output's shape."""
+        return None if self.factor is None else self.factor().broadcast_to(self.shape)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Lookup(Operation):
+    """Rows of theta, one for each id."""
+
+    def kept(self) -> Tensor:
+        """The ids, of the output's shape without its last axis."""
+        found: Tensor = self.node._saved_indices
+        return found
+
+    @property
+    def padding(self) -> int:
+        """The id whose row has no derivative; negative if there is none."""
+        found = int(self.node._saved_padding_idx)
+        return found - 2**64 if found >= 2**63 else found
+
+
+Read: TypeAlias = Product | Bias | Entrywise | Lookup
+
+
+def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
+    """All operations through which a parameter acts, in the order in which they ran; None where one is not known.
+
+    >>> layer = torch.nn.Linear(2, 3)
+    >>> f = layer(torch.ones(1, 2))
+    >>> [type(read).__name__ for read in reads_of(Graph(f), layer.weight)]
+    ['Product']
+    """
+    leaf = graph.leaves.get(id(parameter))
+    if leaf is None:
+        return ()
+    found = _followed(graph, leaf, parameter.shape, transposed=False)
+    return None if found is None else tuple(sorted(found, key=lambda read: read.turn))
+
+
+def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) -> list[Read] | None:
+    """The reads of a node's output, which is the parameter in another shape, or its transpose."""
+    found: list[Read] = []
+    for reader, operand in graph.read_by(node):
+        name = reader.name()
+        more: list[Read] | None = None
+        if _transposes(reader) and not transposed:
+            more = _followed(graph, reader, shape, transposed=True)
+        elif name == "ToCopyBackward0":
+            more = _followed(graph, reader, shape, transposed=transposed)
+        elif name in RESHAPING and not transposed:
+            inner = torch.Size(reader._input_metadata[0].shape)
+            more = _followed(graph, reader, inner, transposed=False)
+        else:
+            read = _read(graph, reader, operand, shape, transposed)
+            more = None if read is None else [read]
+        if more is None:
+            return None
+        found += more
+    return found
+
+
+def _transposes(node: Node) -> bool:
+    """Whether a node exchanges the two axes of a matrix."""
+    if len(node._input_metadata[0].shape) != 2:
+        return False
+    if node.name() == "TransposeBackward0":
+        return int(node._saved_dim0) % 2 != int(node._saved_dim1) % 2  # -1 comes as 2^64 - 1
+    if node.name() == "PermuteBackward0":
+        return [int(dim) % 2 for dim in node._saved_dims] == [1, 0]
+    return bool(node.name() == "TBackward0")
+
+
+def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool) -> Read | None:
+    """One operation, told by its name; None where it is none of these."""
+    name = node.name()
+    if name in ("AddmmBackward0", "MmBackward0"):
+        matrix = 2 if name == "AddmmBackward0" else 1
+        if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
+            return None
+        if operand == matrix and len(shape) == 2:
+            return Product(node, Dense(transposed=not transposed), shape)
+        return Bias(node, Dense()) if operand == 0 and matrix == 2 and len(shape) == 1 else None
+    if transposed:
+        return None
+    if name == "ConvolutionBackward0":
+        adapter = _convolution(node)
+        return None if operand == 0 else Product(node, adapter, shape) if operand == 1 else Bias(node, adapter)
+    if name == "EmbeddingBackward0":
+        return None if node._saved_scale_grad_by_freq else Lookup(node)
+    return _added_behind(graph, node, operand, shape) or _entrywise(node, operand, shape)
+
+
+def _convolution(node: Node) -> Adapter:
+    """The geometry of a convolution, as autograd saved it."""
+    weight = node._saved_weight
+    kernel = tuple(weight.shape[2:])
+    stride, dilation = tuple(node._saved_stride), tuple(node._saved_dilation)
+    pad = both_sides(tuple(node._saved_padding))
+    if node._saved_transposed:
+        extra = tuple(node._saved_output_padding)
+        return TransposedConvolution(kernel, stride, pad, dilation, int(node._saved_groups), extra)
+    return Convolution(kernel, stride, pad, dilation, int(node._saved_groups))
+
+
+def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> Bias | None:
+    """The bias that F.linear adds to a product of its own, where the input's layout makes it do so."""
+    if node.name() != "AddBackward0" or node._saved_alpha != 1 or operand != 1 or len(shape) != 1:
+        return None
+    made = node.next_functions[0][0]
+    while made is not None and made.name() in RESHAPING and len(graph.read_by(made)) == 1:
+        made = made.next_functions[0][0]
+    if made is None or made.name() != "MmBackward0" or len(graph.read_by(made)) != 1:
+        return None
+    return Bias(made, Dense()) if made._input_metadata[0].shape[-1] == shape[0] else None
+
+
+def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
+    """Sums, products with what is no parameter, norms, and expansions."""
+    name, out = node.name(), torch.Size(node._input_metadata[0].shape)
+    if name in ("AddBackward0", "SubBackward0") and node._saved_alpha == 1 and len(shape) <= len(out):
+        minus = name == "SubBackward0" and operand == 1
+        return Entrywise(node, _aligned(shape, out), _minus_one if minus else None)
+    if name == "MulBackward0" and len(shape) <= len(out):
+        other = "_saved_other" if operand == 0 else "_saved_self"
+        if getattr(node, other) is None:
+            return None
+        return Entrywise(node, _aligned(shape, out), lambda: getattr(node, other).detach())
+    if name == "ExpandBackward0":
+        return Entrywise(node, _aligned(shape, out))
+    if name == "NativeLayerNormBackward0" and operand in (1, 2):
+        return Entrywise(node, _aligned(shape, out), (lambda: _layer_normed(node)) if operand == 1 else None)
+    channels = torch.Size((1, *shape, *(1,) * (len(out) - 2)))
+    if name == "NativeGroupNormBackward0" and operand in (1, 2):
+        return Entrywise(node, channels, (lambda: _group_normed(node)) if operand == 1 else None)
+    if name == "NativeBatchNormBackward0" and operand in (1, 2) and not node._saved_training:
+        return Entrywise(node, channels, (lambda: _batch_normed(node)) if operand == 1 else None)
+    if name == "PreluKernelBackward0" and operand == 1:
+        return Entrywise(node, _aligned(shape, out), lambda: node._saved_self.detach().clamp(max=0))
+    return None
+
+
+def _aligned(shape: torch.Size, out: torch.Size) -> torch.Size:
+    """A shape with axes of size 1 in front, as broadcasting puts them."""
+    return torch.Size((*(1,) * (len(out) - len(shape)), *shape))
+
+
+def _minus_one() -> Tensor:
+    return torch.tensor(-1.0)
+
+
+def _layer_normed(node: Node) -> Tensor:
+    """The normalised input of a LayerNorm."""
+    normed: Tensor = (node._saved_input.detach() - node._saved_result1) * node._saved_result2
+    return normed
+
+
+def _group_normed(node: Node) -> Tensor:
+    """The normalised input of a GroupNorm."""
+    x, rows = node._saved_input.detach(), (int(node._saved_N), int(node._saved_group))
+    by_group = x.reshape(*rows, -1)
+    mean, scale = node._saved_result1.reshape(*rows, 1), node._saved_result2.reshape(*rows, 1)
+    normed: Tensor = ((by_group - mean) * scale).reshape(x.shape)
+    return normed
+
+
+def _batch_normed(node: Node) -> Tensor:
+    """The normalised input of a BatchNorm in eval mode."""
+    x = node._saved_input.detach()
+    shape = (1, -1, *(1,) * (x.ndim - 2))
+    scale: Tensor = (node._saved_running_var + node._saved_eps).rsqrt()
+    normed: Tensor = (x - node._saved_running_mean.reshape(shape)) * scale.reshape(shape)
+    return normed
+
+
+def product_of(node: Node) -> tuple[Product, Tensor] | None:
+    """The product that a node stands for, whatever made its weight, and the weight's value; None of other nodes."""
+    name = node.name()
+    if name == "ConvolutionBackward0":
+        weight: Tensor = node._saved_weight.detach()
+        return Product(node, _convolution(node), weight.shape), weight
+    if name not in ("AddmmBackward0", "MmBackward0"):
+        return None
+    if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
+        return None
+    made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
+    weight = node._saved_mat2.detach()
+    transposed = made is None or not _transposes(made)
+    weight = weight if transposed else weight.T
+    return Product(node, Dense(transposed=transposed), weight.shape), weight
+
+
+def reaches(node: Node | None, goal: Node | None) -> bool:
+    """Whether a node's output is that of `goal` in another shape, perhaps with a bias added to it."""
+    while node is not None and node is not goal:
+        name = node.name()
+        added = name == "AddBackward0" and node._saved_alpha == 1 and _is_leaf(node.next_functions[1][0])
+        if name not in RESHAPING and not added:
+            return False
+        node = node.next_functions[0][0]
+    return node is not None
+
+
+def _is_leaf(node: Node | None) -> bool:
+    return node is not None and bool(node.name() == LEAF)
