@@ -14,7 +14,12 @@ COLUMNS = {"interpolation_sharpness": "S", "by_layer": "S of a layer", "ggn_trac
 def verdict(row: dict[str, Any]) -> str:
     """ "right", or what is not."""
     tolerance = COARSE if row.get("rounds") else TOLERANCE
-    wrong = [column for name, column in COLUMNS.items() if not row["errors"].get(name, 0.0) <= tolerance]
+    where = {"by_layer": f" ({row.get('worst_layer')})"}
+    wrong = [
+        column + where.get(name, "")
+        for name, column in COLUMNS.items()
+        if not row["errors"].get(name, 0.0) <= tolerance
+    ]
     return "; ".join([*row["troubles"], *([f"wrong: {', '.join(wrong)}"] if wrong else [])]) or "right"
 
 

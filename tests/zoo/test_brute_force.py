@@ -122,7 +122,7 @@ def test_a_verdict_can_be_wrong(linear, monkeypatch):
         return totals | {"mls": totals["mls"] * (1 + 1e-7)}, shares | {"0.bias": 3.001}
 
     monkeypatch.setattr(truth, "first_order", false)
-    assert page.verdict(measured(one, differences=False)) == "wrong: S of a layer, MLS"
+    assert page.verdict(measured(one, differences=False)) == "wrong: S of a layer (0), MLS"
 
 
 def test_what_is_undefined_or_refused_is_not_right():
@@ -136,3 +136,15 @@ def test_a_layer_s_share_is_what_is_not_listed_by_itself():
     assert share_of("a", shares, ["a"]) == 3
     assert share_of("a", shares, ["a", "a.bias"]) == 1
     assert share_of("a.b.weight", shares, ["a"]) == 4
+
+
+def test_the_page_says_how_many_are_right(linear):
+    good = measured(Case(linear, X, Y))
+    text = page.text({"timm:a": good, "timm:b": {"errors": {}, "troubles": ["not done in 1 s"]}})
+    assert "1 of 2 right" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("| `a`")]
+    heads = next(line for line in text.splitlines() if line.startswith("| network"))
+    assert line.count("|") == heads.count("|")
+    assert line.endswith("| right |")
+    assert "| 15 |" in line
+    assert "not done in 1 s" in text
