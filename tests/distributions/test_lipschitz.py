@@ -22,6 +22,10 @@ ACTIVATIONS = [
     nn.Sigmoid(),
     nn.Softplus(),
     nn.Softplus(beta=5),
+    nn.ReLU6(),
+    nn.GELU(),
+    nn.SiLU(),
+    nn.Hardswish(),
 ]
 
 
@@ -126,7 +130,7 @@ def hooked():
     ("network", "told"),
     [
         (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), r"1 \(BatchNorm1d\) is not known here: .*lipschitz="),
-        (nn.Sequential(nn.Sequential(nn.GELU())), r"0\.0 \(GELU\)"),
+        (nn.Sequential(nn.Sequential(nn.GELU("tanh"))), r"0\.0 \(GELU\)"),
         (Doubled(2, 2), r"the network \(Doubled\)"),
         (Twice(nn.Linear(2, 2)), r"the network \(Twice\)"),
         (nn.Sequential(hooked()), "hooks"),

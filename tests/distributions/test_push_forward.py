@@ -93,7 +93,7 @@ def test_generators_can_follow_one_another():
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        (lambda: PushForward(Cube(2), nn.GELU()), r"GELU.*lipschitz="),
+        (lambda: PushForward(Cube(2), nn.GELU("tanh")), r"GELU.*lipschitz="),
         (lambda: PushForward(Cube(2), nn.Linear(3, 2), lipschitz=1.0), r"takes no input of shape \(2, 2\)"),
         (lambda: PushForward(Cube(2), nn.Identity(), lipschitz=-1.0), "lipschitz=-1.0"),
         (lambda: PushForward(Cube(2), nn.Identity(), lipschitz=math.nan), "lipschitz=nan"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-from flatlens.perturbation.activations import activation
+from flatlens.operations.table import activation
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.chain import read_chain
 from flatlens.perturbation.inputs import Refused
@@ -18,7 +18,7 @@ from flatlens.perturbation.variation import found_variation
 
 ACTIVATIONS = (
     nn.ReLU(), nn.LeakyReLU(0.2), nn.ReLU6(), nn.Hardtanh(-0.7, 0.4), nn.Tanh(), nn.Sigmoid(), nn.Softplus(), nn.ELU(),
-    nn.ELU(0.3), nn.GELU(), nn.SiLU(),
+    nn.ELU(0.3), nn.GELU(), nn.SiLU(), nn.Hardswish(),
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
-from flatlens.bounds.skips import Block, Watched, Wiring, wiring
+from flatlens.bounds.skips import Block, Wiring, wiring
 from flatlens.errors import typed_line
 from flatlens.grams.one_pass import CHUNK
 from flatlens.measures import interpolation_sharpness
@@ -68,12 +68,11 @@ def _none(why: str) -> Claim:
 def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
     """||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
     lens, problem = context.lens, context.lens.problem
-    nodes = {node for block in found.blocks for node in (block.start, block.end)}
-    watched = Watched(found.traced, lens.model, nodes)
+    nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
     most = max(1, min(CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
     for raw in problem.data.chunks(most):
-        watched.kept.clear()
+        found.kept.clear()
         try:
             f, _ = problem.run(watched, problem.place(raw))
         except Exception as error:  # a forward= that asks the model for more than its outputs
@@ -81,11 +80,11 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
             return "its trace computes something else: forward() depends on the data or its arguments"
-        if any(node not in watched.kept for node in nodes):
+        if any(node not in found.kept for node in nodes):
             return "a skip begins at indices, which have no derivative"
-        if any(len(watched.kept[node]) != len(f) for node in nodes):
+        if any(len(found.kept[node]) != len(f) for node in nodes):
             return "samples are not on the first axis"
-        for node, norm in zip(nodes, _spectral(f, [watched.kept[node] for node in nodes]), strict=True):
+        for node, norm in zip(nodes, _spectral(f, [found.kept[node] for node in nodes]), strict=True):
             gathered[node].append(norm.cpu())
     return {node: torch.cat(parts) for node, parts in gathered.items()}
 

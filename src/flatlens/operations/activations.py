@@ -111,11 +111,6 @@ def softplus(module: nn.Softplus) -> Activation | None:
     )
 
 
-def softplus_steepest(module: nn.Softplus) -> float:
-    """1, or NaN where the jump to the identity, past the threshold, is more than rounding: exp(-threshold) / beta."""
-    return 1.0 if softplus(module) is not None else math.nan
-
-
 def elu(module: nn.ELU) -> Activation | None:
     """z above 0, alpha (exp(z) - 1) below, for alpha >= 0."""
     alpha = float(module.alpha)
@@ -151,4 +146,14 @@ def silu(module: nn.Module) -> Activation:
     ends = slope(torch.tensor([-turn, turn], dtype=torch.float64)).tolist()
     return Activation(
         F.silu, slope, lowest=((-1.2784645428, -0.2784645427611),), turns=((-turn, ends[0]), (turn, ends[1]))
+    )
+
+
+def hardswish(module: nn.Module) -> Activation:
+    """z min(max(z + 3, 0), 6) / 6, least at -1.5."""
+    return Activation(
+        F.hardswish,
+        lambda z: torch.where(z.abs() < 3, z / 3 + 0.5, (z > 0).to(z)),
+        lowest=((-1.5, -0.375),),
+        turns=((-3.0, 0.0), (-3.0, -0.5), (3.0, 1.0), (3.0, 1.5)),
     )

@@ -8,7 +8,6 @@ by itself, is left where it is, with the reason.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,12 +16,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from flatlens.errors import typed_line
+from flatlens.operations.table import hooked, operation_of
+from flatlens.operations.tracing import Trace
 from flatlens.problem import Problem
-from flatlens.problem.layers import groups
 from flatlens.transforms import rules
 
 OUTPUTS = "its features are the network's outputs"
-ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: of a tensor, whatever its values
+LAYERS = ("linear", "convolution")
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,59 +88,42 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
     batch = problem.place(problem.probes[0])
     try:
         with problem.measuring(model), torch.no_grad():
-            trial = _Trial(model, problem.coupled)
-            found, _ = problem.run(trial, batch)
+            reader = _Reader(model, problem.coupled)
+            found, _ = problem.run(reader.in_place(), batch)
             expected, _ = problem.run(model, batch)
     except Exception as error:  # whatever the network's own forward() makes of symbols
         return Wiring(unreadable=f"torch.fx cannot trace the network ({typed_line(error, 120)})")
     if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
         return Wiring(unreadable="what torch.fx traced gives other outputs than the network")
-    return trial.reader.wiring
+    return reader.wiring
 
 
-class _Trial(nn.Module):
-    """The network in its own place, watched."""
-
-    def __init__(self, model: nn.Module, coupled: bool) -> None:
-        super().__init__()
-        self.traced = fx.symbolic_trace(model)
-        self.reader = _Reader(self.traced, model, coupled)
-
-    def forward(self, *arguments: Any, **options: Any) -> Any:
-        bound = inspect.signature(self.traced.forward).bind(*arguments, **options)
-        bound.apply_defaults()
-        return self.reader.run(*bound.arguments.values())
-
-
-class _Reader(fx.Interpreter):
+class _Reader(Trace):
     """Runs the graph, and hands on whose features every tensor holds."""
 
-    def __init__(self, traced: fx.GraphModule, model: nn.Module, coupled: bool) -> None:
-        super().__init__(traced)
-        self.extra_traceback = False
-        self.coupled = coupled
-        self.reasons = _reasons(traced, model)
+    def __init__(self, model: nn.Module, coupled: bool) -> None:
+        super().__init__(model)
+        self.sizes = self.without_values()
+        self.reasons = _reasons(self, model)
         self.tags: dict[fx.Node, _Tag] = {}
         self.wiring = Wiring(coupled=coupled)
 
     def run_node(self, n: fx.Node) -> Any:
         """One operation."""
         tags = {node: self.tags[node] for node in n.all_input_nodes if node in self.tags}
-        what: Any = self.fetch_attr(str(n.target)) if n.op == "call_module" else n.target
-        rest, feeds = (), None
-        if n.op.startswith("call") and n.args and isinstance(n.args[0], fx.Node):
-            arguments, _ = self.fetch_args_kwargs_from_env(n)
-            rest, feeds = arguments[1:], tags.get(n.args[0])
+        arguments, options = self.fetch_args_kwargs_from_env(n)
         out = super().run_node(n)
-        if n.op == "call_module" and isinstance(what, rules.LINEAR):
-            self._linear(n, what, tags, out)
-        elif n.op == "output":
+        what = self.what(n)
+        kind = operation_of(what, hooks=True) if n.op == "call_module" else None
+        if n.op == "output":
             for tag in tags.values():
                 tag.refuse(OUTPUTS)
-        elif n.op == "call_module" and type(what) in rules.BATCHNORMS:
+        elif kind is not None and kind.name in LAYERS:
+            self._linear(n, what, tags, out)
+        elif kind is not None and kind.name == "batch norm":
             self._norm(n, what, tags, out)
-        elif tags and not _asks(n):
-            after = self._passed(n, what, tags, rest, feeds, out)
+        elif tags and n not in self.sizes:
+            after = self._passed(n, tags, arguments[1:], options, out)
             if after is not None:
                 self.tags[n] = after
         return out
@@ -158,7 +141,7 @@ class _Reader(fx.Interpreter):
             if fed.order is not None:
                 _refuse_order(fed.order, name, module, owner)
         order, scale = (Link(name, len(module.weight), refused=why) for _ in range(2))
-        if groups(module) > 1:
+        if getattr(module, "groups", 1) > 1:
             order.refuse("its groups of channels cannot be mixed")
         self.wiring.orders.setdefault(name, order)
         self.wiring.scales.setdefault(name, scale)
@@ -168,7 +151,7 @@ class _Reader(fx.Interpreter):
     def _norm(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
         """A BatchNorm takes in the scale of what it is fed, and sets one of its own; the order goes through."""
         name, why = str(n.target), self.reasons.get(id(module), "")
-        if self.coupled or module.running_mean is None:
+        if self.wiring.coupled or module.running_mean is None:
             why = "it normalises by the samples of a batch"
         shape = (-1, *(1,) * (out.ndim - 2))
         channels = torch.arange(module.num_features).reshape(shape).expand(out.shape)
@@ -188,30 +171,29 @@ class _Reader(fx.Interpreter):
         self.tags[n] = _Tag(order, mine, channels)
 
     def _passed(
-        self, n: fx.Node, what: Any, tags: dict[fx.Node, _Tag], rest: tuple[Any, ...], feeds: _Tag | None, out: Any
+        self, n: fx.Node, tags: dict[fx.Node, _Tag], rest: tuple[Any, ...], options: dict[str, Any], out: Any
     ) -> _Tag | None:
         """The features after an operation on one tensor; None, and the reason with its source, where it stops them."""
-        kind = type(what) if isinstance(what, nn.Module) else what
-        called = _called(n, what)
-        if len(n.all_input_nodes) > 1 and not _only_sizes(n, tags):
+        called, found = self.called(n), self.operation(n)
+        if len(tags) > 1 or any(node not in tags and node not in self.sizes for node in n.all_input_nodes):
             _refuse_all(tags, f"they meet another tensor at {called}")
             return None
-        done = rules.effect(kind, (None, *rest))
-        hooked = isinstance(what, nn.Module) and _hooked(what)
-        if feeds is None or done is None or hooked or not isinstance(out, Tensor):
+        feeds = tags.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
+        done, homogeneous = rules.effect(found, rest, options)
+        if feeds is None or found is None or done is None or not isinstance(out, Tensor):
             _refuse_all(tags, f"{called} is not known to act on each of them by itself")
             return None
-        ids = rules.moved(feeds.ids, kind, what, n, rest, out)
+        ids = rules.moved(feeds.ids, found, self.what(n), rest, options, out)
         if ids is None:
             _refuse_all(tags, f"{called} mixes them")
             return None
-        if done == "elementwise" and feeds.scale is not None:
+        if not homogeneous and feeds.scale is not None:
             feeds.scale.refuse(f"{called} is not positively homogeneous")
         return replace(feeds, ids=ids, direct=False)
 
 
 def _refuse_order(link: Link, name: str, module: Any, owner: Tensor) -> None:
-    if groups(module) > 1:
+    if getattr(module, "groups", 1) > 1:
         link.refuse(f"{name} reads them in groups")
     elif bool((torch.bincount(owner, minlength=link.features) * link.features != len(owner)).any()):
         link.refuse(f"{name} reads some of them more often than others")
@@ -222,34 +204,13 @@ def _refuse_all(tags: dict[fx.Node, _Tag], why: str) -> None:
         tag.refuse(why)
 
 
-def _asks(n: fx.Node) -> bool:
-    """Whether a node asks for a tensor's size, not for its values."""
-    return n.target in ASKED or (n.target is getattr and n.args[1] in ASKED)
-
-
-def _only_sizes(n: fx.Node, tags: dict[fx.Node, _Tag]) -> bool:
-    """Whether all that goes in beside the features are sizes of tensors."""
-    return len(tags) == 1 and all(_is_size(node) for node in n.all_input_nodes if node not in tags)
-
-
-def _is_size(n: fx.Node) -> bool:
-    inputs = n.all_input_nodes
-    return _asks(n) or (n.op == "call_function" and bool(inputs) and all(_is_size(node) for node in inputs))
-
-
-def _called(n: fx.Node, what: Any) -> str:
-    if isinstance(what, nn.Module):
-        return f"{n.target} ({type(what).__name__})"
-    return f"{getattr(n.target, '__name__', n.target)}()"
-
-
-def _reasons(traced: fx.GraphModule, model: nn.Module) -> dict[int, str]:
+def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
     """Why a layer must stay as it is, by the id of its module; nothing for one that is free to change."""
-    calls = Counter(id(traced.get_submodule(str(n.target))) for n in traced.graph.nodes if n.op == "call_module")
+    calls = Counter(id(trace.what(n)) for n in trace.nodes if n.op == "call_module")
     names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
-    bare = {id(_attribute(traced, str(n.target))) for n in traced.graph.nodes if n.op == "get_attr"}
+    bare = {id(trace.fetch_attr(str(n.target))) for n in trace.nodes if n.op == "get_attr"}
     found = {}
-    for module in {id(m): m for m in traced.modules() if type(m).__module__.startswith("torch.nn")}.values():
+    for module in {id(m): m for m in trace.module.modules() if type(m).__module__.startswith("torch.nn")}.values():
         own = [p for p in module._parameters.values() if p is not None]
         if calls[id(module)] > 1:
             found[id(module)] = f"it is called {calls[id(module)]} times"
@@ -257,19 +218,8 @@ def _reasons(traced: fx.GraphModule, model: nn.Module) -> dict[int, str]:
             found[id(module)] = "its parameters are tied to another layer's"
         elif any(id(p) in bare for p in own):
             found[id(module)] = "its parameters are used outside its call, too"
-        elif isinstance(module, rules.LINEAR) and "weight" not in module._parameters:
+        elif hasattr(module, "weight") and "weight" not in module._parameters:
             found[id(module)] = "its weight is made from other parameters"
-        elif _hooked(module):
+        elif hooked(module):
             found[id(module)] = "a hook may change what it reads or gives"
-    return found
-
-
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def _attribute(root: nn.Module, path: str) -> object:
-    found: object = root
-    for name in path.split("."):
-        found = getattr(found, name)
     return found
