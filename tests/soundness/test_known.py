@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from drawn_layers import Equalised, LowRank, RarelySquaredReLU, SquaredReLU, Standardised, Standardised2d, Wired
-from judged import Verdict, judged, subject
+from judged import Verdict, changed, judged, snapshot, subject
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import IterableDataset
 
 import flatlens as fl
 from flatlens.errors import BadData, BadLoss, FlatlensError
+from flatlens.grams import LayerGrams
+from flatlens.measures.card import per_sample
+from flatlens.measures.reduce import mean
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -339,3 +343,22 @@ def test_nothing_that_overflows_is_exact(size: float) -> None:
         return
     for key, estimate in report.items():
         assert estimate.kind == "undefined" or estimate.value == estimate.value, (key, estimate)
+
+
+# beside these: an error while a pass is under way
+
+
+def test_a_measure_that_raises_leaves_the_model_as_it_was() -> None:
+    @per_sample(id="own", family="compression", symbol="x", source="nowhere", unit="1", reduce=mean, place="input",
+                needs={"G"}, answer="input", invariant_under=frozenset())  # fmt: skip
+    def raising(g: LayerGrams) -> Tensor:
+        """Cannot be had."""
+        raise ValueError("no")
+
+    net = made(lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)))().train()
+    before = snapshot(net)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (normal(20, 4), torch.arange(20) % 3), memory=1))
+    with pytest.raises(ValueError, match="no"):
+        fl.measure(lens, [raising])
+    gc.collect()
+    assert list(changed(before, snapshot(net))) == []
