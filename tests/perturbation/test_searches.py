@@ -43,8 +43,8 @@ def test_the_crossing_of_a_quadratic(start: float) -> None:
     crossing = first_crossing(lambda sigma: factors * sigma**2, 0.5, start)
     assert crossing is not None
     assert math.exp(crossing.log_sigma) == pytest.approx(0.5, rel=1e-4)
-    relative = float(factors.std() / 2 / factors.mean()) / 2  # of sigma: half of the mean's
-    assert crossing.stderr == pytest.approx(relative * 3.182 / 1.96, rel=0.1)  # Student's with 3 degrees of freedom
+    reach = float(factors.std() / 2 / factors.mean()) * 3.182  # of the mean: Student's with 3 degrees of freedom
+    assert crossing.stderr == pytest.approx(math.log((1 + reach) / (1 - reach)) / 4 / 1.96, rel=0.02)
 
 
 def test_the_first_crossing_counts() -> None:

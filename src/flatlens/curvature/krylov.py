@@ -43,11 +43,33 @@ class Eigenpairs:
     converged: bool  #: whether every residual met the tolerance
     exact: bool  #: whether the basis spans everything the matrix can reach, so that only rounding is left
     remembered: Remembered | None = None  #: what the next search may begin with
+    above: float = math.inf  #: how far above the first value an eigenvalue may lie, but for a chance of 5%
 
     @property
     def largest(self) -> float:
         """The largest eigenvalue."""
         return float(self.values[0])
+
+
+CHANCE = 0.05  #: that a bound on what a search missed fails, over its random start
+
+
+def unseen(theta: Tensor, size: int, share: float) -> float:
+    """How far above the largest of k Ritz values an eigenvalue may lie, but for a chance of `CHANCE` over the start.
+
+    Kuczynski and Wozniakowski (1992), Theorem 4.2: from a start uniform on the sphere in P dimensions, k steps of
+    Lanczos miss the largest eigenvalue by e of the spectrum's range with a chance of 1.648 sqrt(P) exp(-sqrt(e) (2k-1))
+    at most. Of a start of which `share` is random, independent of the rest, the chance is 1 / share of that at most,
+    since what is fixed can only move the random part's component away from 0. Both ends count, for the range is known
+    from the Ritz values alone; and every k, for the search itself decided where to stop: a share 1 / (k (k + 1)) each.
+    inf where too few steps were made to say anything.
+    """
+    k = len(theta)
+    if share <= 0 or k < 1:
+        return math.inf
+    chance = CHANCE / 2 / (k * (k + 1))
+    missed = (math.log(1.648 * size**0.5 / (share * chance)) / (2 * k - 1)) ** 2
+    return missed / (1 - 2 * missed) * float(theta.max() - theta.min()) if missed < 0.5 else math.inf
 
 
 def length(v: Tensor) -> float:
@@ -139,17 +161,18 @@ def lanczos(
     most: int = 300,
     room: int = 300,
     keep: int = 0,
+    random: float = 0.0,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
     """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
     `most` products at most; `room` basis vectors at a time (restarted thickly beyond); `keep` Ritz pairs are handed on
-    as `remembered`. The bottom ones' residuals are
-    measured against the largest eigenvalue in size, since they may be zero. Where the basis closes on itself it is
-    continued from a random vector until what is found cannot be improved: a start that misses part of the spectrum does
-    no harm then, and repeated eigenvalues are found as often as they occur. A basis that never closes sees a repeated
-    eigenvalue once, or again through rounding.
+    as `remembered`; `random` is the share of the start that was drawn, without which nothing bounds what it misses
+    (`unseen`). The bottom ones' residuals are measured against the largest eigenvalue in size, since they may be zero.
+    Where the basis closes on itself it is continued from a random vector until what is found cannot be improved: a
+    start that misses part of the spectrum does no harm then, and repeated eigenvalues are found as often as they occur.
+    A basis that never closes sees a repeated eigenvalue once, or again through rounding.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
 
@@ -160,12 +183,14 @@ def lanczos(
     wanted = Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
     krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
+    grown: Tensor | None = None  # the Ritz values of what grew from the start, before anything was dropped or added
     while krylov.products < most:
         krylov.extend()
         if progress is not None:
             progress("curvature products", krylov.products, most)
         if krylov.beta == 0:  # the basis is closed under A: all its Ritz pairs are eigenpairs
             enough = block_is_random and wanted.cannot_improve(krylov, block)
+            grown = krylov.ritz()[0] if grown is None else grown
             block, block_is_random = krylov.steps, True
             if enough or krylov.full or not krylov.turn(fresh):
                 closed = enough or krylov.steps == len(start)
@@ -174,6 +199,7 @@ def lanczos(
             break
         elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
             theta, _, _ = krylov.ritz()
+            grown = theta if grown is None else grown
             half = len(theta) // 2
             krylov.compress(ends_of(len(theta), min(top + 3, half), min(bottom + 1, half)))
             block = 0
@@ -187,6 +213,7 @@ def lanczos(
         wanted.met(krylov, 0),
         closed,
         remembered(theta, krylov.vectors, S, keep, top, bottom) if keep else None,
+        unseen(theta if grown is None else grown, len(start), random if usable else 1.0),
     )
 
 

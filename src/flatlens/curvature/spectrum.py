@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatlens.curvature.krylov import Eigenpairs, Krylov, Remembered, lanczos, length
 from flatlens.curvature.operators import Operator
-from flatlens.curvature.probes import student
+from flatlens.curvature.probes import skewed
 from flatlens.curvature.recall import NEW, mixture, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
@@ -20,6 +20,7 @@ WORTH = 512  #: ...where there are at least so many samples
 WARMING = 12  #: products on them
 SMALL = 64  #: parameters below which what is remembered gives a starting vector alone...
 FEW = 2  #: ...and so it does for more eigenvalues than these: Lanczos finds many at once with fewer products
+RESOLVED = 0.75  #: of the range, by the steps: a Gaussian so wide is integrated to a hundredth by Gauss quadrature
 LONG = 40  #: products after which a search that remembers goes on by Lanczos, too
 
 
@@ -50,7 +51,7 @@ def eigenpairs(
     _require_start(operator, start)
     vectors = operator.problem.memory // (operator.size * torch.empty(0, dtype=operator.dtype).element_size())
     room, keep = max(8, vectors // 4), min(keep, max(top + bottom, vectors // 16))
-    before, spent = operator.products, 0
+    before, spent, random = operator.products, 0, 0.0
     if isinstance(start, Remembered):
         known, fresh = start, _random(operator, generator)
         start = mixture(known, top + bottom, fresh)
@@ -62,9 +63,9 @@ def eigenpairs(
             spent = pairs.products
             if pairs.converged or spent == most:
                 return pairs
-            start = pairs.vectors.sum(0)
+            start, random = pairs.vectors.sum(0), 0.0
     if start is None:
-        start = _warm_start(operator, generator)
+        start, random = _warm_start(operator, generator)
         before = operator.products
     pairs = lanczos(
         operator,
@@ -75,6 +76,7 @@ def eigenpairs(
         most=most - spent,
         room=min(most, room),
         keep=keep,
+        random=random,
         generator=generator,
         progress=progress,
     )
@@ -96,11 +98,12 @@ def _random(operator: Operator, generator: torch.Generator) -> Tensor:
     return draws.to(operator.space.device, operator.dtype)
 
 
-def _warm_start(operator: Operator, generator: torch.Generator) -> Tensor:
-    """A mixture of what leads on a share of the data; random where the data is small."""
+def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor, float]:
+    """(a mixture of what leads on a share of the data, random where the data is small; the share of it that is random
+    and independent of the rest)."""
     fresh = _random(operator, generator)
     if operator.problem.n < WORTH or operator.size < 4 * WARMING:
-        return fresh
+        return fresh, 1.0
     small = operator.on_every(SHARE)
     krylov = Krylov(small, fresh, WARMING)
     while not krylov.full:
@@ -112,7 +115,10 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> Tensor:
     weight = (theta.clamp(min=0) / theta.abs().max().clamp(min=1e-300)).square()
     mixed = krylov.vectors((S * weight).sum(1, keepdim=True))[0]
     norm = float(mixed.norm())
-    return fresh if norm == 0 else mixed / norm + NEW * fresh / length(fresh)
+    if norm == 0:
+        return fresh, 1.0
+    new = _random(operator, generator)  # `fresh` has decided on the mixture
+    return mixed / norm + NEW * new / length(new), NEW / (1 + NEW)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,9 +146,11 @@ def spectral_density(
     progress: Progress | None = None,
 ) -> Density:
     """The density of eigenvalues by stochastic Lanczos quadrature: Gauss quadrature from `steps` Lanczos steps at
-    each of `probes` random vectors; the error band is Student's over the probes.
+    each of `probes` random vectors; the error band is over the probes.
 
-    `width` of the smoothing: 1% of the spectrum's range if None.
+    `width` of the smoothing: if None 1% of the spectrum's range, or 0.75 / `steps` of it where that is more and
+    fewer steps than the matrix has rows are taken: what is finer the quadrature does not resolve, and no band over
+    probes shows it.
     """
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
         raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")
@@ -150,6 +158,7 @@ def spectral_density(
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
     weights = torch.zeros_like(nodes)
+    open_ended = False  # whether some basis ended before it had seen all that it can reach
     for probe in range(probes):
         krylov = Krylov(operator, signs((operator.size,), like, generator), steps)
         while not krylov.full:
@@ -158,19 +167,21 @@ def spectral_density(
                 progress("curvature products", probe * steps + krylov.products, probes * steps)
             if krylov.beta == 0:
                 break
+        open_ended |= krylov.beta > 0 and krylov.steps < operator.size
         theta, S, _ = krylov.ritz()
         nodes[probe, : len(theta)], weights[probe, : len(theta)] = theta, S[0].square()
     seen = nodes[~nodes.isnan()]
     low, high = float(seen.min()), float(seen.max())
     size = max(abs(low), abs(high))
     spread = high - low if high - low > 1e-6 * size else size or 1.0
-    width = 0.01 * spread if width is None else width
+    finest = RESOLVED / nodes.shape[1] if open_ended else 0.0
+    width = max(0.01, finest) * spread if width is None else width
     grid = torch.linspace(low - 4 * width, high + 4 * width, points, dtype=torch.float64)
     bumps = torch.exp(-0.5 * ((grid - nodes.nan_to_num()[..., None]) / width).square()) / (
         width * (2 * torch.pi) ** 0.5
     )
-    density, stderr = student((weights[..., None] * bumps).sum(1))
-    mean_square, square_stderr = student((weights * nodes.nan_to_num().square()).sum(1))
+    density, stderr = skewed((weights[..., None] * bumps).sum(1))
+    mean_square, square_stderr = skewed((weights * nodes.nan_to_num().square()).sum(1))
     rms, rms_stderr = _root(float(mean_square), float(square_stderr))
     return Density(grid, density, stderr, width, rms, rms_stderr, nodes, weights)
 

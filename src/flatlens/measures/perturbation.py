@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import student
+from flatlens.curvature.probes import skewed
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Option, Parts, Run, on_lens
@@ -104,7 +104,7 @@ def average_sharpness(
 
 def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     """Their mean, with an error no smaller than the rounding that all of them share."""
-    mean, stderr = (float(v) for v in student(changes))
+    mean, stderr = (float(v) for v in skewed(changes))
     drowned = rounding > max(stderr, 0.01 * abs(mean))
     note = f"rounding counts for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
     return Estimate(mean, math.hypot(stderr, rounding), "estimate", note, arrays={"draws": changes})

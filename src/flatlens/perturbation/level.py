@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import quantile
+from flatlens.curvature.probes import skewed
 
 DOUBLINGS = 60
 HALVINGS = 8  #: of the last factor of 2: 0.3% of sigma, less where the mean is interpolated
+LEAST = 0.05  #: of the level, where the interval of the change reaches down to nothing
+FURTHER = 3  #: doublings beyond the crossing, after which a mean that stays below the interval's end tells enough
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +22,7 @@ class Crossing:
     """Where the mean change first crosses the level."""
 
     log_sigma: float
-    stderr: float  #: of log_sigma, over the draws
+    stderr: float  #: of log_sigma, over the draws: half of the way between the interval's ends is 1.96 of it
     sigmas: Tensor  #: looked at, ascending
     changes: Tensor  #: the change of each draw there, (sigmas, draws)
 
@@ -30,7 +32,8 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
 
     `change`: sigma -> the change under each of m fixed draws scaled by sigma, (m,). Doubling from `start`, or halving
     until the change is small, then bisection: the same draws at every sigma, so that the mean moves smoothly between
-    them. The error leaves out one draw after the other (jackknife, Student's quantile).
+    them. The error is that of the mean change at the crossing, read off as the levels at either end of its interval are
+    crossed: a mean that moves in steps, as hits do, has no slope to go by, and to leave out a draw moves it too little.
     """
     seen: dict[float, Tensor] = {}
 
@@ -49,23 +52,22 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
             if len(seen) > DOUBLINGS:
                 return None
         low = high / 2
-    for beyond in (low / 2, 2 * high):  # with one draw left out the crossing may lie there
-        if beyond not in seen:
-            above(beyond)
     for _ in range(HALVINGS):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if above(middle) else (middle, high)
     if not bool(torch.isfinite(seen[high]).all()):
         return None
+    reach = 1.96 * float(skewed(seen[high])[1])
+    ends = level + reach, max(level - reach, LEAST * level)
+    for _ in range(FURTHER):  # the interval's ends may lie beyond
+        if float(seen[max(seen)].mean()) <= ends[0]:
+            above(2 * max(seen))
+        if float(seen[min(seen)].mean()) > ends[1]:
+            above(min(seen) / 2)
     sigmas = sorted(seen)
     changes = torch.stack([seen[sigma] for sigma in sigmas])
-    m = changes.shape[1]
-    whole = _interpolated(sigmas, changes.mean(1), level)
-    left_out = torch.tensor([
-        _interpolated(sigmas, (changes.sum(1) - changes[:, j]) / (m - 1), level) for j in range(m)
-    ])  # fmt: skip
-    spread = float(((left_out - left_out.mean()).square().sum() * (m - 1) / m).sqrt())
-    return Crossing(whole, spread * quantile(m), torch.tensor(sigmas, dtype=torch.float64), changes)
+    log_sigma, up, down = (_interpolated(sigmas, changes.mean(1), value) for value in (level, *ends))
+    return Crossing(log_sigma, (up - down) / 2 / 1.96, torch.tensor(sigmas, dtype=torch.float64), changes)
 
 
 def _interpolated(sigmas: list[float], means: Tensor, level: float) -> float:
