@@ -60,6 +60,26 @@ def problem(
     return fl.Problem(net() if model is None else model, loss, data, **options)
 
 
+class Turning(nn.Linear):
+    """Real weights and outputs, with a complex buffer between."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(3, 2, dtype=dtype)
+        self.register_buffer("turn", torch.tensor(0.6 + 0.8j))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(torch.view_as_complex(super().forward(x)) * self.turn)
+
+
+IDS = torch.tensor([[0, 1], [0, 0]] * 5)
+
+
+def looked_up() -> nn.Module:
+    """Two rows of four are longer than they may be."""
+    table = nn.Embedding(4, 2, max_norm=1, _weight=torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.1, 0.0], [1.0, 1.0]]))
+    return nn.Sequential(table, nn.Flatten(), nn.Linear(4, 2))
+
+
 STACKED = nn.Sequential(nn.Linear(3, 2), nn.Unflatten(1, (2, 1)))
 COUPLED = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False))
 REFUSED = {
@@ -90,10 +110,27 @@ REFUSED = {
     "no parameters": (lambda: problem(parameters=None), BadInput, "'trainable', 'all'"),
     "a lazy layer": (lambda: problem(nn.LazyLinear(2)), BadModel, "not initialised"),
     "a lens on a model": (lambda: fl.Lens(net()), BadInput, "a Problem is needed"),
+    "complex weights": (lambda: problem(net().to(torch.complex64)), BadModel, "'weight' is complex.*view_as_real"),
+    "complex weights in half": (
+        lambda: problem(Turning(torch.half), dtype=torch.float32),
+        BadModel,
+        "'turn' is complex",
+    ),
+    "a complex buffer in a copy": (
+        lambda: problem(Turning(), dtype=torch.float64),
+        BadModel,
+        "'turn' is complex.*float64",
+    ),
+    "long rows": (
+        lambda: problem(looked_up(), data=(IDS, Y)),
+        BadModel,
+        r"2 of 4 rows of '0.weight'.*renorm_\(2, 0, 1\)",
+    ),
     "all ignored": (lambda: problem(data=(X, torch.full((10,), -100))), BadData, "no sample counts"),
 }
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules")
 @pytest.mark.parametrize("what", REFUSED)
 def test_bad_input_gets_one_clear_line(what: str) -> None:
     make, error, words = REFUSED[what]
@@ -273,3 +310,10 @@ def test_attention_runs_on_the_backend_with_two_derivatives_inside_a_measurement
     fl.measure(lens, ["mls", "sharpness", "hessian_trace", "relative_flatness", "average_sharpness", "feature_norm"])
     assert set(seen) == {(False, False, True)}
     assert (allowed.flash_sdp_enabled(), allowed.mem_efficient_sdp_enabled(), allowed.math_sdp_enabled()) == before
+
+
+def test_a_complex_buffer_that_is_not_copied_is_fine() -> None:
+    """A turn by an angle, which leaves lengths alone: the network's norm is that of its weight."""
+    model = nn.Sequential(nn.Unflatten(1, (1, 3)), Turning(), nn.Flatten())
+    report = fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X, Y))), ["mls"])
+    assert report["mls"].value == pytest.approx(float(torch.linalg.matrix_norm(model[1].weight.detach(), 2)), rel=1e-6)

@@ -32,6 +32,21 @@ def require_usable(model: object, dtype: object) -> None:
             )
     if dtype is not None and dtype not in (torch.float32, torch.float64):
         raise BadInput(f"Problem(dtype={dtype!r}): None, torch.float32 or torch.float64 is needed")
+    _require_real(model, dtype or measuring_dtype(model))
+
+
+def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
+    """Refuse complex parameters, and complex buffers where a copy in `dtype` would lose their imaginary part."""
+    if any(p.dtype != dtype for p in model.parameters()):
+        found = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    else:
+        found = dict(model.named_parameters())
+    for name, tensor in found.items():
+        if tensor.is_complex():
+            raise BadModel(
+                f"Problem(model=...): {name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be "
+                f"dropped: hold both parts in a real tensor (torch.view_as_real), and join them in forward()"
+            )
 
 
 def require_finite_weights(model: nn.Module) -> None:

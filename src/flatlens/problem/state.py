@@ -12,6 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.problem.data import checksum
+from flatlens.problem.plain import plain_embeddings, plain_norms, plain_weight_norms
 
 
 @contextmanager
@@ -27,7 +28,9 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False) -> Iterator[None]:
-    """Eval mode, gradients on, attention differentiable twice; mode, buffers and RNG are restored, also after an error.
+    """Puts the model in eval mode, with gradients on, and all of it back in place after, also after an error.
+
+    What torch differentiates wrongly, or once only, is computed by plain operations (`problem.plain`; attention, too).
 
     Float32 is float32, whatever autocast this is called under. On CUDA TF32, which torch convolves in by default and
     which keeps 10 of its 23 bits, is off but with `tf32`.
@@ -45,12 +48,9 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     held = [(module, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone(), buffer._version) for buffer in model.buffers()]
     norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
-    sparse = [m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag) and m.sparse]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
-        for embedding in sparse:
-            embedding.sparse = False  # a sparse gradient cannot be differentiated again
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
         with (
             modes_kept(model),
@@ -60,6 +60,9 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             sdpa_kernel(SDPBackend.MATH),
             torch.autocast(device_of(model).type, enabled=False),
             _tf32(tf32),
+            plain_embeddings(model),
+            plain_weight_norms(model),
+            plain_norms(model),
         ):
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
@@ -70,8 +73,6 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
         for module, own in held:
             module._buffers.clear()
             module._buffers.update(own)  # forward() may put another tensor in a buffer's place
-        for embedding in sparse:
-            embedding.sparse = True
         for norm, tracked in norms:
             norm.track_running_stats = tracked
         with torch.no_grad():

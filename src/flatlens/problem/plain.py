@@ -1,0 +1,120 @@
+"""Plain operations in place of those that torch differentiates wrongly, or not as the risk.
+
+Each is a context to measure a network in. It puts everything back, costs nothing where the network has no such module,
+and changes outputs by rounding at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils.parametrizations import _WeightNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from flatlens.errors import BadModel
+
+PLAIN: dict[str, object] = {"sparse": False, "scale_grad_by_freq": False, "max_norm": None}
+"""What an embedding is set to while it is measured: a sparse gradient cannot be differentiated again, one divided by
+how often its batch holds a row is not the risk's, and `max_norm` writes to the weight."""
+
+
+@contextmanager
+def plain_embeddings(model: nn.Module) -> Iterator[None]:
+    """Sets every embedding as `PLAIN` says; refuses rows that the next look-up would shorten to `max_norm`."""
+    tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    for name, table in tables:
+        _require_short_rows(f"{name}.weight" if name else "weight", table)
+    before = [(table, option, getattr(table, option)) for _, table in tables for option in PLAIN]
+    try:
+        for table, option, _ in before:
+            setattr(table, option, PLAIN[option])
+        yield
+    finally:
+        for table, option, was in before:
+            setattr(table, option, was)
+
+
+def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> None:
+    """Where no row is longer than `max_norm` a look-up leaves the weight as it is, and the option does nothing."""
+    if table.max_norm is None:
+        return
+    W = table.weight.detach()
+    most = table.max_norm * (1 + 1e3 * torch.finfo(W.dtype).eps)
+    long = int((torch.linalg.vector_norm(W, table.norm_type, 1) > most).sum())
+    if long:
+        raise BadModel(
+            f"Problem(model=...): {long} of {len(W)} rows of {name!r} are longer than max_norm={table.max_norm:g}: "
+            f"looking them up would shorten them in place and change the network while it is measured: shorten them "
+            f"before, by {name}.data.renorm_({table.norm_type:g}, 0, {table.max_norm:g})"
+        )
+
+
+@contextmanager
+def plain_weight_norms(model: nn.Module) -> Iterator[None]:
+    """Computes weight_norm, be it a hook or a parametrisation, as v (g / ||v||).
+
+    The second derivative of torch's fused kernel is wrong (2.13): it takes the norms that it saved for constants.
+    """
+    hooks = [(m, hook) for m in model.modules() for hook in m._forward_pre_hooks.values() if type(hook) is WeightNorm]
+    fused: list[tuple[Any, str, object]] = [
+        *((m, "forward", partial(_of_parts, m.dim)) for m in model.modules() if type(m) is _WeightNorm),
+        *((hook, "compute_weight", partial(_of_module, hook.name, hook.dim)) for _, hook in hooks),
+    ]
+    fused = [(owner, name, plain) for owner, name, plain in fused if name not in vars(owner)]  # this may be nested
+    weights = [(module, hook.name, getattr(module, hook.name)) for module, hook in hooks]
+    try:
+        for owner, name, plain in fused:
+            setattr(owner, name, plain)
+        for module, hook in hooks:
+            hook(module, None)  # the weight that it left may be that of older parameters
+        yield
+    finally:
+        for owner, name, _ in fused:
+            delattr(owner, name)
+        for module, name, weight in weights:
+            setattr(module, name, weight)
+
+
+@contextmanager
+def plain_norms(model: nn.Module) -> Iterator[None]:
+    """Hands batch and instance norms contiguous inputs and slopes.
+
+    Where an axis has length 1, as that of a batch of one sample, torch 2.13 mistakes channels that are last in memory,
+    and the first derivative already is wrong. An instance norm makes such an axis by itself. The hooks are torch's
+    global ones: a module with hooks of its own is not known to be what its type says.
+    """
+    norms = {m for m in model.modules() if isinstance(m, _BatchNorm | _InstanceNorm)}
+
+    def laid_out(norm: nn.Module, t: Any) -> Any:
+        whole = isinstance(t, Tensor) and (1 in t.shape or isinstance(norm, _InstanceNorm))
+        return t.contiguous() if whole else t
+
+    def before(norm: nn.Module, given: Any) -> Any:
+        return tuple(laid_out(norm, t) for t in given) if norm in norms else None
+
+    def after(norm: nn.Module, given: Any, z: Any) -> None:
+        if norm in norms and isinstance(z, Tensor) and z.requires_grad:
+            z.register_hook(lambda slope: laid_out(norm, slope))  # type: ignore[no-untyped-call]
+
+    hooks = [register_module_forward_pre_hook(before), register_module_forward_hook(after)] if norms else []
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _of_parts(dim: int, g: Tensor, v: Tensor) -> Tensor:
+    return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+def _of_module(name: str, dim: int, module: nn.Module) -> Tensor:
+    return _of_parts(dim, getattr(module, f"{name}_g"), getattr(module, f"{name}_v"))

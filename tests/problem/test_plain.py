@@ -1,0 +1,264 @@
+"""Modules that torch differentiates wrongly, or not as the risk, against central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+from flatlens.curvature import Hessian
+from flatlens.errors import BadModel
+from flatlens.problem import measuring
+
+STEP = 1e-5
+
+
+def moved(net: nn.Module, of: Callable[[], Tensor]) -> Tensor:
+    """d of / d theta by central differences, a row for each parameter; the network as it comes, outside flatlens."""
+    rows = []
+    for p in net.parameters():
+        for i in range(p.numel()):
+            ends = []
+            for sign in (1, -1):
+                before = p.data.flatten()[i].clone()
+                p.data.view(-1)[i] += sign * STEP
+                ends.append(of().detach().clone().flatten())
+                p.data.view(-1)[i] = before
+            rows.append((ends[0] - ends[1]) / (2 * STEP))
+    return torch.stack(rows)
+
+
+def hessian(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Of the cross-entropy, by differences of the gradient: nothing is differentiated twice."""
+
+    def gradient() -> Tensor:
+        rows = torch.autograd.grad(F.cross_entropy(net(x), y), list(net.parameters()))
+        return torch.cat([row.flatten() for row in rows])
+
+    return moved(net, gradient)
+
+
+def jacobians(net: nn.Module, x: Tensor) -> Tensor:
+    """(parameters, samples, outputs), by differences of the outputs: nothing is differentiated at all."""
+    return moved(net, lambda: net(x)).reshape(-1, len(x), net(x).shape[1])
+
+
+class Recurrent(nn.Module):
+    def __init__(self, wrap: Callable[..., nn.Module]) -> None:
+        super().__init__()
+        self.lstm = wrap(nn.LSTM(2, 2, batch_first=True), "weight_hh_l0")
+        self.head = nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.unflatten(1, (2, 2)))[0][:, -1])
+
+
+HOOK, PARAMETRIZED = nn.utils.weight_norm, nn.utils.parametrizations.weight_norm
+NETS: dict[str, Callable[[Callable[..., nn.Module]], nn.Module]] = {
+    "rows": lambda wrap: nn.Sequential(wrap(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)),
+    "columns": lambda wrap: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), wrap(nn.Linear(5, 3), dim=1)),
+    "one norm": lambda wrap: nn.Sequential(wrap(nn.Linear(4, 3), dim=None), nn.Tanh(), nn.Linear(3, 3)),
+    "convolution": lambda wrap: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 2)), wrap(nn.Conv2d(1, 3, 2)), nn.Tanh(), nn.Flatten(), nn.Linear(3, 3)
+    ),
+    "lstm": Recurrent,
+}
+
+
+def normed(name: str, wrap: Callable[..., nn.Module]) -> tuple[nn.Module, Tensor, Tensor]:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = NETS[name](wrap).double()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.mul_(1.5)  # so that no norm is the one that it was made with
+        return net, torch.randn(6, 4).double(), torch.arange(6) % 3
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrap", [HOOK, PARAMETRIZED], ids=["hook", "parametrisation"])
+@pytest.mark.parametrize("name", NETS)
+def test_curvature_of_weight_normed_networks(name: str, wrap: Callable[..., nn.Module]) -> None:
+    net, x, y = normed(name, wrap)
+    H = hessian(net, x, y)
+    assert torch.allclose(H, H.T, atol=1e-7)
+    assert torch.allclose(Hessian(fl.Problem(net, "cross_entropy", (x, y))).matrix(), H, atol=1e-7)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrap", [HOOK, PARAMETRIZED], ids=["hook", "parametrisation"])
+@pytest.mark.parametrize("name", ["rows", "columns", "one norm", "convolution"])
+def test_measures_of_weight_normed_networks(name: str, wrap: Callable[..., nn.Module]) -> None:
+    net, x, y = normed(name, wrap)
+    H = hessian(net, x, y)
+    asked = ["hessian_trace(exact=True)", "sharpness(tol=1e-9)"]
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), asked)
+    assert report["hessian_trace(exact=True)"].value == pytest.approx(float(H.trace()), abs=1e-6)
+    assert report["sharpness(tol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrap", [HOOK, PARAMETRIZED], ids=["hook", "parametrisation"])
+def test_layers_of_weight_normed_networks(wrap: Callable[..., nn.Module]) -> None:
+    """kappa of the normed weight itself, sum <w_s, w_t> Tr H_st, and lmax of the layer above it."""
+    net, x, y = normed("rows", wrap)
+    twin = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with torch.no_grad():
+        for ours, theirs in ((twin[0], net[0]), (twin[2], net[2])):
+            ours.weight.copy_(wrap_free(theirs))
+            ours.bias.copy_(theirs.bias)
+    H, W = hessian(twin, x, y), twin[0].weight.detach()
+    kappa = torch.einsum("smtm,sk,tk->", H[:20, :20].reshape(5, 4, 5, 4), W, W)
+    above = H[25:40, 25:40]
+    report = fl.measure(
+        fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness", "layer_sharpness(tol=1e-9)"]
+    )
+    assert report["relative_flatness", "0"].value == pytest.approx(float(kappa), rel=1e-6)
+    assert report["layer_sharpness(tol=1e-09)", "2"].value == pytest.approx(
+        float(torch.linalg.eigvalsh((above + above.T) / 2)[-1]), rel=1e-6
+    )
+
+
+def wrap_free(layer: nn.Module) -> Tensor:
+    """The weight that a layer multiplies with, of its parameters as they are now."""
+    if hasattr(layer, "weight_v"):
+        return layer.weight_v * (layer.weight_g / layer.weight_v.norm(dim=1, keepdim=True))
+    return layer.weight
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("wrap", [HOOK, PARAMETRIZED], ids=["hook", "parametrisation"])
+def test_weight_norm_comes_out_as_it_went_in(wrap: Callable[..., nn.Module]) -> None:
+    net, x, y = normed("rows", wrap)
+    left = net[0].weight if wrap is HOOK else None  # of the parameters before they were multiplied
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    fl.measure(lens, ["sharpness", "relative_flatness"])
+    with measuring(net):
+        with measuring(net):
+            inner = net(x)
+        assert "WeightNorm" not in names_of(inner)
+        assert "WeightNorm" not in names_of(net(x))  # the outer one is still on
+        assert torch.allclose(net[0].weight, wrap_free(net[0]))  # before any forward, too
+    assert wrap is not HOOK or net[0].weight is left
+    assert "WeightNorm" in names_of(net(x))
+    assert torch.allclose(net(x), inner, rtol=1e-14)
+
+
+def names_of(z: Tensor) -> str:
+    seen, waiting = set(), [z.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [parent for parent, _ in node.next_functions]
+    return " ".join(node.name() for node in seen)
+
+
+def words(bag: bool, **options: object) -> tuple[nn.Module, Tensor, Tensor]:
+    """Words that a batch holds 9, 6, 2 and 1 times."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        table = nn.EmbeddingBag(4, 3, **options) if bag else nn.Embedding(4, 3, **options)
+        layers = [table] if bag else [table, nn.Flatten()]
+        net = nn.Sequential(*layers, nn.Linear(3 if bag else 9, 2)).double()
+        with torch.no_grad():
+            table.weight.mul_(0.3)
+    ids = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 0, 1], [2, 1, 0], [0, 1, 2], [3, 0, 1]])
+    return net, ids, torch.arange(6) % 2
+
+
+@pytest.mark.parametrize("memory", [1, "1GiB"])
+@pytest.mark.parametrize("bag", [False, True])
+def test_gradients_are_not_divided_by_how_often_a_word_comes(bag: bool, memory: str | int) -> None:
+    net, ids, y = words(bag, scale_grad_by_freq=True)
+    S = float(jacobians(net, ids).square().sum()) / len(ids)
+    asked = ["interpolation_sharpness"] if bag else ["interpolation_sharpness", "hessian_trace(exact=True)"]
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, y), memory=memory)), asked)
+    assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-7)
+    if not bag:  # a bag has one derivative
+        net[0].scale_grad_by_freq = False
+        trace = float(hessian(net, ids, y).trace())
+        net[0].scale_grad_by_freq = True
+        assert report["hessian_trace(exact=True)"].value == pytest.approx(trace, rel=1e-6)
+    assert net[0].scale_grad_by_freq
+
+
+@pytest.mark.parametrize("bag", [False, True])
+def test_a_largest_norm_that_holds_changes_nothing(bag: bool) -> None:
+    """Rows are below it: the numbers are those without it, and no look-up touches the weight."""
+    plain, ids, y = words(bag)
+    truth = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (ids, y))), ["mls", "interpolation_sharpness"])
+    net, _, _ = words(bag, max_norm=2.0)
+    version, before = net[0].weight._version, net[0].weight.detach().clone()
+    ours = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (ids, y))), ["mls", "interpolation_sharpness"])
+    assert ours["interpolation_sharpness"].value == truth["interpolation_sharpness"].value
+    assert (net[0].weight._version, net[0].max_norm) == (version, 2.0)
+    assert torch.equal(net[0].weight, before)
+
+
+def test_rows_that_grew_beyond_their_largest_norm_are_refused_and_left() -> None:
+    net, ids, y = words(False, max_norm=2.0)
+    problem = fl.Problem(net, "cross_entropy", (ids, y))
+    with torch.no_grad():
+        net[0].weight[1] *= 2.01 / net[0].weight[1].norm()
+    before = net[0].weight.detach().clone()
+    with pytest.raises(BadModel, match=r"1 of 4 rows of '0.weight' are longer than max_norm=2.*renorm_") as told:
+        fl.measure(fl.Lens(problem))
+    assert "\n" not in str(told.value)
+    assert torch.equal(net[0].weight, before)
+    assert net[0].max_norm == 2.0
+    net[0].weight.data.renorm_(2, 0, 2.0)  # as it says
+    assert fl.measure(fl.Lens(problem))["mls"].kind != "undefined"
+
+
+class Tokens(nn.Module):
+    """Pixels as tokens, around a norm: either what it reads or the slope that comes back has its channels last."""
+
+    def __init__(self, norm: nn.Module, last: bool) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(2, 4, 3, padding=1, bias=False), norm, nn.Linear(4, 2)
+        self.last = last
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.conv(x)
+        if self.last:
+            z = z.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+            z = z[0][None] if len(z) == 1 else z
+        z = self.norm(z).flatten(2) if self.last else self.norm(z).flatten(2).mT
+        z = torch.tanh(z @ torch.eye(z.shape[2], dtype=z.dtype))
+        return self.head(z.mean(2 if self.last else 1))
+
+
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "batch": lambda: nn.BatchNorm2d(4),
+    "instance": lambda: nn.InstanceNorm2d(4, affine=True),
+    "instance, tracked": lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True),
+}
+
+
+@pytest.mark.parametrize("memory", [1, "1GiB"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("norm", NORMS)
+def test_norms_of_one_sample_at_a_time(norm: str, last: bool, memory: str | int) -> None:
+    """torch's own derivative is wrong there; that of the same numbers is not to depend on how many are read at once."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        net = Tokens(NORMS[norm](), last).double().eval()
+        with torch.no_grad():
+            for entry in (net.norm.weight, net.norm.running_var):
+                _ = None if entry is None else entry.uniform_(0.5, 2)
+        x = torch.randn(3, 2, 3, 5).double()
+    hooks = len(torch.nn.modules.module._global_forward_hooks)
+    for samples in (x, x[:1]):
+        S = float(jacobians(net, samples).square().sum()) / len(samples)
+        problem = fl.Problem(net, "half_squared_error", (samples, torch.zeros(len(samples), 2)), memory=memory)
+        report = fl.measure(fl.Lens(problem), ["interpolation_sharpness", "ggn_norm(tol=1e-9)"])
+        assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-7)
+        J = jacobians(net, samples).flatten(1)
+        top = float(torch.linalg.eigvalsh(J.T @ J / len(samples))[-1])
+        assert report["ggn_norm(tol=1e-09)"].value == pytest.approx(top, rel=1e-6)
+    assert len(torch.nn.modules.module._global_forward_hooks) == hooks
