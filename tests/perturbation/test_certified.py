@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-from flatlens.operations.table import activation
+from flatlens.operations.table import operation_of
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.chain import read_chain
 from flatlens.perturbation.inputs import Refused
@@ -141,7 +141,9 @@ def test_it_grows_with_the_ball_up_to_a_limit() -> None:
 
 @pytest.mark.parametrize("act", ACTIVATIONS, ids=repr)
 def test_values_and_slopes_over_an_interval(act: nn.Module) -> None:
-    known = activation(act)
+    found = operation_of(act)
+    assert found is not None
+    known = found.activation_of(act)
     assert known is not None
     generator = torch.Generator().manual_seed(0)
     low = 4 * torch.randn(300, 1, generator=generator, dtype=torch.float64)
@@ -160,7 +162,9 @@ def test_values_and_slopes_over_an_interval(act: nn.Module) -> None:
 def test_slopes_at_points() -> None:
     z = torch.linspace(-6, 6, 101, dtype=torch.float64).requires_grad_()
     for act in ACTIVATIONS:
-        known = activation(act)
+        found = operation_of(act)
+        assert found is not None
+        known = found.activation_of(act)
         assert known is not None
         (slope,) = torch.autograd.grad(act(z).sum(), z)
         assert torch.allclose(known.slope(z.detach()), slope, rtol=1e-12, atol=1e-14), act

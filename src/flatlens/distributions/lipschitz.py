@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadInput, one_line
 from flatlens.operations.operator_norm import operator_norm
-from flatlens.operations.table import hooked, operation_of
+from flatlens.operations.table import Operation, hooked, operation_of
 from flatlens.problem import is_linear, measuring
 
 SLACK = 1e-9  #: operator norms are found from below, to 1e-10 of the value
@@ -32,19 +32,19 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
     product = 1.0
     with measuring(network), torch.no_grad():
         x = torch.zeros(1, *size)
-        for called, module in _steps(network, ""):
+        for called, module, found in _steps(network, ""):
             if is_linear(module):
                 if not bool(torch.isfinite(module.weight).all()):
                     raise BadInput(f"lipschitz_product(network=...): {called} has weights that are not finite")
                 product *= operator_norm(module, x.shape[1:]) * (1 + SLACK)
                 x = x.to(module.weight)
             else:
-                product *= _steepest(module, called)
+                product *= _steepest(found, module, called)
             x = _shown(module, x, called)
     return product
 
 
-def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, Operation]]:
     """The parts of an nn.Sequential in order, by name; those whose forward() is not known are refused."""
     called = f"{name or 'the network'} ({type(module).__name__})"
     if hooked(module):
@@ -52,15 +52,14 @@ def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     if type(module).forward is nn.Sequential.forward:
         for part in module._modules:  # named_children would leave out what comes a second time
             yield from _steps(module.get_submodule(part), f"{name}.{part}" if name else part)
-    elif operation_of(module) is None:
+    elif (found := operation_of(module)) is None:
         raise _refused(f"the constant of {called} is not known here")
     else:
-        yield called, module
+        yield called, module, found
 
 
-def _steepest(module: nn.Module, called: str) -> float:
-    found = operation_of(module)
-    constant = None if found is None else found.lipschitz(module)
+def _steepest(found: Operation, module: nn.Module, called: str) -> float:
+    constant = found.lipschitz(module)
     if constant is None:
         raise _refused(f"the constant of {called} is not known here")
     if math.isnan(constant):

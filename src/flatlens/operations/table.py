@@ -27,6 +27,7 @@ them while the others stay; affine in the first while the others stay."""
 Effect: TypeAlias = Literal["identity", "shape", "each", "window", "average"]
 """On the entries of the first tensor: handed on; moved; each by itself; pooled in windows, or over whole axes."""
 PIECES: Role = "piecewise linear"
+ARITHMETIC = ("addition", "subtraction", "multiplication", "division")
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,17 +77,15 @@ class Operation:
 
 def _pools(axes: int) -> tuple[Operation, Operation]:
     """Pools over windows of the last so many axes: by the average, by the largest."""
-    d = f"{axes}D"
+    d = f"{axes}D"  # in one dimension torch pools in two, one of them of length 1
     nodes = [f"AvgPool{d}0 AdaptiveAvgPool{d}0", f"MaxPool{d}WithIndices0 AdaptiveMaxPool{d}0 FractionalMaxPool{d}0"]
-    if axes == 1:  # torch pools in two dimensions, one of them of length 1
-        nodes = ["", ""]
     means, largest = (
         f"{kind}Pool{axes}d Adaptive{kind}Pool{axes}d {kind.lower()}_pool{axes}d adaptive_{kind.lower()}_pool{axes}d"
         for kind in ("Avg", "Max")
     )
     return (
-        Operation("average pool", means, nodes[0], "linear", "window", True, axes=axes),
-        Operation("largest of a window", largest, nodes[1], PIECES, "window", True, True, axes=axes),
+        Operation("average pool", means, nodes[0] * (axes > 1), "linear", "window", True, axes=axes),
+        Operation("largest of a window", largest, nodes[1] * (axes > 1), PIECES, "window", True, True, axes=axes),
     )
 
 
@@ -204,12 +203,6 @@ def operation_of(what: Any, *, hooks: bool = False) -> Operation | None:
 def hooked(module: nn.Module) -> bool:
     """Whether a forward hook may change what it reads or gives."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
-def activation(module: nn.Module) -> Activation | None:
-    """Values and slopes of a module that acts entry by entry; None where they are not known."""
-    found = operation_of(module)
-    return None if found is None else found.activation_of(module)
 
 
 def node_role(name: str) -> Role | None:

@@ -11,13 +11,12 @@ from torch import Tensor, fx, nn
 
 from flatlens.errors import one_line
 from flatlens.operations.activations import Activation
-from flatlens.operations.table import Operation, hooked
+from flatlens.operations.table import ARITHMETIC, Operation, hooked
 from flatlens.operations.tracing import Trace
 from flatlens.perturbation.inputs import Refused
 from flatlens.problem import Problem
 
 AGREEMENT = 1e-7  #: of the chain's outputs with the network's, both in float64
-ARITHMETIC = ("addition", "subtraction", "multiplication", "division")
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,19 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatlens.operations.table import Effect, Operation
+from flatlens.operations.table import ARITHMETIC, Effect, Operation
 from flatlens.problem import LinearLayer
-
-SCALING = ("multiplication", "division")
-BY_NUMBER = (*SCALING, "addition", "subtraction")
 
 
 def effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Effect | None, bool]:
     """What an operation does to its first argument (None: not known), and whether it is positively homogeneous."""
     if found is None:
         return None, False
-    if found.name in BY_NUMBER and not options and len(rest) == 1 and isinstance(rest[0], int | float):
-        return "each", found.name in SCALING and rest[0] > 0
+    if found.name in ARITHMETIC and not options and len(rest) == 1 and isinstance(rest[0], int | float):
+        return "each", found.name in ARITHMETIC[2:] and rest[0] > 0
     return found.effect, found.homogeneous
 
 
