@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from flatlens.errors import BadData, BadLoss, UnknownName
+import flatlens as fl
+from flatlens.errors import BadData, BadInput, BadLoss, UnknownName
 from flatlens.problem.loss import correct
 from flatlens.problem.losses import as_loss
 
@@ -72,7 +74,7 @@ def test_wrong_losses_are_refused() -> None:
     with pytest.raises(BadLoss, match=r"shape \(6,\).* gave \(\)"):
         as_loss(lambda f, y: f.sum()).check(F6, LABELS)
     with pytest.raises(BadLoss, match="other samples"):
-        as_loss(lambda f, y: f.sum(1) * f.sum()).check(F6, LABELS)
+        as_loss(lambda f, y: f.sum(1) * f.sum()).require_apart(F6, LABELS)
     with pytest.raises(BadLoss, match="reduction='sum'"):
         as_loss(nn.MSELoss(reduction="sum"))
     with pytest.raises(UnknownName, match="did you mean cross_entropy"):
@@ -133,3 +135,91 @@ def test_the_least_loss_of_a_smoothed_label_is_its_entropy() -> None:
     p = torch.tensor([0.625, 0.125, 0.125, 0.125], dtype=torch.float64)
     assert torch.allclose(least, -(p * p.log()).sum().expand(6), rtol=1e-12)
     assert as_loss(nn.BCEWithLogitsLoss()).least(F6, PROBABILITIES) is None
+
+
+ELEMENTWISE = [
+    nn.L1Loss(),
+    nn.SmoothL1Loss(),
+    nn.HuberLoss(),
+    nn.PoissonNLLLoss(),
+    nn.SoftMarginLoss(),
+    nn.HingeEmbeddingLoss(),
+    nn.BCEWithLogitsLoss(),
+    nn.MSELoss(),
+]
+
+
+@pytest.mark.parametrize("module", ELEMENTWISE, ids=lambda module: type(module).__name__)
+def test_integer_targets_of_a_regression_are_numbers(module: nn.Module) -> None:
+    """(n,) against (n, 1), and (n, N) where each output has one; labels of (n,) where n = N are refused."""
+    y = torch.tensor([1, 0, 1, 1, 0, 1])
+    for f, target in ((F6[:, :1], y), (F6[:, :1], y[:, None]), (F6[:, :2], torch.stack([y, 1 - y], 1))):
+        truth = [float(module(row, one.double().reshape(row.shape))) for row, one in zip(f, target, strict=True)]
+        assert as_loss(module).values(f, target).tolist() == pytest.approx(truth, rel=1e-12)
+    if not isinstance(module, nn.MSELoss):  # which reads (n,) as classes
+        with pytest.raises(BadLoss, match=r"targets of shape \(6,\) do not fit outputs of shape \(6, 6\)"):
+            as_loss(module).values(F6.repeat(1, 2)[:, :6], y)
+
+
+def test_class_labels_stay_labels() -> None:
+    f = F6.log_softmax(1)
+    for module in (nn.NLLLoss(), nn.MultiMarginLoss()):
+        truth = [float(module(row[None], label[None])) for row, label in zip(f, LABELS, strict=True)]
+        assert as_loss(module).values(f, LABELS).tolist() == pytest.approx(truth, rel=1e-12)
+    several = torch.tensor([[3, 0, -1, 1]]).repeat(6, 1)
+    truth = [float(nn.MultiLabelMarginLoss()(row, one)) for row, one in zip(f, several, strict=True)]
+    assert as_loss(nn.MultiLabelMarginLoss()).values(f, several).tolist() == pytest.approx(truth, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "y",
+    [torch.tensor([1]), torch.tensor([1.0]), torch.tensor(1.0), torch.ones(1, 4), torch.ones(4, 6), torch.ones(12, 2)],
+    ids=lambda y: f"{tuple(y.shape)} {y.dtype}",
+)
+@pytest.mark.parametrize("name", ["mse", "half_squared_error"])
+def test_targets_are_one_a_sample(name: str, y: Tensor) -> None:
+    """One target for all would be read as each one's, the transposed ones as others'."""
+    with pytest.raises(BadData, match=r"needs targets of the outputs' shape \(6, 4\)"):
+        as_loss(name).values(F6, y)
+    with pytest.raises(BadLoss, match="do not fit"):
+        as_loss(nn.L1Loss()).values(F6, y)
+
+
+def test_a_loader_with_one_target_a_batch_is_refused() -> None:
+    x = torch.randn(6, 3)
+    for y in (torch.tensor([1]), torch.tensor([1.0, 0.0])):
+        batches = [(x, y), (x, y)]
+        for loss in ("mse", "half_squared_error", nn.SmoothL1Loss()):
+            with pytest.raises(BadInput, match=r"targets of"):
+                fl.Problem(nn.Linear(3, 2), loss, DataLoader(batches, batch_size=None))
+
+
+def test_negative_probabilities_are_refused_and_negative_class_weights() -> None:
+    y = PROBABILITIES.clone()
+    y[4, 2] = -0.25
+    with pytest.raises(BadData, match=r"target of -0.25 for class 2 at sample 4 of its batch.*softmax"):
+        as_loss("cross_entropy").values(F6, y)
+    with pytest.raises(BadData, match=r"test=.* -0.25 for class 2 at sample 4.*\(samples 0 to 5 of the data\)"):
+        fl.Problem(nn.Linear(3, 4), "cross_entropy", (torch.randn(6, 3), y.abs()), test=(torch.randn(6, 3), y))
+    tokens = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (3, 4)))
+    with pytest.raises(BadData, match=r"-0.25 for class 2 at token 4"):
+        fl.Problem(tokens, "cross_entropy", (torch.randn(2, 3), y.reshape(2, 3, 4)))
+    with pytest.raises(BadLoss, match="class weights are not negative, met -2"):
+        as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, -2.0])))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("weight", [None, WEIGHTS], ids=["plain", "weighted"])
+def test_probabilities_of_another_sum_weigh_their_sample(weight: Tensor | None, smoothing: float) -> None:
+    """C = (sum_k a_k) (diag p - p p^T) holds for every a that is not negative; torch divides by n all the same."""
+    y = PROBABILITIES * torch.tensor([0.0, 0.5, 1.0, 2.0, 7.0, 1e-3]).double()[:, None]
+    module = nn.CrossEntropyLoss(weight, label_smoothing=smoothing)
+    loss = as_loss(module)
+    assert float(loss.values(F6, y).sum() / loss.mass(F6, y).sum()) == pytest.approx(float(module(F6, y)), rel=1e-12)
+    C = loss.output_hessian(F6, y)
+    truth = torch.autograd.functional.hessian(lambda f: 6 * module(f, y), F6)
+    assert torch.allclose(C, torch.stack([truth[i, :, i] for i in range(6)]), rtol=1e-10, atol=1e-14)
+    u = torch.randn(6, 4, generator=G, dtype=torch.float64)
+    assert torch.allclose(loss.bend(F6, y)(u), (C @ u[..., None])[..., 0], rtol=1e-10, atol=1e-14)
+    best = loss.values((loss._shares(F6, y) / loss._shares(F6, y).sum(1, keepdim=True)).nan_to_num(1.0).log(), y)
+    assert torch.allclose(loss.least(F6, y), best, rtol=1e-10, atol=1e-12)

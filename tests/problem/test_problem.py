@@ -102,8 +102,9 @@ REFUSED = {
     "a loss that cannot take the targets": (
         lambda: problem(loss=nn.BCEWithLogitsLoss()),
         BadLoss,
-        "failed on the first",
+        r"shape \(10,\) do not fit outputs of shape \(10, 2\)",
     ),
+    "a loss that fails": (lambda: problem(loss=lambda f, y: f @ y), BadLoss, "failed on the first batch"),
     "a 0-1 loss": (lambda: problem(loss=lambda f, y: (f.argmax(1) != y).float()), BadLoss, "differentiable"),
     "text for labels": (lambda: problem(data=(X, ["cat"] * 10)), BadData, "cannot read a list"),
     "a dtype by its name": (lambda: problem(dtype="float64"), BadInput, "torch.float64"),

@@ -108,7 +108,8 @@ class Data:
     def __init__(self, source: Any, where: str) -> None:
         self.where = where
         self._source, self._tensors = _open(source, where)
-        self._prints: dict[int, int] = {}  #: by the batch's number
+        self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
+        self._held: dict[Ranks, int] = {}  #: samples of a whole reading, by whose share it is
         self._readings = 0
 
     def chunks(self, most: int) -> Iterator[Batch]:
@@ -162,21 +163,36 @@ class Data:
         self._readings += 1
         with torch.random.fork_rng(), _kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
+            held = 0
             for number, raw in _read(self._source, ranks):
                 batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
-                self._require_same(number, batch)
+                held += self._require_same(number, batch)
                 yield number, batch
+        self.counted(held, ranks)  # a walk that stops on its way does not come here
 
-    def _require_same(self, number: int, batch: Batch) -> None:
-        fingerprint = 0
+    def counted(self, n: int, ranks: Ranks = ALONE) -> None:
+        """Refuse a number of samples other than that of the reading before: a mean would be over others."""
+        known = self._held.setdefault(ranks, n)
+        if known != n:
+            raise BadData(
+                f"Problem({self.where}): {n} samples were read where there were {known} before: is it a stream that "
+                f"ends early, or goes on, when read again? Measure on a fixed copy of the data"
+            )
+
+    def _require_same(self, number: int, batch: Batch) -> int:
+        """The number of samples in a batch, that must be what it was when first read."""
+        fingerprint, n = 0, size(batch)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
                 fingerprint = checksum(leaf, fingerprint)
-        if self._prints.setdefault(number, fingerprint) != fingerprint:
+        before, held = self._prints.setdefault(number, (fingerprint, n))
+        if (before, held) != (fingerprint, n):
+            how = f"holds {n} samples in place of {held}" if n != held else "differs"
             raise BadData(
-                f"Problem({self.where}): batch {number} differs when read again: does the dataset augment or add "
-                f"noise? Measure on a fixed copy of the data"
+                f"Problem({self.where}): batch {number} {how} when read again: does the dataset augment or add "
+                f"noise, or is it a stream? Measure on a fixed copy of the data"
             )
+        return n
 
 
 def _read(loader: DataLoader[Any], ranks: Ranks) -> Iterator[tuple[int, Batch]]:

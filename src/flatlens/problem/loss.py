@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss
+from flatlens.problem.apart import require_apart
 
 
 class Loss(ABC):
@@ -26,6 +27,7 @@ class Loss(ABC):
     name: str
     ignore_index: int = -100  #: a label that counts as no sample
     half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
+    apart: bool = False  #: whether it is known to take each sample alone, so that no data need be asked
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:
@@ -92,14 +94,20 @@ class Loss(ABC):
             f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
         )
 
-    def check(self, f: Tensor, y: Any) -> None:
-        """Refuse targets that do not fit the outputs."""
+    def check(self, f: Tensor, y: Any) -> Tensor:
+        """The losses, refused where targets do not fit the outputs."""
         values = self.values(f, y)
         if values.shape != (len(f),):
             raise BadLoss(
                 f"Problem(loss={self.name}): a loss must give one value per sample, shape ({len(f)},), but gave "
                 f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
             )
+        return values
+
+    def require_apart(self, f: Tensor, y: Any) -> None:
+        """Refuse a loss by which samples see each other."""
+        if not self.apart:
+            require_apart(self.name, self.values, f, y)
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Which samples are classified rightly, (n,) float64, NaN where ignored; None where the targets are no
@@ -113,14 +121,23 @@ class Loss(ABC):
 def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     """Regression targets of f's shape; integer class labels become one-hot, smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
-    if not target.is_floating_point() and target.ndim == 1 and f.shape[1] > 1:
+    if not target.is_floating_point() and target.shape == (len(f),) and f.shape[1] > 1:
         return smoothed(F.one_hot(class_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype), smoothing)
-    if target.numel() != f.numel():
+    if not one_each(f, target):
         raise BadData(
             f"Problem(data=...): {name} needs targets of the outputs' shape {tuple(f.shape)} or integer labels of "
             f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
         )
     return target.reshape(f.shape).to(f.dtype)
+
+
+def one_each(f: Tensor, y: Tensor) -> bool:
+    """Whether targets have a number for each of a sample's outputs, sample by sample.
+
+    >>> one_each(torch.zeros(4, 1), torch.zeros(4)), one_each(torch.zeros(4, 3), torch.zeros(3, 4))
+    (True, False)
+    """
+    return y.ndim > 0 and len(y) == len(f) and y.numel() == f.numel()
 
 
 def smoothed(y: Tensor, a: float) -> Tensor:
@@ -157,6 +174,18 @@ def class_labels(y: Tensor, classes: int, name: str, ignore: int | None = None) 
             f"last layer too narrow?"
         )
     return y.long()
+
+
+def probabilities(y: Tensor, name: str) -> Tensor:
+    """Class probabilities a_k, none of them negative. Their sum need not be 1: it weighs the sample, as in torch."""
+    if not _KNOWN.get() and bool((y < 0).any()):
+        at = (y < 0).nonzero()[0]
+        raise BadData(
+            f"Problem(data=...): {name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at sample "
+            f"{int(at[0])} of its batch: class probabilities are not negative: are they logits or logarithms, in want "
+            f"of softmax() or exp()?"
+        )
+    return y
 
 
 def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:

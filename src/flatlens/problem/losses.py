@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from flatlens.errors import BadData, BadLoss, UnknownName
-from flatlens.problem.loss import Loss, as_vectors, class_labels, smoothed
+from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, smoothed
 
 LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
 
@@ -21,6 +21,8 @@ LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
 class SquaredError(Loss):
     """`half_squared_error`: 0.5 ||f - y||^2 (C = I); `mse`: torch's mean over outputs (C = 2/N I). Class labels may be
     smoothed to (1 - a) y + a/N."""
+
+    apart = True
 
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
@@ -67,8 +69,13 @@ class CrossEntropy(Loss):
     """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
 
     name = "cross_entropy"
+    apart = True
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
+        if weight is not None and bool((weight < 0).any()):
+            raise BadLoss(
+                f"Problem(loss=CrossEntropyLoss): class weights are not negative, met {float(weight.min()):.4g}"
+            )
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
     def _weight(self, f: Tensor) -> Tensor:
@@ -82,7 +89,7 @@ class CrossEntropy(Loss):
                     f"Problem(data=...): cross_entropy needs integer labels of shape ({len(f)},) or class "
                     f"probabilities of shape {tuple(f.shape)}, got {tuple(target.shape)} {target.dtype}"
                 )
-            return target.to(f.dtype)
+            return probabilities(target, self.name).to(f.dtype)
         if target.shape != (len(f),):
             raise BadData(
                 f"Problem(data=...): cross_entropy needs labels of shape ({len(f)},), got {tuple(target.shape)}"
@@ -191,23 +198,6 @@ class CustomLoss(Loss):
             )
         return values
 
-    def check(self, f: Tensor, y: Any) -> None:
-        """Also: a sample's loss must depend on its own outputs alone."""
-        super().check(f, y)
-        require_apart(self, f, y)
-
-
-def require_apart(loss: Loss, f: Tensor, y: Any) -> None:
-    """Refuse a loss that couples samples."""
-    with torch.enable_grad():
-        leaf = f.detach().clone().requires_grad_()
-        (slope,) = torch.autograd.grad(loss.values(leaf, y)[0], leaf, allow_unused=True)
-    if slope is not None and len(f) > 1 and slope[1:].abs().max() > 0:
-        raise BadLoss(
-            f"Problem(loss={loss.name}): the loss of sample 0 depends on other samples' outputs: return "
-            f"one loss per sample"
-        )
-
 
 def _from_module(module: nn.Module) -> Loss:
     """A torch.nn loss, its options kept; reduction 'mean' is read as: over a sample's outputs, then over samples."""
@@ -217,9 +207,9 @@ def _from_module(module: nn.Module) -> Loss:
             f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
             f"reduction='mean', or hand in a callable (outputs, targets) -> losses of shape (n,)"
         )
-    if isinstance(module, nn.CrossEntropyLoss):
+    if isinstance(module, nn.CrossEntropyLoss) and type(module).forward is nn.CrossEntropyLoss.forward:
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
-    if isinstance(module, nn.MSELoss):
+    if type(module).forward is nn.MSELoss.forward:
         return SquaredError("mse")
     if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
         raise BadLoss(
@@ -235,22 +225,34 @@ def _from_module(module: nn.Module) -> Loss:
     elementwise.reduction = "none"  # type: ignore[assignment]
 
     def values(f: Tensor, y: Any) -> Tensor:
-        losses: Tensor = elementwise.to(f)(f, _shaped(f, y, name))
+        losses: Tensor = elementwise.to(f)(f, _shaped(f, y, module))
         return losses if losses.ndim == 1 else losses.reshape(len(f), -1).mean(1)
 
     return CustomLoss(values, name, by_row=True)
 
 
-def _shaped(f: Tensor, y: Any, name: str) -> Any:
+def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
     """Targets that broadcast against the outputs would average over other samples' targets: give them the outputs'
-    shape."""
-    if not isinstance(y, Tensor) or not y.is_floating_point() or y.shape == f.shape:
+    shape, and their type where torch's own loss compares number with number."""
+    if not isinstance(y, Tensor) or isinstance(module, INDEXED):
         return y
-    if y.numel() != f.numel():
-        raise BadLoss(
-            f"Problem(loss={name}): targets of shape {tuple(y.shape)} do not fit outputs of shape {tuple(f.shape)}"
-        )
-    return y.reshape(f.shape)
+    labels = not y.is_floating_point()
+    if one_each(f, y):
+        return y.reshape(f.shape).to(f.dtype if labels and _is_torchs(module) else y.dtype)
+    if labels and not _is_torchs(module):  # classes, to a loss of the user's own
+        return y
+    raise BadLoss(
+        f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
+        f"{tuple(f.shape)}: it compares each output with a target of its own"
+    )
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__ == nn.MSELoss.__module__
+
+
+INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+"""Losses of torch whose targets are numbers of classes."""
 
 
 def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:

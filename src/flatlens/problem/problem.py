@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal, final
 
 import torch
@@ -287,16 +287,22 @@ class Problem:
             ) from error
         if isinstance(y, Tokens):
             self.loss = of_sequences(self.loss)
-        try:
+        with self._losing("the first batch", f, y):
             self.loss.check(f, y)
+        return f, y
+
+    @contextmanager
+    def _losing(self, where: str, f: Tensor, y: Any) -> Iterator[None]:
+        """Whatever the loss raises there, as one line."""
+        try:
+            yield
         except BadInput:
             raise
         except Exception as error:
             raise BadLoss(
-                f"Problem(loss={self.loss}): the loss failed on the first batch ({typed_line(error, 200)}): do the "
+                f"Problem(loss={self.loss}): the loss failed on {where} ({typed_line(error, 200)}): do the "
                 f"targets, of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
             ) from error
-        return f, y
 
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
         """(n, N, sum of masses); refuses what is not finite."""
@@ -319,27 +325,35 @@ class Problem:
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
                     f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
-            try:
-                values = self.loss.values(f.to(torch.float64), y)
-            except BadData as error:
-                told = str(error).replace("data=...", data.where, 1)
-                raise BadData(f"{told} (samples {n} to {n + len(f) - 1} of the data)") from error
-            if not finite(values):
-                bad = n + int((~torch.isfinite(values)).nonzero()[0])
-                raise BadLoss(
-                    f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the "
-                    f"loss fit together?"
-                )
+            self._require_losses(f.to(torch.float64), y, n, data.where)
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(self.loss.mass(f, y).sum())
         ns, widths, masses = zip(*self.ranks.together((n, outputs, mass)), strict=True)
         n, outputs, mass = sum(ns), max(widths), sum(masses)
         if data is self.data:
             self.probes = self.ranks.in_order(few)
+        data.counted(n)
         if n == 0:
             raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
         if mass <= 0:
             raise BadData(f"Problem({data.where}): no sample counts: every target is ignored or has weight 0")
         return n, outputs, mass
+
+    def _require_losses(self, f: Tensor, y: Any, start: int, given: str) -> None:
+        """Refuse a chunk, of samples from `start`, whose losses are not finite, or not each sample's own."""
+        where = f"samples {start} to {start + len(f) - 1} of the data"
+        try:
+            with self._losing(where, f, y):
+                values = self.loss.check(f, y)
+        except BadData as error:
+            raise BadData(f"{str(error).replace('data=...', given, 1)} ({where})") from error
+        if not finite(values):
+            bad = start + int((~torch.isfinite(values)).nonzero()[0])
+            raise BadLoss(
+                f"Problem(loss={self.loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit "
+                f"together?"
+            )
+        with self._losing(where, f, y):
+            self.loss.require_apart(f, y)
 
 
 def _kind(y: Any) -> str:

@@ -21,8 +21,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData
+from flatlens.problem.apart import require_apart
 from flatlens.problem.loss import Loss
-from flatlens.problem.losses import CustomLoss, require_apart
+from flatlens.problem.losses import CustomLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,10 +111,13 @@ class OfSequence(Loss):
         """What the callable gives."""
         return self.whole.values(f.reshape(*y.counted.shape, -1)[:, : y.length], y.targets)
 
-    def check(self, f: Tensor, y: Any) -> None:
-        """Also: a sample's loss must depend on its own outputs alone."""
-        super().check(f, y)
-        require_apart(self, f, y)
+    def require_apart(self, f: Tensor, y: Any) -> None:
+        """Sequence by sequence."""
+
+        def losses(f: Tensor, parts: Any) -> Tensor:
+            return self.values(f, Tokens(parts[0], parts[1], y.length))
+
+        require_apart(self.name, losses, f, (y.targets, y.counted))
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """The share of a sample's tokens that are right, where every token has a label."""
@@ -127,7 +131,7 @@ class TokenWise(Loss):
 
     def __init__(self, each: Loss) -> None:
         self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
-        self.half_square = each.half_square
+        self.half_square, self.apart = each.half_square, each.apart
 
     def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """(outputs (n T, V), targets with a harmless one where masked, counted (n T,))."""
@@ -159,6 +163,12 @@ class TokenWise(Loss):
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Summed over tokens."""
         return self._per_token(f, y, self.each.values).sum(1)
+
+    def require_apart(self, f: Tensor, y: Any) -> None:
+        """Token by token: C has no entries between them."""
+        rows, t, counted = self._rows(f, y)
+        if not self.apart and bool(counted.any()):
+            self.each.require_apart(rows[counted], t[counted])
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
         """Of all tokens; of the half squared error 1, 0 where none counts."""
