@@ -16,17 +16,29 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 STEPS, LONG = (1e-6, 1e-8), (1e-3, 1e-4, 1e-5)
 """Of finite differences along normal numbers, in float64 and where a network rounds to float32."""
 
 
+class Composed(TorchFunctionMode):
+    """Hardsigmoid made of what torch can differentiate twice: its own kernel it can only once."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is not F.hardsigmoid:
+            return function(*args, **kwargs)
+        value = F.relu6(args[0] + 3) / 6
+        return args[0].copy_(value) if kwargs.get("inplace", args[1:] == (True,)) else value
+
+
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and attention that can be differentiated twice."""
+    """Eval mode, and all of it differentiable twice."""
     before = model.training
-    with sdpa_kernel(SDPBackend.MATH):
+    with sdpa_kernel(SDPBackend.MATH), Composed():
         model.eval()
         yield
     model.train(before)

@@ -110,6 +110,17 @@ def test_a_norm_whose_gradient_is_transposed_is_differentiated_rightly():
     assert max(apart.values()) < 1e-6
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_kernel_without_second_derivative_is_made_of_those_with(linear, inplace):
+    net = nn.Sequential(linear, nn.Hardsigmoid(inplace=inplace), nn.Linear(3, 3)).double()
+    with truth.evaluated(net):
+        v = truth.direction(net)
+        apart = truth.by_differences(net, X, Y, v, truth.hessian_product(net, X, Y, v))
+        outputs = net(X)
+    assert max(apart.values()) < 1e-8
+    torch.testing.assert_close(outputs, net(X))
+
+
 def test_a_verdict_can_be_wrong(linear, monkeypatch):
     one = Case(linear, X, Y)
     row = measured(one)
