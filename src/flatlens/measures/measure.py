@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,6 +23,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
 from flatlens.problem import measuring
+from flatlens.problem.data import finite
 from flatlens.problem.state import device_of
 
 
@@ -60,7 +63,9 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
         from_pass = [m for m in defined if m.place not in ("network", "request")]
-        lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
+        # of Grams that overflow: each measure says so for itself
+        with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
+            lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
@@ -73,7 +78,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
-                estimates[key] = replace(estimate, source=one.card.source, unit=unit, seconds=seconds)
+                estimates[key] = replace(_finite(lens, estimate), source=one.card.source, unit=unit, seconds=seconds)
     return Report(estimates, about(lens))
 
 
@@ -91,6 +96,15 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
         if "memory" in str(error) or isinstance(error, FlatlensError):
             raise
         return {(one.key, None): undefined(_refused(error))}
+
+
+def _finite(lens: Lens, estimate: Estimate) -> Estimate:
+    """Undefined where a number on the way overflowed, and left the value NaN or infinite."""
+    if estimate.kind == "undefined" or math.isfinite(estimate.value):
+        return estimate
+    mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
+    note = f"it comes out as {estimate.value}: a number on the way overflows: {mend} may mend it"
+    return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
 
 
 def _refused(error: Exception) -> str:
@@ -195,14 +209,14 @@ def _unsketched(lens: Lens, one: Measure, asked: bool) -> str:
 def _at_input(lens: Lens, one: Measure, values: Tensor) -> Estimate:
     """The network's answer at its own input."""
     if lens.probes is not None and one.sketched == "probes":
-        return _estimate(by_probes(one.reduce, values))
-    return _bounded(lens, (one.key, None), _estimate(one.reduce(values)))
+        return _estimate(lens, by_probes(one.reduce, values))
+    return _bounded(lens, (one.key, None), _estimate(lens, one.reduce(values)))
 
 
 def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
     """Say it where a spectral norm is a Ritz value, from below."""
     residuals = lens.residuals.get(key)
-    if residuals is None:
+    if residuals is None or estimate.kind == "undefined":
         return estimate
     note = f"squared norms to residuals of {float(residuals.max()):.1%} at most"
     return replace(_with_note(estimate, note), kind="lower bound", arrays={"residuals": residuals})
@@ -253,20 +267,27 @@ def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tu
         reduced = by_probes(lambda mean_of: _reduced(lens, one, layer, mean_of), values)
     else:
         reduced = _reduced(lens, one, layer, values)
-    estimate = replace(_estimate(reduced), products=lens.products - before)
+    estimate = replace(_estimate(lens, reduced), products=lens.products - before)
     peak = None if reduced.largest is None else _peak(estimate, reduced.largest, reduced.largest_probes)
     return _noted(lens, one, layer, _bounded(lens, (one.key, layer), estimate)), peak
 
 
 def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
     """The largest of a sum's terms."""
+    if whole.kind == "undefined":
+        return whole
     if probes is None:
         return replace(whole, value=largest, arrays={})
     return replace(whole, value=largest, stderr=float(skewed(probes)[1]), arrays={"probes": probes})
 
 
 def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
-    return one.reduce(values) if one.finish is None else one.finish(values, lens.layout.weights[layer], one)
+    if one.finish is None:
+        return one.reduce(values)
+    weight = lens.layout.weights[layer]
+    if not (finite(values) and finite(weight.matrix.W.square())):  # nothing that a minimum could be sought of
+        return Reduced(math.nan, None)
+    return one.finish(values, weight, one)
 
 
 def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate:
@@ -278,9 +299,10 @@ def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate
     return _with_note(estimate, note)
 
 
-def _estimate(reduced: Reduced) -> Estimate:
+def _estimate(lens: Lens, reduced: Reduced) -> Estimate:
     arrays = {**reduced.arrays, **({} if reduced.probes is None else {"probes": reduced.probes})}
-    return Estimate(reduced.value, reduced.stderr, reduced.kind, reduced.note, reduced.samples, arrays)
+    found = Estimate(reduced.value, reduced.stderr, reduced.kind, reduced.note, reduced.samples, arrays)
+    return _finite(lens, found)
 
 
 def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
