@@ -106,5 +106,5 @@ def test_an_embedding_called_a_different_number_of_times_is_refused() -> None:
             return self.head(sum(self.embed(column) for column in ids.T[: 2 + len(ids) // 9]))
 
     data = (torch.arange(90).reshape(30, 3) % 5, torch.arange(30) % 3)
-    with pytest.raises(BadModel, match=r"half their batch|is called"):
+    with pytest.raises(BadModel, match="other samples"):
         fl.measure(fl.Lens(fl.Problem(Longer(), "cross_entropy", data)), "ggn_trace")

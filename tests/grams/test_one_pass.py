@@ -159,12 +159,13 @@ def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
 def test_what_no_layer_explains_is_named_and_counted() -> None:
     net, x, y = network("bare")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert set(layout.leftovers) == {"scale", "tied.weight"}
+    assert set(layout.leftovers) == set()
+    assert "scale" in layout.small
     net, x, y = network("attention")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert "encoder.self_attn.in_proj_weight" in layout.leftovers
-    assert "encoder.self_attn.out_proj.weight" in layout.leftovers
-    assert set(layout.norms) == {"encoder.norm1", "encoder.norm2"}
+    assert set(layout.outside) == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
+    assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(layout.small)
+    assert not layout.leftovers
 
 
 AFFINE = {

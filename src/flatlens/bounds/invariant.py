@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import closing
 
 import torch
 from torch import Tensor
@@ -116,9 +117,11 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
     """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; a pass of its own."""
     lens, total = context.lens, dict.fromkeys(balanced, 0.0)
     if balanced:
-        for chunk in one_pass(lens.problem, lens.model, lens.layout, needs={"G"}, progress=context.progress):
-            for layer, scales in balanced.items():
-                total[layer] += float(_product(chunk.layers[layer], scales).sum())
+        walk = one_pass(lens.problem, lens.model, lens.layout, needs={"G"}, progress=context.progress)
+        with closing(walk) as chunks:
+            for chunk in chunks:
+                for layer, scales in balanced.items():
+                    total[layer] += float(_product(chunk.layers[layer], scales).sum())
     return {layer: math.sqrt(max(found, 0.0) / context.n) for layer, found in total.items()}
 
 

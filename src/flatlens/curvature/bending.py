@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map
 from flatlens.curvature.directions import Directions, WeightDirections
 from flatlens.curvature.operators import slopes
 from flatlens.estimate import Progress
-from flatlens.grams import Layout, Weight
+from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.trial import operations_of
@@ -51,7 +51,7 @@ def bending_along(
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
     kept: Kept[str] = Kept()
     count = 0
-    with problem.measuring(model), differentiable(model.parameters()):
+    with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
             with slow_batching_is_fine():
                 if len(weight.slots) == 1:
@@ -125,9 +125,10 @@ def _along_preactivation(
 def _along_weight(
     problem: Problem, model: nn.Module, weight: Weight, batch: Batch, directions: WeightDirections
 ) -> Tensor:
+    if weight.parameter is None:
+        raise RuntimeError("the weight is made from other parameters anew in each of several calls")
     f, y = problem.run(model, batch)
     slope = slopes(problem, f, y)
-    assert weight.parameter is not None
     W = weight.value
     bend = _bend_of_sample(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)

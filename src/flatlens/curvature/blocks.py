@@ -7,6 +7,7 @@ H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             a row's block, D_i = J_i^T 
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -64,12 +65,13 @@ def dense_blocks(
     """The factors of some dense layers, from one pass."""
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     Cs: list[Tensor] = []
-    for chunk in one_pass(problem, model, layout, None, progress, {"K"}):
-        for layer in layers:
-            jacobian = chunk.layers[layer].weight
-            assert isinstance(jacobian, DenseJacobian)
-            gathered[layer].append((jacobian.J.to(problem.dtype, copy=True), jacobian.phi))
-        Cs.append(next(iter(chunk.layers.values())).C.to(problem.dtype))
+    with closing(one_pass(problem, model, layout, None, progress, {"K"})) as chunks:
+        for chunk in chunks:
+            for layer in layers:
+                jacobian = chunk.layers[layer].weight
+                assert isinstance(jacobian, DenseJacobian)
+                gathered[layer].append((jacobian.J.to(problem.dtype, copy=True), jacobian.phi))
+            Cs.append(next(iter(chunk.layers.values())).C.to(problem.dtype))
     C = torch.cat(Cs)
     return {
         layer: DenseBlock(torch.cat([J for J, _ in parts]), C, torch.cat([phi for _, phi in parts]))

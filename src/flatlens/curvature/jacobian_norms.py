@@ -7,7 +7,7 @@ of its lmax, an eigenvalue within the residual of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 import torch
@@ -50,7 +50,7 @@ def jacobian_norms(
     tolerance: float,
     generator: torch.Generator,
     progress: Progress | None = None,
-) -> Iterator[TopGrams]:
+) -> Generator[TopGrams, None, None]:
     """lmax(J_i J_i^T) of every sample at some places, J through the layer's call; of softmax(f) with `softmax`.
 
     To residuals of `tolerance` times the value.

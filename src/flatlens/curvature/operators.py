@@ -8,7 +8,8 @@
 
 All over any named parameters, the tied ones once, unused ones as zeros. Sums run over all batches and are divided once.
 A product takes and gives vectors as one tensor (P,), as k of them (k, P), or as a dict by parameter name; each counts
-once, whatever the number of batches.
+once, whatever the number of batches. The first one begins with the proof of `curvature.symmetry`, on a few samples;
+what that takes is counted apart, in `certificate.products`.
 
 >>> from flatlens import Problem
 >>> net = nn.Linear(2, 1, bias=False)
@@ -28,6 +29,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.space import Space, space_of
+from flatlens.curvature.symmetry import Certificate
 from flatlens.errors import BadInput
 from flatlens.grams.twice import require_second_derivative
 from flatlens.problem import Batch, Problem
@@ -46,6 +48,7 @@ class Operator(ABC):
         self.model = problem.measured() if model is None else model
         self.space: Space = space_of(problem, self.model, parameters)
         self.products = 0  #: vectors multiplied so far
+        self.certificate = Certificate(self.problem, self.model)
         self._graphs = self._shared_graphs()
 
     @property
@@ -99,6 +102,12 @@ class Operator(ABC):
         """Of this rank's part of the data."""
         return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks)
 
+    def _second_derivative(self, of: Tensor, batch: Batch) -> Product:
+        """v -> d2 of / dtheta2 v, proved to be symmetric."""
+        rows = _gradients(of, self.space)
+        self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
+        return _derivative(rows, self.space)
+
     def matrix(self) -> Tensor:
         """The whole matrix, (P, P), in P products: for small networks, and for checks."""
         return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
@@ -147,7 +156,7 @@ class Hessian(Operator):
     def _open(self, batch: Batch, number: int) -> Product:
         f, y = self.problem.run(self.model, batch)
         risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
-        return _derivative(_gradients(risk, self.space), self.space)
+        return self._second_derivative(risk, batch)
 
 
 @final
@@ -156,7 +165,7 @@ class Residual(Operator):
 
     def _open(self, batch: Batch, number: int) -> Product:
         f, y = self.problem.run(self.model, batch)
-        return _derivative(_gradients((slopes(self.problem, f, y) * f).sum(), self.space), self.space)
+        return self._second_derivative((slopes(self.problem, f, y) * f).sum(), batch)
 
 
 def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
@@ -174,6 +183,8 @@ class _Squared(Operator):
         f, y = self.problem.run(self.model, batch)
         between = self._between(f, y, number)
         forward, backward = jacobian_products(f, self.space)
+        risk = self.problem.loss.values(f.to(torch.float64), y)
+        self.certificate.require_adjoint(batch, risk, [f, self.space.point()], (backward, forward))
         mass = self.problem.mass
 
         def product(v: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class Space:
         """Views of a vector (P,), or of k of them (k, P), shaped as the parameters."""
         parts = torch.split(v, [p.numel() for p in self.parameters.values()], dim=-1)
         return {
-            name: part.reshape(*v.shape[:-1], *p.shape)
+            name: part.reshape((*v.shape[:-1], *p.shape))
             for (name, p), part in zip(self.parameters.items(), parts, strict=True)
         }
 

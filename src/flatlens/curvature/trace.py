@@ -17,7 +17,7 @@ from flatlens.curvature.bending import ROWS, Seen, bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.estimate import Progress
-from flatlens.grams import Layout, Weight
+from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contract import pieces
 from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import run_recorded
@@ -73,7 +73,8 @@ def bending_trace(
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
-    with problem.measuring(model), differentiable(parameters.values()), slow_batching_is_fine():
+    state = (problem.measuring(model), differentiable(parameters.values()), slow_batching_is_fine())
+    with agreed(problem.ranks), state[0], state[1], state[2]:
         for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk

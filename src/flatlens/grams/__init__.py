@@ -3,7 +3,7 @@
 from flatlens.grams.contract import quadratic, trace
 from flatlens.grams.features import feature_spread
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
-from flatlens.grams.layout import Layout, PlanBroken, Weight, lay_out
+from flatlens.grams.layout import Layout, PlanBroken, Weight, agreed, lay_out
 from flatlens.grams.one_pass import one_pass
 from flatlens.grams.sketch import Sketch
 from flatlens.grams.weight import row_factor
@@ -15,6 +15,7 @@ __all__ = [
     "PlanBroken",
     "Sketch",
     "Weight",
+    "agreed",
     "feature_spread",
     "lay_out",
     "one_pass",

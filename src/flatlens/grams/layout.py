@@ -8,7 +8,8 @@ every sum over parameters, through per-sample autograd, under its own name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,6 +25,7 @@ from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.operator_norm import blocks_norm, map_norm
 from flatlens.operations.reads import Bias, Entrywise, Lookup, Product
 from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import unpadded
 from flatlens.problem.state import differentiable
 
@@ -31,10 +33,26 @@ from flatlens.problem.state import differentiable
 class PlanBroken(Exception):
     """A chunk on which the network does not do what the plan says: the plan is to be made anew with it."""
 
-    def __init__(self, batch: Batch, distrusted: Collection[str] = ()) -> None:
+    def __init__(self, batches: list[Batch], distrusted: Collection[str] = ()) -> None:
         super().__init__("the plan of the pass does not hold on every chunk of the data")
-        self.batch = batch
+        self.batches = batches
         self.distrusted = frozenset(distrusted)  #: places whose samples do not lie where the plan has them
+
+
+@contextmanager
+def agreed(ranks: Ranks) -> Iterator[None]:
+    """Let a plan that broke on one rank break on all of them, for the same reasons, before they meet again."""
+    broken = None
+    try:
+        yield
+    except PlanBroken as error:
+        broken = error
+    told = None if broken is None else (broken.batches, broken.distrusted)
+    every = [one for one in ranks.together(told) if one is not None]
+    if every:
+        raise PlanBroken(
+            [batch for batches, _ in every for batch in batches], frozenset().union(*(places for _, places in every))
+        ) from broken
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +173,7 @@ class Layout:
     def require_same(self, tape: Tape, inputs: list[Tensor], model: nn.Module, batch: Batch) -> None:
         """Raise PlanBroken where the network does something else on a batch than the plan says."""
         if not self.structure.covers(structure_of(tape, inputs, model)):
-            raise PlanBroken(batch)
+            raise PlanBroken([batch])
 
 
 def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
@@ -184,13 +202,13 @@ class _Planner:
     ) -> None:
         self.problem, self.trials, self.first, self.structure = problem, trials, trials[0], structure
         self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
-        places = [name for name in self.first.slopes if not name.startswith("input:") and name not in distrusted]
+        places = [name for name in self.first.rows if not name.startswith("input:") and name not in distrusted]
         found = {name: self._rows(name) for name in places}
         self.rows = {name: rows for name, rows in found.items() if rows is not None}
 
     def _rows(self, name: str) -> Rows | None:
         """Where all trials that have a place allow its samples to lie: the first of these arrangements."""
-        allowed = [trial.rows(name) for trial in self.trials if name in trial.slopes]
+        allowed = [trial.rows[name] for trial in self.trials if name in trial.rows]
         return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
 
     def plan(self) -> Layout:

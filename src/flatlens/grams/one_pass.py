@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, get_args
@@ -20,11 +20,13 @@ from flatlens.grams.layout import Layout, PlanBroken, Weight
 from flatlens.grams.leftover import one_by_one, per_sample_gradients
 from flatlens.grams.lookups import looked_up
 from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.rows import FRONT, Rows, apart
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
 from flatlens.grams.sketch import Sketch
 from flatlens.grams.slopes import Certificate, Pool, is_first, slopes_of
 from flatlens.grams.small import entry_jacobian
 from flatlens.grams.trial import hides, operations_of
+from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation
 from flatlens.problem import Batch, Problem
@@ -48,7 +50,7 @@ def one_pass(
     needs: Collection[str] = ALL,
     sketch: Sketch | None = None,
     ranks: Ranks = ALONE,
-) -> Iterator[ChunkGrams]:
+) -> Generator[ChunkGrams, None, None]:
     """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
 
     Of all the data, or of what is this process's among `ranks` that share it.
@@ -85,7 +87,7 @@ class _Walk:
     def settle(self, most: int) -> None:
         """Look at certificates until `most` are left open: a chunk's own, while the device works on it."""
         while len(self.open) > most:
-            self.open.pop(0).require()
+            self.open.pop(0).require(self.problem, self.model, self.layout)
 
     def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
         """One chunk: once as it is, or once for each probe."""
@@ -194,14 +196,32 @@ class _Verdict:
     places: list[str]
     flags: Tensor  #: whether it holds at each, and whether padding has no effect
 
-    def require(self) -> None:
-        """Raise where the plan does not hold."""
+    def require(self, problem: Problem, model: nn.Module, layout: Layout) -> None:
+        """Raise where the plan does not hold; what is more than rounding is found out exactly."""
         *held, hidden = self.flags.tolist()
         failing = [name for name, holds in zip(self.places, held, strict=True) if not holds]
+        if failing:
+            failing = _meeting(problem, model, layout, self.batch, failing)
         if any(name.startswith("input:") for name in failing):
             raise samples_meet()
         if failing or not hidden:
-            raise PlanBroken(self.batch, failing)
+            raise PlanBroken([self.batch], failing)
+
+
+def _meeting(problem: Problem, model: nn.Module, layout: Layout, batch: Batch, places: list[str]) -> list[str]:
+    """Those of some places where samples do not lie as planned, or see each other."""
+    tape, inputs, f, _ = run_recorded(problem, model, batch)
+    operations, at, planned = operations_of(tape, layout.structure), dict[str, Place](), dict[str, list[Rows]]()
+    for name in places:
+        kind, _, key = name.partition(":")
+        if kind == "input":
+            at[name], planned[name] = inputs[layout.inputs[int(key)]], [FRONT]
+        elif kind == "x":
+            at[name], planned[name] = tape.linear[key].x, [Rows(layout.batch_axis[key])]
+        else:
+            at[name], planned[name] = operations[name].edge, [layout.rows[name]]
+    left = apart(f, at, planned, torch.Generator().manual_seed(0))
+    return [name for name in places if not left[name]]
 
 
 def _tolerance(problem: Problem) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from flatlens.operations.graph import Place
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,34 @@ FRONT = Rows()
 CANDIDATES = (FRONT, Rows(0, "inner"), Rows(1), Rows(1, "inner"))
 
 
-def agrees(rows: Rows, once: Tensor, weighted: Tensor, weights: Tensor) -> bool:
-    """Whether slopes `weighted`, of outputs times their sample's weight, are the slopes `once` with each sample's rows
-    times its weight. They are not where samples lie elsewhere, or see each other."""
-    n = len(weights)
-    mine, other = (rows.by_sample(slope, n).reshape(n, -1) for slope in (once, weighted))
-    apart = torch.linalg.vector_norm(other - weights.to(mine)[:, None] * mine, dim=1)
-    size = torch.linalg.vector_norm(mine, dim=1)
-    return bool((apart <= 1e5 * torch.finfo(mine.dtype).eps * size.max()).all())
+def splits(n: int) -> Iterator[Tensor]:
+    """Masks of n samples, such that for every two samples some mask has the first and not the second.
+
+    >>> [mask.tolist() for mask in splits(3)]
+    [[True, False, True], [False, True, False], [True, True, False], [False, False, True]]
+    """
+    numbers = torch.arange(n)
+    for bit in range(max(1, (n - 1).bit_length())):
+        mask = (numbers >> bit) % 2 == 0
+        yield mask
+        yield ~mask
+
+
+def apart(
+    f: Tensor, at: Mapping[str, Place], allowed: Mapping[str, list[Rows]], generator: torch.Generator
+) -> dict[str, list[Rows]]:
+    """By place, the arrangements under which no sample's outputs respond to another sample's rows.
+
+    The outputs of some samples alone are combined at random: the slopes at all others' rows must be exactly 0. With the
+    masks of `splits` no pair of samples is left out, and no rounding has a say.
+    """
+    n, left = len(f), {name: list(rows) for name, rows in allowed.items()}
+    u = torch.randn(f.shape, generator=generator).to(f)
+    for mask in splits(n) if at else ():
+        inside = mask.to(f.device)
+        chosen = (u * inside.to(f)[:, None] * f).sum()
+        slopes = torch.autograd.grad(chosen, list(at.values()), retain_graph=True, allow_unused=True)
+        for name, slope in zip(at, slopes, strict=True):
+            if slope is not None:
+                left[name] = [rows for rows in left[name] if not bool(rows.by_sample(slope, n)[~inside].any())]
+    return left

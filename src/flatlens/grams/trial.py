@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.rows import CANDIDATES, Rows, agrees
+from flatlens.grams.rows import CANDIDATES, Rows, apart
 from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
 from flatlens.operations.reads import Bias, Entrywise, Operation, Product
@@ -33,7 +33,7 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
 
 
 class Trial:
-    """Slopes of one random combination of all outputs, and of another in which each sample has a weight of its own."""
+    """A forward pass, and where the samples of its operations, of the calls' inputs and of the network's may lie."""
 
     def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
         self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
@@ -47,44 +47,42 @@ class Trial:
         self.structure = structure_of(self.tape, self.inputs, model)
         self.operations: dict[str, Operation] = {}
         self.names: dict[Node, str] = {}
-        self.slopes: dict[str, Tensor | None] = {}
-        self.weighted: dict[str, Tensor | None] = {}
+        self.rows: dict[str, list[Rows]] = {}  #: by place: all arrangements of samples that are possible
 
     def look(self, structure: Structure, generator: torch.Generator) -> None:
-        """Take the slopes at all operations that the trials' common structure claims, at calls and at the inputs."""
+        """Find the arrangements at all operations that the trials' common structure claims, and at the inputs."""
         self.operations = operations_of(self.tape, structure)
         self.names = {operation.node: name for name, operation in self.operations.items()}
-        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}
-        at |= {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
-        at |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
-        u = torch.randn(self.f.shape, generator=generator).to(self.f)
-        self.weights = 1 + torch.arange(self.n).to(self.f) / self.n
-        self.slopes = dict(zip(at, _slopes((u * self.f).sum(), at), strict=True))
-        self.weighted = dict(zip(at, _slopes((u * self.weights[:, None] * self.f).sum(), at), strict=True))
+        at, shapes = self._places()
+        candidates = {name: self._candidates(name, shape) for name, shape in shapes.items()}
+        self.rows = apart(self.f, at, candidates, generator)
 
-    def rows(self, name: str) -> list[Rows]:
-        """Where the samples of an operation, or of a call's input, may lie: all that its slopes allow."""
-        operation, once, weighted = self.operations.get(name), self.slopes.get(name), self.weighted.get(name)
-        shape = self.tape.linear[name.removeprefix("x:")].x.shape if operation is None else operation.shape
-        candidates = [rows for rows in CANDIDATES if rows.fit(shape, self.n)]
+    def _places(self) -> tuple[dict[str, Place], dict[str, torch.Size]]:
+        at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}
+        shapes = {name: found.shape for name, found in self.operations.items()}
+        tensors = {f"x:{key}": call.x for key, call in self.tape.linear.items() if call.x.requires_grad}
+        tensors |= {f"input:{number}": x for number, x in enumerate(self.inputs)}
+        return at | tensors, shapes | {name: x.shape for name, x in tensors.items()}
+
+    def _candidates(self, name: str, shape: torch.Size) -> list[Rows]:
+        """The arrangements that a place's shape allows."""
+        operation = self.operations.get(name)
+        fitting = [rows for rows in CANDIDATES if rows.fit(shape, self.n)]
         if isinstance(operation, Product | Bias):
-            candidates = [rows for rows in candidates if rows.axis == 0]
+            return [rows for rows in fitting if rows.axis == 0]
         if isinstance(operation, Entrywise):
-            candidates = [rows for rows in candidates if operation.broadcast[rows.axis] == 1]
-        if once is None or weighted is None:
-            return candidates
-        return [rows for rows in candidates if agrees(rows, once, weighted, self.weights)]
+            return [rows for rows in fitting if operation.broadcast[rows.axis] == 1]
+        return fitting
 
     @property
     def hides_padding(self) -> bool:
         """Whether nothing flows back to the features of padded tokens, at any call and at the input."""
-        slopes = [slope for name, slope in self.slopes.items() if name.startswith(("x:", "input:"))]
-        return self.tape.mask is not None and bool(hides(self.tape.mask, slopes))
-
-
-def _slopes(of: Tensor, at: dict[str, Place]) -> tuple[Tensor | None, ...]:
-    """Gradients; None where nothing depends on a place."""
-    return torch.autograd.grad(of, list(at.values()), retain_graph=True, allow_unused=True) if at else ()
+        if self.tape.mask is None:
+            return False
+        read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
+        u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
+        slopes = torch.autograd.grad((u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True)
+        return bool(hides(self.tape.mask, list(slopes)))
 
 
 def hides(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:

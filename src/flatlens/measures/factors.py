@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import torch
@@ -48,13 +49,14 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
         return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
     parts: dict[tuple[str, str | None], Estimate] = {}
     curvature, above = 0.0, dict.fromkeys(weights, 0.0)
-    for chunk in one_pass(lens.problem, lens.model, lens.layout, None, run.progress, {"K"}):
-        for name in weights:
-            g = chunk.layers[name]
-            curvature = max(curvature, float(torch.linalg.eigvalsh(g.C)[:, -1].max()))
-            if lens.layout.weights[name].slots:
-                JJ = gram(g.linear.J)
-                above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
+    with closing(one_pass(lens.problem, lens.model, lens.layout, None, run.progress, {"K"})) as chunks:
+        for chunk in chunks:
+            for name, weight in weights.items():
+                g = chunk.layers[name]
+                curvature = max(curvature, float(torch.linalg.eigvalsh(g.C)[:, -1].max()))
+                if weight.explained:
+                    JJ = gram(g.linear.J)
+                    above[name] = max(above[name], float(torch.linalg.eigvalsh(JJ)[:, -1].max()))
     features = feature_norms(lens.problem, lens.model, lens.layout)
     closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
@@ -68,7 +70,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
         elsewhere = undefined("the weight acts by more than products in the layer's calls")
         parts["features", name] = Estimate(features[name], unit="feature") if name in features else elsewhere
         root = Estimate(max(0.0, above[name]) ** 0.5, unit="output / feature")
-        parts["jacobian", name] = root if weight.slots else elsewhere
+        parts["jacobian", name] = root if weight.explained else elsewhere
     kinds = {parts["", name].kind for name in weights}
     said = ("" if kinds == {"exact"} else f"each to a residual of {tol:g} of its size", left_out(lens, weights))
     parts["", None] = Estimate(

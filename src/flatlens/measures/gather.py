@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.jacobian_norms import Place, jacobian_norms
 from flatlens.estimate import Key, Progress
-from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, one_pass
+from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
 from flatlens.measures.card import Measure
 from flatlens.problem import Problem
 from flatlens.problem.kept import Kept
@@ -48,18 +49,19 @@ class Gatherer:
         totals: dict[tuple[Key, int], Tensor] = {}  # added up as they come: each may be as large as a weight
         needs = frozenset().union(*(measure.needs for measure in measures))
         ranks = self.problem.ranks
-        chunks = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
-        for turn, chunk in enumerate(chunks):
-            probe = turn % probes
-            if probe == 0:
-                ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
-            for measure in measures:
-                for place, grams in places(measure, chunk):
-                    at, value = ((measure.key, place), probe), measure.evaluate(grams)
-                    if measure.total:
-                        totals[at] = totals[at].add_(value) if at in totals else value.clone()
-                    else:
-                        kept.add(chunk.number, {at: value})
+        walk = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
+        with agreed(self.problem.ranks), closing(walk) as chunks:  # closed, too, where a measure raises
+            for turn, chunk in enumerate(chunks):
+                probe = turn % probes
+                if probe == 0:
+                    ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
+                for measure in measures:
+                    for place, grams in places(measure, chunk):
+                        at, value = ((measure.key, place), probe), measure.evaluate(grams)
+                        if measure.total:
+                            totals[at] = totals[at].add_(value) if at in totals else value.clone()
+                        else:
+                            kept.add(chunk.number, {at: value})
         found = kept.joined(ranks) | {at: total.cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
@@ -88,13 +90,14 @@ class Gatherer:
             self.problem, self.model, self.layout, wanted,
             softmax=softmax, tolerance=TOLERANCE, generator=generator, progress=self.progress,
         )  # fmt: skip
-        for chunk in walk:
-            products = max(products, chunk.products)
-            for measure in measures:
-                for place in self._sought(measure):
-                    value, residual = measure.evaluate(chunk.grams[place]), chunk.residuals[place]
-                    key = (measure.key, place)
-                    kept.add(chunk.number, {(key, "value"): value, (key, "residual"): residual})
+        with agreed(self.problem.ranks), closing(walk) as chunks:
+            for chunk in chunks:
+                products = max(products, chunk.products)
+                for measure in measures:
+                    for place in self._sought(measure):
+                        value, residual = measure.evaluate(chunk.grams[place]), chunk.residuals[place]
+                        key = (measure.key, place)
+                        kept.add(chunk.number, {(key, "value"): value, (key, "residual"): residual})
         found = kept.joined(self.problem.ranks)
         values, residuals = (
             {key: rows for (key, what), rows in found.items() if what == which} for which in ("value", "residual")

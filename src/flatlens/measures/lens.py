@@ -84,7 +84,7 @@ class Lens:
             try:
                 return work()
             except PlanBroken as broken:
-                self._met.append(broken.batch)
+                self._met += broken.batches
                 self._distrusted |= broken.distrusted
                 self.layout = lay_out(self.problem, self.model, self._met, self._distrusted)
         return work()

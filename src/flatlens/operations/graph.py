@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from flatlens.operations.table import node_role
+from flatlens.operations.table import role_of
 
 Node: TypeAlias = Any
 """A node of autograd's graph: its `name()`, `next_functions` and `_saved_...` are untyped in torch."""
@@ -70,7 +70,7 @@ def _bent_by(node: Node, operands: list[int], every: int) -> int:
         return operands[0]
     if name == "NativeBatchNormBackward0" and node._saved_training:
         return operands[0]
-    role = node_role(name)
+    role = role_of(node)
     if role in ("linear", "piecewise linear"):
         return 0
     if role == "quotient":

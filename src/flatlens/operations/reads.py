@@ -312,6 +312,8 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
     if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
         return None
     made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
+    if node._saved_mat2 is None:  # nobody asks for the slope of what it multiplies
+        return None
     weight = node._saved_mat2.detach()
     transposed = made is None or not _transposes(made)
     weight = weight if transposed else weight.T
