@@ -1,0 +1,260 @@
+"""The proof that second derivatives by double backward are those of the network.
+
+A Hessian is symmetric, and J^T is the adjoint of J. Autograd's are so where it differentiates the backward of every
+operation rightly, which fused kernels and a user's own functions need not allow. With random u, v and w,
+
+    <u, H v> = <v, H u>        <w, J v> = <J^T w, v>
+
+What is proved, to the square root of eps: whenever a graph holds an operation that none before it held, the equality on
+that graph's samples. The first graph is that of a few samples, so a proof takes two products on these, and further ones
+only below rare branches. A matrix that is not symmetric passes with a probability of some sqrt(eps) over its relative
+asymmetry. An error that is itself symmetric passes, such as a wrong second derivative of an activation: of torch's own
+operations that is taken on trust. Of others (torch.autograd.Function, extensions) it is not: every graph that holds one
+is examined in float64, its products also against central differences of the gradient, which see any error but one
+within 1e-4, or hidden by a kink between the two ends.
+
+Products in coarse arithmetic are not examined.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._pytree import tree_leaves, tree_map
+
+from flatlens.errors import BadModel
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import move
+from flatlens.problem.state import device_of, differentiable
+
+STEP = 1e-5  #: of central differences, relative to what is moved
+WRONG = 1e-4  #: relative distance, in float64, that neither rounding nor third derivatives explain
+
+Rows: TypeAlias = list[Tensor | None]
+"""A gradient with its graph, a tensor for each that is differentiated in; None where nothing depends on that."""
+Times: TypeAlias = Callable[[Tensor], Tensor]
+
+
+@final
+class Certificate:
+    """Remembers which operations were proved, and refuses a network whose second derivatives are wrong."""
+
+    def __init__(self, problem: Problem, model: nn.Module) -> None:
+        self._problem, self._model = problem, model
+        self._known: frozenset[str] = frozenset()
+        self.products = 0  #: taken by the proofs, each on the samples of one graph
+
+    def require_symmetric(self, batch: Batch, of: Tensor, rows: Rows, at: list[Tensor]) -> None:
+        """Refuse a network where H = d rows / d at is not symmetric, `rows` the gradient of `of` in `at`."""
+        self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
+
+    def require_adjoint(self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[Times, Times]) -> None:
+        """Refuse a network where w -> J^T w and v -> J v, the two of `jacobian`, are not adjoint.
+
+        `like`: what w and v are shaped as. `of` is what the Jacobian's outputs go into.
+        """
+
+        def apart() -> float:
+            w, v = random_like(like)
+            JTw, Jv = jacobian[0](w), jacobian[1](v)
+            return _relative(_dot([w], [Jv]) - _dot([v], [JTw]), [Jv], [JTw])
+
+        self._require(batch, [of], apart)
+
+    def _require(self, batch: Batch, graph: Rows, apart: Callable[[], float]) -> None:
+        kinds, foreign = operations(graph)
+        eps = torch.finfo(self._problem.dtype).eps
+        if (kinds <= self._known and not foreign) or self._problem.precision > eps:
+            return
+        self.products += 2
+        found = apart()
+        if found > eps**0.5 or foreign:
+            with saved_tensors_hooks(lambda t: t, lambda t: t):  # of what is saved in here, no product holds anything
+                self._examine(batch, found, foreign)
+        self._known |= kinds
+
+    def _examine(self, batch: Batch, found: float, foreign: list[str]) -> None:
+        """Refuse what is wrong in float64, too, by the name of its module."""
+        problem = self._problem
+        self.products += 4
+        try:
+            twin = _in_double(self._model)
+            batch = move(batch, device_of(twin), torch.float64)
+            with problem.measuring(twin), differentiable(twin.parameters()):
+                found = faults(lambda: _risk(problem, twin, batch), _floating(twin.parameters()))
+                suspect = _suspect(problem, twin, batch) if found > WRONG else ""
+        except RuntimeError as error:  # no copy, or no float64: what was seen has to do, where it is beyond rounding
+            if "memory" in str(error):
+                raise
+            found, suspect = (found if found > torch.finfo(problem.dtype).eps ** 0.25 else 0.0), "the network"
+        if found > WRONG:
+            own = f", which runs {', '.join(foreign)}," if foreign else ""
+            raise BadModel(
+                f"Problem(model=...): derivatives of {suspect}{own} are off by {found:.1g} of their size: is it a "
+                f"fused kernel or a torch.autograd.Function whose backward was not made to be differentiated? Compose "
+                f"it of torch's plain operations, or mark its backward once_differentiable: curvature is undefined then"
+            )
+
+
+def operations(graph: Rows) -> tuple[frozenset[str], list[str]]:
+    """(the names of all operations in the graphs of some tensors; of those that are not torch's own)."""
+    kinds: set[str] = set()
+    foreign: set[str] = set()
+    waiting: list[Any] = [t.grad_fn for t in graph if t is not None and t.grad_fn is not None]
+    seen: set[Any] = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        name = node.name()
+        kinds.add(name)
+        if isinstance(node, BackwardCFunction) or "CppNode" in name:
+            foreign.add(name)
+        for parent, _ in node.next_functions:
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return frozenset(kinds), sorted(foreign)
+
+
+def asymmetry(rows: Rows, at: list[Tensor], least: float = 0.0) -> float:
+    """|<u, H v> - <v, H u>| / (||H u|| + ||H v|| + least) for H = d rows / d at and random u, v."""
+    u, v = random_like(at), random_like(at, seed=1)
+    Hu, Hv = _product(rows, at, u), _product(rows, at, v)
+    return _relative(_dot(u, Hv) - _dot(v, Hu), Hu, Hv, least)
+
+
+def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
+    """How far a scalar's derivatives are from right ones, relative: the largest of the gradient's distance from a plain
+    backward's, the asymmetry of its own derivative by double backward, and the distance of that from central
+    differences of the gradient along a random direction, where these settle."""
+    before = [p.detach().clone() for p in at]
+    along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), before, strict=True)]
+
+    def gradient(twice: bool = True) -> Rows:
+        of = value()
+        return list(torch.autograd.grad(of, at, create_graph=twice, allow_unused=True)) if of.requires_grad else []
+
+    def central(step: float) -> list[Tensor]:
+        ends = []
+        for sign in (1, -1):
+            for p, was, v in zip(at, before, along, strict=True):
+                p.data.copy_(was + sign * step * v)  # through .data, so that graphs kept for products stay usable
+            ends.append(_dense(gradient(), at))
+        return [(plus - minus) / (2 * step) for plus, minus in zip(*ends, strict=True)]
+
+    rows = gradient()
+    if not rows:
+        return 0.0
+    product = _product(rows, at, along)
+    once, slope = _dense(gradient(False), at), _dense(rows, at)
+    first = _relative(_length(_minus(once, slope)), once, slope)
+    try:
+        wide, near = central(4 * STEP), central(STEP)
+    finally:
+        for p, was in zip(at, before, strict=True):
+            p.data.copy_(was)
+    rounding = 100 * torch.finfo(torch.float64).eps / STEP * _length(slope)
+    unsettled = _length(_minus(wide, near)) + rounding
+    off = _length(_minus(near, product))
+    least = 1e-6 * _length(slope)  # a second derivative that is 0 is so up to rounding
+    return max(first, asymmetry(rows, at, least), _relative(off, near, product) if off > 3 * unsettled else 0.0)
+
+
+def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
+    """The innermost module that is at fault by itself."""
+    calls: dict[str, Any] = {}
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def keep(_: nn.Module, args: Any, kwargs: Any) -> None:
+            calls.setdefault(name, tree_map(_copied, (args, kwargs)))
+
+        return keep
+
+    hooks = [m.register_forward_pre_hook(watch(name), with_kwargs=True) for name, m in twin.named_modules()]
+    try:
+        problem.run(twin, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for name, module in reversed(list(twin.named_modules())):  # what is inside a module comes after it
+        if name in calls and _alone(module, *calls[name]) > WRONG:
+            return f"{name!r} ({type(module).__name__})" if name else f"the network itself ({type(module).__name__})"
+    return "the loss"
+
+
+def _alone(module: nn.Module, args: Any, kwargs: Any) -> float:
+    """The `faults` of a scalar made of one module's outputs, in its floating inputs and its parameters."""
+    inputs = [t.requires_grad_() for t in _floating(tree_leaves((args, kwargs)))]
+
+    def value() -> Tensor:
+        own_args, own_kwargs = tree_map(lambda t: t.clone() if isinstance(t, Tensor) else t, (args, kwargs))
+        outputs = _floating(tree_leaves(module(*own_args, **own_kwargs)))
+        linear = random_like(outputs, seed=2)
+        return torch.stack([(r * z + z.square() / 2).sum() for z, r in zip(outputs, linear, strict=True)]).sum()
+
+    try:
+        return faults(value, [*inputs, *_floating(module.parameters())])
+    except Exception:  # whatever a module does where it is called by itself: it is not the one that is named
+        return 0.0
+
+
+def _risk(problem: Problem, model: nn.Module, batch: Batch) -> Tensor:
+    f, y = problem.run(model, batch)
+    return problem.loss.values(f.to(torch.float64), y).sum()
+
+
+def _in_double(model: nn.Module) -> nn.Module:
+    """The model itself where it is in float64; else a copy."""
+    if all(p.dtype == torch.float64 for p in _floating(model.parameters())):
+        return model
+    return copy.deepcopy(model).double()
+
+
+def _floating(leaves: Iterable[Any]) -> list[Tensor]:
+    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def _product(rows: Rows, at: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+    """d<rows, v>/d at."""
+    live = [(g, along) for g, along in zip(rows, v, strict=True) if g is not None and g.requires_grad]
+    if not live:
+        return [torch.zeros_like(p) for p in at]
+    of, along = zip(*live, strict=True)
+    return _dense(list(torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)), at)
+
+
+def _dense(rows: Rows, at: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(rows, at, strict=True)]
+
+
+def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
+    """Standard normal tensors of the same shapes, the same ones whenever they are asked for."""
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in tensors]
+
+
+def _dot(a: list[Tensor], b: list[Tensor]) -> float:
+    return float(sum((x * y).sum(dtype=torch.float64) for x, y in zip(a, b, strict=True)))
+
+
+def _length(a: list[Tensor]) -> float:
+    return math.sqrt(sum(float(x.square().sum(dtype=torch.float64)) for x in a))
+
+
+def _minus(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:
+    return [x - y for x, y in zip(a, b, strict=True)]
+
+
+def _relative(difference: float, a: list[Tensor], b: list[Tensor], least: float = 0.0) -> float:
+    size = _length(a) + _length(b) + least
+    return abs(difference) / size if size else 0.0

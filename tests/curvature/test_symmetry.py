@@ -1,0 +1,249 @@
+"""Second derivatives that are not those of the network are refused, by the name of the module; right ones never are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from networks import network
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.curvature import Fisher, GaussNewton, Hessian, Operator, Residual
+from flatlens.errors import BadModel
+
+Ctx = Any
+
+
+class RightSquare(torch.autograd.Function):
+    """x^2, its backward made of operations that can be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * slope
+
+
+class FlatSquare(RightSquare):
+    """The backward takes x for a constant: H lacks phi'', and is symmetric all the same."""
+
+    @staticmethod
+    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0].detach() * slope
+
+
+class DeafSquare(RightSquare):
+    """The backward takes its slope for a constant: J v comes out 0."""
+
+    @staticmethod
+    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
+        return 2 * ctx.saved_tensors[0] * slope.detach()
+
+
+class RareSquare(RightSquare):
+    """Wrong where x is beyond 3 alone."""
+
+    @staticmethod
+    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * torch.where(x > 3, x.detach(), x) * slope
+
+
+class Ramp(torch.autograd.Function):
+    """max(x, 0), as people write it: right between its kinks."""
+
+    @staticmethod
+    def forward(ctx: Ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx: Ctx, slope: Tensor) -> Tensor:
+        return slope * (ctx.saved_tensors[0] > 0)
+
+
+class Act(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function.apply(x)
+
+
+class Fused(nn.Linear):
+    """Calls torch's kernel of weight_norm by itself, whose second derivative is wrong in torch 2.13."""
+
+    def __init__(self, rare: bool = False) -> None:
+        super().__init__(6, 4)
+        self.g, self.rare = nn.Parameter(torch.rand(4, 1) + 0.5), rare
+
+    def forward(self, x: Tensor) -> Tensor:
+        plain = super().forward(x)
+        if not self.rare:
+            return nn.functional.linear(x, torch._weight_norm(self.weight, self.g, 0))
+        there = x.amax(1) > 3
+        if not bool(there.any()):
+            return plain
+        return torch.where(there[:, None], nn.functional.linear(x, torch._weight_norm(self.weight, self.g, 0)), plain)
+
+
+def seeded(*layers: nn.Module) -> nn.Module:
+    """After the layers were made: their weights anew, in float64."""
+    net = nn.Sequential(*layers).double()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.5)
+    return net
+
+
+def data(n: int = 20, outlier: float = 0.0) -> tuple[Tensor, Tensor]:
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64).clamp(-2.5, 2.5)
+    x[n - 2, 0] += outlier
+    return x, torch.arange(n) % 3
+
+
+def with_act(function: type[torch.autograd.Function]) -> nn.Module:
+    return seeded(nn.Linear(6, 4), Act(function), nn.Linear(4, 3))
+
+
+def products(kind: type[Operator], net: nn.Module, x: Tensor, y: Tensor, **options: object) -> Operator:
+    operator = kind(fl.Problem(net, "cross_entropy", (x, y), **options))
+    operator(torch.ones(operator.size, dtype=operator.dtype))
+    return operator
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("kind", [Hessian, Residual])
+def test_a_wrong_backward_is_named(kind: type[Operator], dtype: torch.dtype) -> None:
+    wrong = {
+        r"'1' \(Act\), which runs FlatSquareBackward": with_act(FlatSquare),
+        r"'1' \(Act\), which runs DeafSquareBackward": with_act(DeafSquare),
+        r"'0' \(Fused\)": seeded(Fused(), nn.Tanh(), nn.Linear(4, 3)),
+    }
+    for words, net in wrong.items():
+        x, y = data()
+        before = [p.clone() for p in net.parameters()]
+        with pytest.raises(BadModel, match=f"derivatives of {words}.*plain operations") as told:
+            products(kind, net, x, y, dtype=dtype)
+        assert "\n" not in str(told.value)
+        assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+        assert all(p.grad is None for p in net.parameters())
+
+
+@pytest.mark.parametrize("kind", [GaussNewton, Fisher])
+def test_a_jacobian_that_is_not_the_adjoint_of_its_transpose(kind: type[Operator]) -> None:
+    x, y = data()
+    with pytest.raises(BadModel, match="DeafSquareBackward"):
+        products(kind, with_act(DeafSquare), x, y)
+
+
+def test_rare_branches_are_proved_where_they_are_met() -> None:
+    """One sample of 300, not among those looked at first: an operation of torch's, and a value of a user's function."""
+    fused = seeded(Fused(rare=True), nn.Tanh(), nn.Linear(4, 3))
+    square = seeded(nn.Linear(6, 4), Act(RareSquare), nn.Linear(4, 3))
+    with torch.no_grad():
+        square[0].weight.mul_(0.1)
+        square[0].bias.mul_(0.1)
+        square[0].weight[0, 0] = 1.0
+    for net, words in ((fused, "'0'"), (square, "'1'")):
+        for memory in ("1GiB", "30KB"):
+            ordinary, y = data(300)
+            proved = products(Hessian, net, ordinary, y, memory=memory)
+            assert proved.certificate.products >= 2
+            with pytest.raises(BadModel, match=f"derivatives of {words}"):
+                products(Hessian, net, *data(300, outlier=5.0), memory=memory)
+
+
+def test_a_measure_raises_rather_than_tell_a_wrong_number() -> None:
+    problem = fl.Problem(with_act(FlatSquare), "cross_entropy", data())
+    with pytest.raises(BadModel, match="FlatSquareBackward"):
+        fl.measure(fl.Lens(problem), ["sharpness"])
+
+
+@pytest.mark.parametrize("kind", [Hessian, GaussNewton])
+def test_a_loss_with_a_wrong_backward_is_named(kind: type[Operator]) -> None:
+    def loss(f: Tensor, y: Tensor) -> Tensor:
+        return FlatSquare.apply(f - nn.functional.one_hot(y, 3)).sum(1)
+
+    x, y = data()
+    operator = kind(fl.Problem(seeded(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), loss, (x, y)))
+    with pytest.raises(BadModel, match="derivatives of the loss, which runs FlatSquareBackward"):
+        operator(torch.ones(operator.size, dtype=operator.dtype))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x[:, None] * torch.linspace(0.5, 1.5, 4).to(x)[:, None]).mean(1))
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.unflatten(1, (3, 2)))[0][:, -1])
+
+
+RIGHT = {
+    "encoder": Encoder,
+    "lstm": Recurrent,
+    "batchnorm": lambda: nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.GELU(), nn.Linear(5, 3)),
+    "layernorm": lambda: nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.SiLU(), nn.Linear(5, 3)),
+    "instancenorm": lambda: nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 4, 2), nn.InstanceNorm2d(4), nn.Tanh(), nn.Flatten(), nn.Linear(8, 3)
+    ),
+    "ramp": lambda: nn.Sequential(nn.Linear(6, 40), Act(Ramp), nn.Linear(40, 3)),
+    "square": lambda: nn.Sequential(nn.Linear(6, 4), Act(RightSquare), nn.Linear(4, 3)),
+    "no curvature": lambda: nn.Linear(6, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", RIGHT)
+def test_right_networks_are_measured(name: str, dtype: torch.dtype) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = RIGHT[name]().to(dtype)
+    x, y = data(60)
+    for kind in (Hessian, Residual, GaussNewton, Fisher):
+        assert products(kind, net, x, y).products == 1
+    for name_of, _ in list(net.named_parameters()):  # of a bias below a norm H is 0, but for rounding
+        problem = fl.Problem(net, "cross_entropy", (x, y))
+        operator = Hessian(problem, [name_of])
+        operator(torch.ones(operator.size, dtype=dtype))
+
+
+def test_batch_statistics_are_right_by_double_backward() -> None:
+    net = RIGHT["batchnorm"]().double()
+    x, y = data(20)
+    operator = products(Hessian, net, x, y, batchnorm="train", ghost_batch=5)
+    H = operator.matrix()
+    assert torch.allclose(H, H.T, atol=1e-12)
+
+
+def test_what_a_proof_takes() -> None:
+    """Two products on the first few samples; none in coarse arithmetic, where rounding would hide what it looks for."""
+    net, x, y = network("mlp-tanh", n=200)
+    operator = products(Hessian, net, x, y)
+    assert operator.certificate.products == 2
+    operator.matrix()
+    assert operator.certificate.products == 2
+    assert operator.products == 1 + operator.size
+    coarse = products(Hessian, net.float(), x.float(), y, arithmetic="bfloat16")
+    assert coarse.certificate.products == 0
+    examined = products(Hessian, with_act(RightSquare), *data(20))
+    assert examined.certificate.products > 2
