@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature import Fisher, GaussNewton, Hessian, Operator, Residual
+from flatlens.curvature.symmetry import Certificate
 from flatlens.errors import BadModel
 
 Ctx = Any
@@ -160,6 +161,23 @@ def test_rare_branches_are_proved_where_they_are_met() -> None:
             assert proved.certificate.products >= 2
             with pytest.raises(BadModel, match=f"derivatives of {words}"):
                 products(Hessian, net, *data(300, outlier=5.0), memory=memory)
+
+
+def test_places_inside_a_network() -> None:
+    """Of a pre-activation's edge in the graph, as walks along one layer's weight take it."""
+    net, (x, y) = seeded(nn.Linear(6, 6), nn.Tanh(), Fused(), nn.Tanh(), nn.Linear(4, 3)), data()
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+
+    def proved(above: nn.Module) -> None:
+        z = net[0](x)
+        of = nn.functional.cross_entropy(above(z), y)
+        at = [torch.autograd.graph.get_gradient_edge(z), net[2].weight, net[2].g, net[0].bias]
+        rows = list(torch.autograd.grad(of, at, create_graph=True, allow_unused=True))
+        Certificate(problem, net).require_symmetric((x, y), of, rows, at)
+
+    with pytest.raises(BadModel, match="'2'"):
+        proved(net[1:])
+    proved(nn.Sequential(nn.Tanh(), nn.Linear(6, 3).double()))
 
 
 def test_a_measure_raises_rather_than_tell_a_wrong_number() -> None:

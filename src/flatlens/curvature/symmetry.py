@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -30,6 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from flatlens.errors import BadModel
+from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import move
 from flatlens.problem.state import device_of, differentiable
@@ -51,7 +52,7 @@ class Certificate:
         self._known: frozenset[str] = frozenset()
         self.products = 0  #: taken by the proofs, each on the samples of one graph
 
-    def require_symmetric(self, batch: Batch, of: Tensor, rows: Rows, at: list[Tensor]) -> None:
+    def require_symmetric(self, batch: Batch, of: Tensor, rows: Rows, at: Sequence[Place]) -> None:
         """Refuse a network where H = d rows / d at is not symmetric, `rows` the gradient of `of` in `at`."""
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
@@ -122,10 +123,12 @@ def operations(graph: Rows) -> tuple[frozenset[str], list[str]]:
     return frozenset(kinds), sorted(foreign)
 
 
-def asymmetry(rows: Rows, at: list[Tensor], least: float = 0.0) -> float:
+def asymmetry(rows: Rows, at: Sequence[Place], least: float = 0.0) -> float:
     """|<u, H v> - <v, H u>| / (||H u|| + ||H v|| + least) for H = d rows / d at and random u, v."""
-    u, v = random_like(at), random_like(at, seed=1)
-    Hu, Hv = _product(rows, at, u), _product(rows, at, v)
+    live = [(g, place) for g, place in zip(rows, at, strict=True) if g is not None]
+    found, there = [g for g, _ in live], [place for _, place in live]
+    u, v = random_like(found), random_like(found, seed=1)
+    Hu, Hv = _product(found, there, u), _product(found, there, v)
     return _relative(_dot(u, Hv) - _dot(v, Hu), Hu, Hv, least)
 
 
@@ -224,17 +227,17 @@ def _copied(leaf: Any) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def _product(rows: Rows, at: list[Tensor], v: list[Tensor]) -> list[Tensor]:
+def _product(rows: Sequence[Tensor | None], at: Sequence[Place], v: list[Tensor]) -> list[Tensor]:
     """d<rows, v>/d at."""
     live = [(g, along) for g, along in zip(rows, v, strict=True) if g is not None and g.requires_grad]
     if not live:
-        return [torch.zeros_like(p) for p in at]
+        return [torch.zeros_like(along) for along in v]
     of, along = zip(*live, strict=True)
-    return _dense(list(torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)), at)
+    return _dense(list(torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)), v)
 
 
-def _dense(rows: Rows, at: list[Tensor]) -> list[Tensor]:
-    return [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(rows, at, strict=True)]
+def _dense(rows: Rows, like: list[Tensor]) -> list[Tensor]:
+    return [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(rows, like, strict=True)]
 
 
 def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
