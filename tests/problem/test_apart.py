@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 import flatlens as fl
@@ -156,7 +157,28 @@ def masked(f: Tensor, y: Tensor) -> Tensor:
     return each(f, y) * (y > 0) if bool((y > 0).any()) else torch.zeros(len(f))
 
 
+class Once(torch.autograd.Function):
+    """The square, that can be differentiated once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.square()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return 2 * slope * ctx.saved_tensors[0]
+
+
+def once(f: Tensor, y: Tensor) -> Tensor:
+    """Linear where all labels are small, else differentiable once."""
+    linear: Tensor = f.sum(1)
+    return linear if bool((y < 2).all()) else torch.where(y < 2, linear, Once.apply(f).sum(1))
+
+
 APART: Mapping[str, Any] = {
+    "differentiable once": once,
     "cross-entropy": each,
     "focal": focal,
     "angular": angular,
@@ -185,6 +207,11 @@ def test_losses_that_take_each_sample_alone_pass(what: str, n: int, spread: floa
         net.weight.mul_(spread)
         net.bias.mul_(spread)
     assert fl.Problem(net, APART[what], (x, 1 + torch.arange(n) % 3)).n == n
+
+
+def test_a_loss_that_is_differentiable_once_and_couples() -> None:
+    with pytest.raises(BadLoss, match="other samples"):
+        problem(lambda f, y: once(f, y) + other(Once.apply(f)).sum(1) - other(Once.apply(f)).detach().sum(1))
 
 
 def test_many_outputs_pass() -> None:

@@ -78,7 +78,8 @@ class _Batch:
                     found.append(_orders(self.losses, self.f[at], y, self.u[at], self._weights(len(rows))))
                 else:
                     found.append([self.losses(self.f[at], y).detach().reshape(len(rows))])
-            self._require_same([torch.cat(each) for each in zip(*found, strict=True)], torch.cat(parts))
+            # of a loss that is differentiable once, some parts may be linear, and have a second derivative all the same
+            self._require_same([torch.cat(each) for each in zip(*found, strict=False)], torch.cat(parts))
 
     @cached_property
     def whole(self) -> list[Tensor]:
@@ -114,9 +115,9 @@ class _Batch:
 
     def _require_same(self, found: list[Tensor], rows: Tensor) -> None:
         """Refuse other numbers of these rows than the whole batch gives, where it gives finite ones."""
-        for order, alone in enumerate(found):
+        for order, (whole, alone) in enumerate(zip(self.whole, found, strict=False)):
             at = rows.to(alone.device)
-            one = self.whole[order][at]
+            one = whole[at]
             apart = _largest(one - alone)
             differs = ~(apart == 0) & _largest(one).isfinite()
             if bool(differs.any()):
