@@ -81,7 +81,7 @@ force. Made by one command, in the environment of `.ci/timm`:
 
 Random weights, float64, three outputs, two samples: images, or texts of which the second is shorter and padded. What
 begins all alike (zero biases, norms of one, layer scales of 1e-6) is moved, and BatchNorms have the statistics of
-sixteen samples, so that nothing hides behind a zero.
+sixteen samples, the two among them, so that nothing hides behind a zero.
 
 - S, GGN trace, MLS: relative errors of `interpolation_sharpness`, `ggn_trace` and `mls`, against one backward for each
   sample and output, to all trainable parameters and to the image (of texts, to the first embedding's output). Each must
