@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.curvature.directions import Directions, WeightDirections
 from flatlens.curvature.operators import slopes
+from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
@@ -50,15 +51,16 @@ def bending_along(
     problem, weight = problem.as_asked(), layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
     kept: Kept[str] = Kept()
-    count = 0
+    count, certificate = 0, Certificate(problem, model)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
             with slow_batching_is_fine():
                 if len(weight.slots) == 1:
-                    forms = _along_preactivation(problem, model, layout, weight, problem.place(raw), directions)
+                    batch = problem.place(raw)
+                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, certificate)
                 else:
                     assert isinstance(directions, WeightDirections)
-                    forms = _along_weight(problem, model, weight, problem.place(raw), directions)
+                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, certificate)
             kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
             count = forms.shape[1]
     return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
@@ -100,15 +102,23 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
 
 
 def _along_preactivation(
-    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, batch: Batch, directions: Directions
+    problem: Problem,
+    model: nn.Module,
+    layout: Layout,
+    weight: Weight,
+    batch: Batch,
+    directions: Directions,
+    certificate: Certificate,
 ) -> Tensor:
     tape, inputs, f, y = run_recorded(problem, model, batch)
     layout.require_same(tape, inputs, model, batch)
     n, seen = len(f), Seen(tape, layout, weight, len(f))
     W = weight.adapter.matrix(weight.value)
     phi = seen.phi
-    (slope,) = torch.autograd.grad((slopes(problem, f, y) * f).sum(), [seen.edge], create_graph=True)
+    of = (slopes(problem, f, y) * f).sum()
+    (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
     require_second_derivative([slope])
+    certificate.require_symmetric(batch, of, [slope], [seen.edge])
     straight = not slope.requires_grad
     slope = seen.by_position(slope)
     forms = []
@@ -123,12 +133,20 @@ def _along_preactivation(
 
 
 def _along_weight(
-    problem: Problem, model: nn.Module, weight: Weight, batch: Batch, directions: WeightDirections
+    problem: Problem,
+    model: nn.Module,
+    weight: Weight,
+    batch: Batch,
+    directions: WeightDirections,
+    certificate: Certificate,
 ) -> Tensor:
     if weight.parameter is None:
         raise RuntimeError("the weight is made from other parameters anew in each of several calls")
     f, y = problem.run(model, batch)
     slope = slopes(problem, f, y)
+    live, of = dict(model.named_parameters())[weight.parameter], (slope * f).sum()
+    rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
+    certificate.require_symmetric(batch, of, rows, [live])
     W = weight.value
     bend = _bend_of_sample(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)

@@ -16,11 +16,13 @@ from torch import Tensor, nn
 from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.operators import derivative_of
 from flatlens.estimate import Progress
-from flatlens.grams import LayerGrams, Layout
+from flatlens.grams import LayerGrams, Layout, PlanBroken
+from flatlens.grams.broken import samples_meet
 from flatlens.grams.contract import norm2
 from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.rows import FRONT, Rows, meeting
 from flatlens.operations.layers import by_sample
-from flatlens.problem import Problem
+from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 from flatlens.problem.state import differentiable
@@ -70,6 +72,7 @@ def jacobian_norms(
             layout.require_same(tape, inputs, model, batch)
             inputs = [inputs[number] for number in layout.inputs]
             grams, residuals, products = {}, {}, 0
+            _require_apart(tape, inputs, layout, places, f, batch)
             for place in places:
                 at, x = _at(tape, inputs, layout, place, len(f))
                 in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
@@ -79,6 +82,21 @@ def jacobian_norms(
                 products += steps
                 grams[place] = _known(f, x, values.to(f.device), softmax, problem.precision)
             yield TopGrams(number, grams, residuals, products)
+
+
+def _require_apart(
+    tape: Tape, inputs: list[Tensor], layout: Layout, places: list[Place], f: Tensor, batch: Batch
+) -> None:
+    """Refuse samples that see each other; raise PlanBroken where they lie elsewhere than planned."""
+    at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
+    planned = {f"x:{key}": Rows(layout.batch_axis[key]) for key in places if key is not None}
+    for number, x in enumerate(inputs if None in places else ()):
+        at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
+    failing = meeting(f, at, planned, torch.Generator().manual_seed(0)) if at else []
+    if any(name.startswith("input:") for name in failing):
+        raise samples_meet()
+    if failing:
+        raise PlanBroken([batch], failing)
 
 
 def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) -> tuple[list[Tensor], Tensor]:

@@ -77,6 +77,12 @@ def length(v: Tensor) -> float:
     return float(torch.linalg.vector_norm(v, dtype=torch.float64))
 
 
+def overflow(dtype: torch.dtype) -> ArithmeticError:
+    """The error of a product that is not finite."""
+    mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "are weights or inputs scaled wildly?"
+    return ArithmeticError(f"a curvature product overflows {dtype}: {mend}")
+
+
 class Krylov:
     """An orthonormal basis that grows by one product at a time, and the matrix seen in it."""
 
@@ -98,7 +104,7 @@ class Krylov:
         h = torch.zeros(j + 1, dtype=torch.float64)
         scale = length(w)
         if not math.isfinite(scale):
-            raise ArithmeticError(f"a curvature product overflows {w.dtype}: dtype=torch.float64 may mend it")
+            raise overflow(w.dtype)
         for _ in range(2):  # once leaves what rounding makes of cancellation; twice is enough
             step = self.Q[: j + 1] @ w
             w = w - step @ self.Q[: j + 1]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.krylov import Apply, Eigenpairs, Remembered, Wanted, ends_of, length, remembered
+from flatlens.curvature.krylov import Apply, Eigenpairs, Remembered, Wanted, ends_of, length, overflow, remembered
 from flatlens.estimate import Progress
 
 RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual
@@ -88,7 +88,7 @@ class _Model:
         """One product: the next basis vector and its image."""
         w = apply(self._next)
         if not bool(torch.isfinite(w).all()):
-            raise ArithmeticError(f"a curvature product overflows {w.dtype}: dtype=torch.float64 may mend it")
+            raise overflow(w.dtype)
         self.Q, self.W = torch.cat([self.Q, self._next[None]]), torch.cat([self.W, w[None]])
 
     def ritz(self) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from flatlens.curvature.bending import ROWS, Seen, bending_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.operators import Operator, Residual, slopes
+from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contract import pieces
@@ -73,10 +74,11 @@ def bending_trace(
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
+    certificate = Certificate(problem, model)
     state = (problem.measuring(model), differentiable(parameters.values()), slow_batching_is_fine())
     with agreed(problem.ranks), state[0], state[1], state[2]:
         for number, raw in problem.walked(most, "curvature products", progress):
-            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted)
+            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, certificate)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(own)
@@ -95,6 +97,7 @@ class _Chunk:
         batch: Batch,
         parameters: dict[str, Tensor],
         weighted: bool,
+        certificate: Certificate,
     ) -> None:
         tape, inputs, f, y = run_recorded(problem, model, batch)
         layout.require_same(tape, inputs, model, batch)
@@ -104,9 +107,11 @@ class _Chunk:
         self.seen = {layer: Seen(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
         self.phi = self._inputs()
         self.at: list[Place] = [*(seen.edge for seen in self.seen.values()), *self.others.values()]
-        rows = torch.autograd.grad((slopes(problem, f, y) * f).sum(), self.at, create_graph=True, allow_unused=True)
+        of = (slopes(problem, f, y) * f).sum()
+        rows = list(torch.autograd.grad(of, self.at, create_graph=True, allow_unused=True))
         require_second_derivative(rows)
-        self.slopes = list(rows)
+        certificate.require_symmetric(batch, of, [*rows], self.at)
+        self.slopes = rows
 
     def _inputs(self) -> dict[str, Tensor]:
         """phi of each layer whose weight counts, as it is or as its factor, whichever is smaller to draw for."""

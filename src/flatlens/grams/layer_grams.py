@@ -47,16 +47,14 @@ class LayerGrams:
     @cached_property
     def eigenvalues(self) -> Tensor:
         """Of G, ascending, not negative, (n, N)."""
-        values: Tensor = torch.linalg.eigvalsh(self.G)
-        return values.clamp(min=0)
+        return _eigenvalues(self.G)
 
     @cached_property
     def softmax_eigenvalues(self) -> Tensor:
         """Of P G P, the Gram of softmax(f), P = diag(p) - p p^T: ascending, not negative, (n, N)."""
         p = softmax_of(self.f, self.tokens)
         half = onto_softmax(p, self.G.transpose(0, 1), self.tokens)  # rows of G, (N, n, N)
-        values: Tensor = torch.linalg.eigvalsh(onto_softmax(p, half.permute(2, 1, 0), self.tokens).transpose(0, 1))
-        return values.clamp(min=0)
+        return _eigenvalues(onto_softmax(p, half.permute(2, 1, 0), self.tokens).transpose(0, 1))
 
     @cached_property
     def rows(self) -> Tensor:
@@ -117,6 +115,13 @@ class LayerGrams:
         if self.counts_bias:
             total = total + self.linear.adaptive_bias()
         return total
+
+
+def _eigenvalues(grams: Tensor) -> Tensor:
+    """Eigenvalues of positive semidefinite matrices, ascending; NaN of those that overflow left without numbers."""
+    there = grams.isfinite().all(2).all(1)
+    values: Tensor = torch.linalg.eigvalsh(grams.where(there[:, None, None], 0.0))
+    return values.clamp(min=0).where(there[:, None], torch.nan)
 
 
 @dataclass(eq=False)

@@ -31,12 +31,6 @@ class Rows:
         front = tensor.movedim(self.axis, 0)
         return front if self.order == "outer" else self.by_sample(tensor, n).flatten(0, 1)
 
-    def put_back(self, tensor: Tensor, n: int) -> Tensor:
-        """The inverse of `in_front`."""
-        if self.order == "inner":
-            tensor = tensor.reshape(n, -1, *tensor.shape[1:]).transpose(0, 1).flatten(0, 1)
-        return tensor.movedim(0, self.axis)
-
     def fit(self, shape: torch.Size, n: int) -> bool:
         """Whether a tensor of this shape can have its samples here."""
         return len(shape) > self.axis and shape[self.axis] > 0 and shape[self.axis] % n == 0
@@ -77,3 +71,26 @@ def apart(
             if slope is not None:
                 left[name] = [rows for rows in left[name] if not bool(rows.by_sample(slope, n)[~inside].any())]
     return left
+
+
+def meeting(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator) -> list[str]:
+    """The places where samples do not lie as planned, or see each other.
+
+    Two backward passes: each sample's rows must follow a weight given to its outputs. Where they do not, to rounding,
+    `apart` has the last word.
+    """
+    n, weights = len(f), 1 + torch.arange(len(f)).to(f) / len(f)
+    u = torch.randn(f.shape, generator=generator).to(f)
+    once, weighted = (
+        torch.autograd.grad((v * f).sum(), list(at.values()), retain_graph=True, allow_unused=True)
+        for v in (u, u * weights[:, None])
+    )
+    odd = []
+    for name, first, second in zip(at, once, weighted, strict=True):
+        if first is not None and second is not None:
+            mine, other = (planned[name].by_sample(slope, n).reshape(n, -1) for slope in (first, second))
+            off = torch.linalg.vector_norm(other - weights.to(mine)[:, None] * mine, dim=1)
+            if not bool((off <= 1e4 * torch.finfo(f.dtype).eps * mine.norm(dim=1).max()).all()):
+                odd.append(name)
+    left = apart(f, {name: at[name] for name in odd}, {name: [planned[name]] for name in odd}, generator)
+    return [name for name in odd if not left[name]]

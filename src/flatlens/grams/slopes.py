@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import norm2
+from flatlens.grams.certificate import Certificate
 from flatlens.grams.first_layer import knows_its_input
 from flatlens.grams.layout import Layout
 from flatlens.grams.leftover import slow_batching_is_fine
@@ -93,29 +93,6 @@ class Slopes:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.found[name]
-
-
-@dataclass(frozen=True, eq=False)
-class Certificate:
-    """A random combination of all outputs, and its slopes at every place, with their samples in front."""
-
-    u: Tensor  #: (n, N)
-    totals: dict[str, Tensor]
-    raw: dict[str, Tensor | None]  #: the same as autograd gave them
-    parameters: dict[str, Tensor]  #: its slopes in the parameters asked for
-
-    def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
-        """At which places the slopes of single outputs, combined sample by sample, are the same: a flag each."""
-        flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
-        return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
-
-
-def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
-    """Whether sum_k u_ik J_ik is each sample's own row of `total`, to rounding."""
-    combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
-    total = total.reshape(combined.shape)
-    apart, size = norm2(combined - total), norm2(total).max()
-    return (apart <= tolerance**2 * size).all()
 
 
 def slopes_of(

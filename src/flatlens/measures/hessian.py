@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
@@ -19,7 +20,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.problem.layers import stores_transposed
+from flatlens.measures.left_out import left_out
 
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 REMEMBERED = 10  #: Ritz pairs that a search leaves for that of a later moment
 Block: TypeAlias = Callable[[list[str] | None], Operator]
 """From parameters, or None for all that are measured, to the matrix between them."""
-NO_LAYER = "the network has no linear layer whose weight acts through its own calls alone"
+NO_LAYER = "the network has no linear layer whose weight is a measured parameter"
 
 
 def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
@@ -78,9 +79,9 @@ def require_tolerance(tol: object) -> None:
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
-    """Layers whose weight acts through their own calls alone, those that are measured."""
+    """Layers whose weight is a parameter, those that are measured."""
     every = lens.layout.weights.items()
-    return {name: w for name, w in every if w.explained and w.parameter is not None and (w.measured or run.frozen)}
+    return {name: w for name, w in every if w.parameter is not None and w.readable and (w.measured or run.frozen)}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
@@ -151,7 +152,7 @@ def sharpness(
 def ggn_norm(
     lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: int | None = None
 ) -> Parts:
-    """Operator norm of the Gauss-Newton matrix, its largest eigenvalue. Options, and what may be missed, as of
+    """Operator norm of the Gauss-Newton matrix. Options, and what may be missed, as of
     `sharpness`."""
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
     whole = top_of(lens, run, name, of(None), tol, top)
@@ -199,7 +200,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        parts[part, None] = _combined([parts[of, name] for name in weights], combine is sum, tol)
+        parts[part, None] = _noted(lens, weights, _combined([parts[of, name] for name in weights], combine is sum, tol))
     return parts
 
 
@@ -215,6 +216,11 @@ def _within(tol: float) -> str:
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
     note = "" if estimate.kind == "exact" else _near(factor * float(estimate.arrays["residuals"][0]), math.inf)
     return Estimate(estimate.value * factor, kind=estimate.kind, note=note, unit="loss", products=estimate.products)
+
+
+def _noted(lens: Lens, layers: Iterable[str], estimate: Estimate) -> Estimate:
+    """Say which matrices the layers leave out."""
+    return replace(estimate, note="; ".join(part for part in (estimate.note, left_out(lens, layers)) if part))
 
 
 def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
@@ -261,7 +267,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
             maxima = row_block_maxima(D, blocks[name].phi, tol, run.progress)
         else:
             assert weight.parameter is not None
-            maxima = _rows_one_by_one(lens, run, weight.parameter, 1 if stores_transposed(weight.module) else 0, tol)
+            maxima = _rows_one_by_one(lens, run, weight.parameter, weight.row_axis, tol)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL
         parts["", name] = Estimate(
@@ -273,7 +279,8 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
         )
     layers = [parts["", name] for name in weights]
     parts["", None] = layers[-1]
-    parts["sum", None], parts["max", None] = _combined(layers, True, tol), _combined(layers, False, tol)
+    for part, add in (("sum", True), ("max", False)):
+        parts[part, None] = _noted(lens, weights, _combined(layers, add, tol))
     return parts
 
 

@@ -85,6 +85,7 @@ class Lens:
                 return work()
             except PlanBroken as broken:
                 self._met += broken.batches
+                self._scale = {}  # its features may have been read along the wrong axis
                 self._distrusted |= broken.distrusted
                 self.layout = lay_out(self.problem, self.model, self._met, self._distrusted)
         return work()

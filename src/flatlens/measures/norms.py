@@ -13,6 +13,7 @@ from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.curvature.operators import slopes
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
+from flatlens.measures.left_out import left_out
 from flatlens.problem import measuring
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def weight_norm(lens: Lens) -> Parts:
     if not weights:
         return {("", None): undefined("the network has no linear layer")}
     squares = {layer: float(weight.matrix.W.square().sum()) for layer, weight in weights.items()}
-    parts["", None] = Estimate(math.sqrt(sum(squares.values())))
+    parts["", None] = Estimate(math.sqrt(sum(squares.values())), note=left_out(lens, weights))
     parts |= {("", layer): Estimate(math.sqrt(square)) for layer, square in squares.items()}
     spectral = {layer: weight.spectral_norm for layer, weight in weights.items()}
     kernel = {layer: w.kernel_norm for layer, w in weights.items() if not w.adapter.token_wise}
     for part, values in (("spectral", spectral), ("kernel", kernel)):
         if not values:
             continue
-        parts[part, None] = Estimate(max(values.values()))
+        parts[part, None] = Estimate(max(values.values()), note=left_out(lens, weights))
         parts |= {(part, layer): Estimate(value) for layer, value in values.items()}
     return parts
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -110,6 +111,20 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def plain_hardsigmoid() -> Iterator[None]:
+    """Computes F.hardsigmoid, and so nn.Hardsigmoid, as relu6(x + 3) / 6.
+
+    torch's own has no second derivative, and its first takes 1/6 in float32.
+    """
+    before = F.hardsigmoid
+    try:
+        F.hardsigmoid = lambda input, inplace=False: F.relu6(input + 3) / 6
+        yield
+    finally:
+        F.hardsigmoid = before
 
 
 def _of_parts(dim: int, g: Tensor, v: Tensor) -> Tensor:

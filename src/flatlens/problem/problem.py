@@ -208,6 +208,11 @@ class Problem:
             outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         else:
             outputs, targets, counted = self._forward(model, batch)
+        if isinstance(outputs, Tensor) and outputs.is_complex():
+            raise BadModel(
+                "Problem(model=...): the outputs are complex: real ones are needed, such as "
+                "torch.view_as_real(outputs).flatten(1)"
+            )
         if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == size(batch):
             fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
             longest = self.outputs // outputs.shape[2]

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from flatlens.grams.record import record
+from flatlens.problem.plain import plain_weight_norms
 from flatlens.training.penalties import Pass
 from flatlens.training.ridge import Ridge
 from flatlens.training.settings import Training
@@ -70,7 +71,7 @@ class Stepper:
         x = x.detach().clone()
         if x.is_floating_point():
             x.requires_grad_()
-        with record(self.model) as tape:
+        with plain_weight_norms(self.model), record(self.model) as tape:  # penalties are differentiated again
             outputs = self.model(x)
             seen = Pass(x, outputs, self.parameters, tape.linear, self.loss)
             values = [p.coefficient * p.value(seen, self.noise["penalties"]) for p in self.penalties]

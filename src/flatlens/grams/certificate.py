@@ -1,0 +1,138 @@
+"""The certificate of a chunk: one backward pass of a random combination of all samples' outputs.
+
+The slopes of single outputs, combined in the same way sample by sample, must be the same at every place of the plan, to
+rounding; so must the gradients of the parameters that autograd takes by sample. Where they are not, samples see each
+other or lie elsewhere than planned, or torch's batching of single samples is wrong.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.grams.broken import PlanBroken, samples_meet
+from flatlens.grams.contract import norm2
+from flatlens.grams.layout import Layout
+from flatlens.grams.leftover import one_by_one
+from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.rows import FRONT, Rows, apart
+from flatlens.grams.trial import hides, operations_of
+from flatlens.operations.graph import Place
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import take
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """A random combination of all outputs, and its slopes at every place, with their samples in front."""
+
+    u: Tensor  #: (n, N)
+    totals: dict[str, Tensor]
+    raw: dict[str, Tensor | None]  #: the same as autograd gave them
+    parameters: dict[str, Tensor]  #: its slopes in the parameters asked for
+
+    def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
+        """At which places the slopes of single outputs, combined sample by sample, are the same: a flag each."""
+        flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
+        return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
+
+
+def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
+    """Whether sum_k u_ik J_ik is each sample's own row of `total`, to rounding; of what overflows nothing is said."""
+    combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
+    total = total.reshape(combined.shape)
+    apart, size = norm2(combined - total), norm2(total).max()
+    return ((apart <= tolerance**2 * size) | ~apart.isfinite()).all()
+
+
+@dataclass(frozen=True, eq=False)
+class Judge:
+    """Holds a chunk's slopes against its certificate."""
+
+    problem: Problem
+    model: nn.Module
+    layout: Layout
+
+    @property
+    def tolerance(self) -> float:
+        """How far, relative to their size, slopes of one backward pass may be from sums of those of many."""
+        return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
+
+    def verdict(self, tape: Tape, batch: Batch, found: dict[str, Tensor], certificate: Certificate) -> Verdict:
+        """Compare at every place of the plan; nothing is looked at yet, so that no device is waited for."""
+        flags = certificate.holds(found, self.tolerance)
+        hidden = flags.new_ones(())
+        if self.layout.hides_padding and tape.mask is not None:
+            at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
+            hidden = hides(tape.mask, at_inputs)
+        return Verdict(batch, list(certificate.totals), torch.cat([flags, hidden[None]]))
+
+    def require(self, verdict: Verdict) -> None:
+        """Raise where the plan does not hold; what is more than rounding is found out exactly."""
+        *held, hidden = verdict.flags.tolist()
+        failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
+        if failing:
+            failing = self._meeting(verdict.batch, failing)
+        if any(name.startswith("input:") for name in failing):
+            raise samples_meet()
+        if failing or not hidden:
+            raise PlanBroken([verdict.batch], failing)
+
+    def leftovers(
+        self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
+    ) -> dict[str, Tensor]:
+        """Return the gradients by sample of the parameters left over, where need be taken from each sample alone."""
+        wrong = self._wrong(certificate, explicit)
+        if wrong:  # torch's batching rules are wrong for some operations
+            explicit = explicit | one_by_one(self.problem, self.model, batch, wrong, rows)
+            inputs = [f"input:{number}" for number in range(len(self.layout.inputs))]
+            still = self._wrong(certificate, explicit)  # as rounding alone is, of slopes that cancel
+            if still and (self._alone_differ(batch) or self._meeting(batch, inputs)):
+                raise samples_meet()
+        return explicit
+
+    def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
+        """The leftovers whose gradients by sample do not add up to the gradient of the combination."""
+        wrong = []
+        for name, M in explicit.items():
+            u, total = certificate.u.to(M), certificate.parameters[name].to(torch.float64).flatten()
+            off = torch.einsum("nk,nkp->p", u, M) - total
+            size = (u[..., None] * M).square().sum().sqrt()
+            if float(off.norm()) > self.tolerance * max(float(total.norm()), float(size)):  # not what overflows
+                wrong.append(name)
+        return tuple(wrong)
+
+    def _meeting(self, batch: Batch, places: list[str]) -> list[str]:
+        """Those of some places where samples do not lie as planned, or see each other."""
+        layout = self.layout
+        tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
+        operations, at, planned = operations_of(tape, layout.structure), dict[str, Place](), dict[str, list[Rows]]()
+        for name in places:
+            kind, _, key = name.partition(":")
+            if kind == "input":
+                at[name], planned[name] = inputs[layout.inputs[int(key)]], [FRONT]
+            elif kind == "x":
+                at[name], planned[name] = tape.linear[key].x, [Rows(layout.batch_axis[key])]
+            else:
+                at[name], planned[name] = operations[name].edge, [layout.rows[name]]
+        left = apart(f, at, planned, torch.Generator().manual_seed(0))
+        return [name for name in places if not left[name]]
+
+    def _alone_differ(self, batch: Batch) -> bool:
+        """Whether a sample alone gives other outputs than in its batch."""
+        with torch.no_grad():
+            together = self.problem.run(self.model, batch)[0]
+            alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
+        off = (torch.cat(alone) - together).abs().max()
+        return float(off) > self.tolerance * float(together.abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What a chunk's certificate says, on the chunk's device."""
+
+    batch: Batch
+    places: list[str]
+    flags: Tensor  #: whether it holds at each, and whether padding has no effect

@@ -1,0 +1,166 @@
+"""From a chunk's slopes to the Jacobians and Grams of every place of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, get_args
+
+import torch
+from torch import Tensor
+
+from flatlens.grams.contract import gram, joined, norm2, quadratic
+from flatlens.grams.dense import DenseJacobian
+from flatlens.grams.first_layer import input_gram, input_squares
+from flatlens.grams.layer_grams import LayerGrams
+from flatlens.grams.layout import Layout, Weight
+from flatlens.grams.lookups import looked_up
+from flatlens.grams.record import Tape
+from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
+from flatlens.grams.slopes import is_first
+from flatlens.grams.small import entry_jacobian
+from flatlens.grams.trial import operations_of
+from flatlens.operations.layers import by_sample
+from flatlens.operations.reads import Operation
+from flatlens.problem import Problem
+
+Saved: TypeAlias = dict[tuple[str, int], Tensor]
+"""What the plan's operations read beside a parameter, samples in front: by (parameter or layer, its k-th operation)."""
+
+
+def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
+    """Return what autograd keeps of the operations' inputs until the last backward pass."""
+    found: Saved = {}
+    operations = operations_of(tape, layout.structure)
+    reads: dict[tuple[str, int], tuple[Operation, str]] = {
+        (name, k): (read, slot)
+        for name, slots in (*layout.small.items(), *layout.lookups.items())
+        for k, (read, slot) in enumerate(zip(tape.reads[name] or (), slots, strict=True))
+    }
+    for w in (*layout.weights.values(), *layout.outside.values()):
+        reads |= {(w.layer, k): (operations[slot], slot) for k, slot in enumerate(w.slots)}
+    for at, (read, slot) in reads.items():
+        if (tensor := read.kept()) is not None:
+            found[at] = layout.rows[slot].in_front(tensor, n)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkJacobians:
+    """One chunk's slopes, on their way to Grams."""
+
+    problem: Problem
+    tape: Tape
+    layout: Layout
+    slopes: dict[str, Tensor]
+    saved: Saved
+    explicit: dict[str, Tensor]
+    C: Tensor
+    needs: frozenset[str]
+
+    def layers(self, place: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
+        """Every call of a linear layer, in execution order; the first call of a weight carries the weight."""
+        layers, layout = {}, self.layout
+        for key in dict.fromkeys((*layout.structure.calls, *layout.weights)):
+            x = x_norm2 = None
+            if key in layout.batch_axis:
+                call = self.tape.linear[key]
+                read = layout.unpadded(by_sample(call.read, layout.batch_axis[key]), self.tape)
+                x = read.reshape(len(self.C), -1)
+                x_norm2 = norm2(x)
+            grams = place(None, None, x, x_norm2)
+            if (weight := layout.weights.get(key)) is not None:
+                self._put_weight(grams, weight, scale.get(key))
+            if "G" in self.needs and key in layout.batch_axis:
+                shared = grams.weight if "columns" in self.needs else None
+                grams.input_gram, grams.input_squares = self._input_side(key, shared)
+            layers[key] = grams
+        return layers
+
+    def _put_weight(self, grams: LayerGrams, weight: Weight, scale: Tensor | None) -> None:
+        if not weight.slots and weight.parameter not in self.explicit:
+            grams.readable = False
+            return
+        grams.weight = self.jacobian(weight)
+        grams.readable, grams.whole = weight.readable, weight.whole
+        grams.counts_weight = weight.parameter in self.problem.parameters
+        grams.counts_bias = weight.bias in self.problem.parameters
+        grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
+
+    def _input_side(self, key: str, jacobian: object) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+        """What makes G, and the squares of the slopes, at a call's input: a dense `jacobian`, if it has them anyway."""
+        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].whole:
+            return jacobian.input_gram, lambda: jacobian.input_squares
+        if is_first(self.layout, key):
+            known = (self.layout.weights[key], self.slopes[f"z:{key}"], self.tape.linear[key].z.shape[2:])
+            return partial(input_gram, *known), partial(input_squares, *known)
+        below = self.slopes[f"x:{key}"]
+        return partial(gram, below), partial(quadratic, None, below)
+
+    def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
+        """The parameter side of a weight."""
+        layout = self.layout
+        wanted: frozenset[Wanted] = frozenset(what for what in get_args(Wanted) if what in self.needs)
+        if not weight.slots:
+            M = self.explicit[weight.parameter or ""]
+            stored = M.reshape(*M.shape[:2], *weight.value.shape)
+            return SharedJacobian(
+                torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted
+            )
+        n = len(self.C)
+        inputs = [self.saved[weight.layer, k] for k in range(len(weight.slots))]
+        if weight.dense:
+            (slot,) = weight.slots
+            at_x = self.slopes.get(f"x:{weight.layer}") if weight.whole else None
+            phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
+            return DenseJacobian(self.slopes[slot], weight.matrix, at_x, phi, norm2(phi), self.C)
+
+        def phi_of(piece: slice) -> Tensor:
+            folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
+            return joined([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
+
+        J = joined([self.slopes[slot] for slot in weight.slots], 4)
+        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted)
+
+    def others(self, named: Mapping[str, Tensor]) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
+        """The parameters outside linear layers, and those of layers that act elsewhere, too."""
+        layout, found = self.layout, dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]()
+        mine = {weight.parameter for weight in layout.weights.values()}
+        for name, M in self.explicit.items():
+            if name not in mine:
+                found[name] = ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), self.C)
+        for name, weight in layout.outside.items():
+            found[name] = self.jacobian(weight)
+        for name, slots in layout.small.items():
+            found[name] = self._small(name, named[name].detach(), slots)
+        for name, slots in layout.lookups.items():
+            parts: list[tuple[Operation, Tensor, Tensor]] = [
+                (read, self.saved[name, k].reshape(len(self.C), -1), self.slopes[slot])
+                for k, (read, slot) in enumerate(zip(self.tape.reads[name] or (), slots, strict=True))
+            ]
+            found[name] = looked_up(named[name].detach(), parts, self.C)
+        return found
+
+    def _small(self, name: str, theta: Tensor, slots: tuple[str, ...]) -> ExplicitJacobian:
+        """A parameter that acts entry by entry; nothing at all where no operation reads it."""
+        if not slots:
+            zero = self.C.new_zeros(*self.C.shape[:2], 1)
+            return ExplicitJacobian(zero, zero[0, 0], self.C)
+        parts = [
+            entry_jacobian(read, self.layout.rows[slot], self.slopes[slot], self.saved.get((name, k)))
+            for k, (read, slot) in enumerate(zip(self.tape.reads[name] or (), slots, strict=True))
+        ]
+        M = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        return ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
+
+
+def network_input(
+    slopes: dict[str, Tensor], inputs: list[Tensor], place: Callable[..., LayerGrams]
+) -> LayerGrams | None:
+    """The network's own input: all its floating tensors side by side."""
+    if not inputs:
+        return None
+    Jx = joined([slopes[f"input:{number}"] for number in range(len(inputs))], 2)
+    x = joined([x.reshape(len(Jx), -1) for x in inputs], 1)
+    return place(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))

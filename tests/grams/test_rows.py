@@ -1,0 +1,73 @@
+"""Where samples lie: the arrangements, and that no pair of samples that see each other goes unseen."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.errors import BadModel
+from flatlens.grams.rows import CANDIDATES, FRONT, Rows, apart, meeting, splits
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
+def test_every_pair_of_samples_is_split(n: int) -> None:
+    masks = list(splits(n))
+    for i, j in permutations(range(n), 2):
+        assert any(mask[i] and not mask[j] for mask in masks)
+
+
+@pytest.mark.parametrize("rows", CANDIDATES)
+def test_rows_are_put_side_by_side(rows: Rows) -> None:
+    """Entries tell their sample: i + 1 at each row of sample i, of 3 samples with 2 rows each."""
+    owner = torch.arange(1, 4).repeat_interleave(2) if rows.order == "outer" else torch.arange(1, 4).repeat(2)
+    tensor = owner.reshape(6, 1).expand(6, 6).movedim(0, rows.axis)
+    assert rows.fit(tensor.shape, 3)
+    found = rows.by_sample(tensor, 3)
+    assert found.shape == (3, 2, 6)
+    assert torch.equal(found, torch.arange(1, 4).reshape(3, 1, 1).expand(3, 2, 6))
+    assert torch.equal(rows.in_front(tensor, 3), found.flatten(0, 1))
+
+
+def test_the_one_arrangement_that_is_true_is_left() -> None:
+    x = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)  # tokens first: 5 samples
+    weight = torch.randn(4, 3, 2, dtype=torch.float64)
+    f = torch.einsum("tnd,tdk->nk", x, weight)
+    fitting = [rows for rows in CANDIDATES if rows.fit(x.shape, 5)]
+    left = apart(f, {"x": x}, {"x": fitting}, torch.Generator().manual_seed(0))
+    assert left == {"x": [Rows(1), Rows(1, "inner")]}  # one row of each sample: both say the same
+    assert meeting(f, {"x": x}, {"x": Rows(1)}, torch.Generator().manual_seed(0)) == []
+
+
+def test_one_pair_that_meets_is_found() -> None:
+    x = torch.randn(9, 3, dtype=torch.float64, requires_grad=True)
+    f = x.sin()
+    f = torch.cat([f[:7], (f[7] + 1e-6 * f[2])[None], f[8:]])
+    generator = torch.Generator().manual_seed(0)
+    assert apart(f, {"x": x}, {"x": [FRONT]}, generator) == {"x": []}
+    assert meeting(f, {"x": x}, {"x": FRONT}, generator) == ["x"]
+
+
+class RarelyCoupled(nn.Module):
+    """Samples see each other on batches with an outlier alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.o = nn.Linear(4, 6), nn.Linear(6, 40)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.a(x))
+        return self.o(h + 0.1 * h.roll(1, 0) if bool((x > 5).any()) else h)
+
+
+@pytest.mark.parametrize("outputs", ["exact", 4])
+def test_samples_that_meet_on_a_late_batch_are_refused(outputs: str | int) -> None:
+    x = torch.randn(600, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[400] = 9
+    problem = fl.Problem(RarelyCoupled().double(), "cross_entropy", (x, torch.arange(600) % 40))
+    for measure in ("interpolation_sharpness", "mls"):
+        with pytest.raises(BadModel, match="depend on other samples"):
+            fl.measure(fl.Lens(problem, outputs=outputs), measure)
