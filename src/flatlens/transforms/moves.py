@@ -82,5 +82,3 @@ def _tensors(module: nn.Module) -> tuple[Tensor, Tensor | None]:
 
 def _along(a: Tensor, weight: Tensor) -> Tensor:
     return a.reshape(-1, *(1,) * (weight.ndim - 1))
-
-
