@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, FlatlensError, one_line
 from flatlens.problem import Batch
 from flatlens.problem.ranks import Ranks
 
@@ -25,6 +25,20 @@ def samples_meet() -> BadModel:
         "Problem(model=...): on some batch the outputs of a sample depend on other samples: per-sample derivatives do "
         "not exist. Is there a statistic over the batch, or an attention or recurrence over samples, in a rare branch?"
     )
+
+
+@contextmanager
+def differentiated() -> Iterator[None]:
+    """Give what autograd refuses in one line."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" in str(error) or isinstance(error, FlatlensError):
+            raise
+        raise BadModel(
+            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): is a tensor or a "
+            f"frozen parameter changed in place, or a checkpoint reentrant? use_reentrant=False is measured"
+        ) from error
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 """The certificate of a chunk: one backward pass of a random combination of all samples' outputs.
 
 The slopes of single outputs, combined in the same way sample by sample, must be the same at every place of the plan, to
-rounding; so must the gradients of the parameters that autograd takes by sample. Where they are not, samples see each
-other or lie elsewhere than planned, or torch's batching of single samples is wrong.
+rounding; so must the gradients of parameters, put together from these slopes or taken by sample. Where they are not,
+samples see each other or lie elsewhere than planned, a parameter does not act as planned, or torch's batching of single
+samples is wrong.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,7 +42,7 @@ class Certificate:
 
 
 def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
-    """Whether sum_k u_ik J_ik is each sample's own row of `total`, to rounding; of what overflows nothing is said."""
+    """Whether sum_k u_ik J_ik is each sample's row of `total`, to rounding; values that overflow are not compared."""
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
     total = total.reshape(combined.shape)
     apart, size = norm2(combined - total), norm2(total).max()
@@ -60,30 +62,52 @@ class Judge:
         """How far, relative to their size, slopes of one backward pass may be from sums of those of many."""
         return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
 
-    def verdict(self, tape: Tape, batch: Batch, found: dict[str, Tensor], certificate: Certificate) -> Verdict:
-        """Compare at every place of the plan; nothing is looked at yet, so that no device is waited for."""
-        flags = certificate.holds(found, self.tolerance)
+    def verdict(
+        self,
+        tape: Tape,
+        batch: Batch,
+        found: dict[str, Tensor],
+        certificate: Certificate,
+        rebuilt: dict[str, tuple[Tensor, Tensor]],
+    ) -> Verdict:
+        """Compare at every place of the plan, and in the parameters whose gradients are `rebuilt` from these places.
+
+        Nothing is looked at yet, so that no device is waited for.
+        """
+        flags = torch.cat([certificate.holds(found, self.tolerance), *self._same_gradients(certificate, rebuilt)])
         hidden = flags.new_ones(())
         if self.layout.hides_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             hidden = hides(tape.mask, at_inputs)
-        return Verdict(batch, list(certificate.totals), torch.cat([flags, hidden[None]]))
+        places = [*certificate.totals, *(self._place_of(tape, name) for name in rebuilt)]
+        return Verdict(batch, places, torch.cat([flags, hidden[None]]))
+
+    def _same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        for name, (gradient, size) in rebuilt.items():
+            true = certificate.parameters[name].to(torch.float64).flatten()
+            off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
+            yield ((off <= self.tolerance * scale) | ~off.isfinite())[None]
+
+    def _place_of(self, tape: Tape, parameter: str) -> str:
+        """Where a parameter acts first: without its samples' arrangement there the parameter is left over."""
+        return f"parameter {self.layout.places(tape, parameter)[0][1]}"
 
     def require(self, verdict: Verdict) -> None:
-        """Raise where the plan does not hold; what is more than rounding is found out exactly."""
+        """Raise where the plan does not hold; whether samples are apart is then checked exactly, without rounding."""
         *held, hidden = verdict.flags.tolist()
         failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
+        wrong = [name.removeprefix("parameter ") for name in failing if name.startswith("parameter ")]
         if failing:
-            failing = self._meeting(verdict.batch, failing)
+            failing = self._meeting(verdict.batch, [name for name in failing if not name.startswith("parameter ")])
         if any(name.startswith("input:") for name in failing):
             raise samples_meet()
-        if failing or not hidden:
-            raise PlanBroken([verdict.batch], failing)
+        if failing or wrong or not hidden:
+            raise PlanBroken([verdict.batch], [*failing, *wrong])
 
     def leftovers(
         self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the gradients by sample of the parameters left over, where need be taken from each sample alone."""
+        """Return the gradients by sample of the parameters left over, sample by sample where batching is wrong."""
         wrong = self._wrong(certificate, explicit)
         if wrong:  # torch's batching rules are wrong for some operations
             explicit = explicit | one_by_one(self.problem, self.model, batch, wrong, rows)

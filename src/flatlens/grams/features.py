@@ -7,6 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from flatlens.grams.broken import PlanBroken
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
@@ -40,6 +41,8 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
             batch = problem.place(raw)
             with record(model, batch) as tape:
                 problem.run(model, batch)
+            if tape.linear.keys() - layout.structure.sometimes != layout.structure.calls.keys():
+                raise PlanBroken([batch])
             for layer, weight in layout.weights.items():
                 for key in () if weight.unplaced else weight.calls:
                     x = by_sample(tape.linear[key].read, layout.batch_axis[key])

@@ -34,12 +34,12 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
     found: Saved = {}
     operations = operations_of(tape, layout.structure)
     reads: dict[tuple[str, int], tuple[Operation, str]] = {
-        (name, k): (read, slot)
-        for name, slots in (*layout.small.items(), *layout.lookups.items())
-        for k, (read, slot) in enumerate(zip(tape.reads[name] or (), slots, strict=True))
+        (name, k): place
+        for name in (*layout.small, *layout.lookups)
+        for k, place in enumerate(layout.places(tape, name))
     }
-    for w in (*layout.weights.values(), *layout.outside.values()):
-        reads |= {(w.layer, k): (operations[slot], slot) for k, slot in enumerate(w.slots)}
+    for weight in (*layout.weights.values(), *layout.outside.values()):
+        reads |= {(weight.layer, k): (operations[slot], slot) for k, slot in enumerate(weight.slots)}
     for at, (read, slot) in reads.items():
         if (tensor := read.kept()) is not None:
             found[at] = layout.rows[slot].in_front(tensor, n)
@@ -93,10 +93,15 @@ class ChunkJacobians:
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].whole:
             return jacobian.input_gram, lambda: jacobian.input_squares
         if is_first(self.layout, key):
-            known = (self.layout.weights[key], self.slopes[f"z:{key}"], self.tape.linear[key].z.shape[2:])
+            known = (self.layout.weights[key], self.slopes[f"z:{key}"], self._shape(key)[2:])
             return partial(input_gram, *known), partial(input_squares, *known)
         below = self.slopes[f"x:{key}"]
         return partial(gram, below), partial(quadratic, None, below)
+
+    def _shape(self, key: str) -> torch.Size:
+        product = self.tape.linear[key].product
+        assert product is not None
+        return product.shape
 
     def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
         """The parameter side of a weight."""
@@ -132,27 +137,63 @@ class ChunkJacobians:
                 found[name] = ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), self.C)
         for name, weight in layout.outside.items():
             found[name] = self.jacobian(weight)
-        for name, slots in layout.small.items():
-            found[name] = self._small(name, named[name].detach(), slots)
-        for name, slots in layout.lookups.items():
+        for name in layout.small:
+            found[name] = self._small(name, named[name].detach())
+        for name in layout.lookups:
             parts: list[tuple[Operation, Tensor, Tensor]] = [
                 (read, self.saved[name, k].reshape(len(self.C), -1), self.slopes[slot])
-                for k, (read, slot) in enumerate(zip(self.tape.reads[name] or (), slots, strict=True))
+                for k, (read, slot) in enumerate(layout.places(self.tape, name))
             ]
             found[name] = looked_up(named[name].detach(), parts, self.C)
         return found
 
-    def _small(self, name: str, theta: Tensor, slots: tuple[str, ...]) -> ExplicitJacobian:
-        """A parameter that acts entry by entry; nothing at all where no operation reads it."""
-        if not slots:
-            zero = self.C.new_zeros(*self.C.shape[:2], 1)
-            return ExplicitJacobian(zero, zero[0, 0], self.C)
-        parts = [
-            entry_jacobian(read, self.layout.rows[slot], self.slopes[slot], self.saved.get((name, k)))
-            for k, (read, slot) in enumerate(zip(self.tape.reads[name] or (), slots, strict=True))
-        ]
-        M = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+    def _small(self, name: str, theta: Tensor) -> ExplicitJacobian:
+        """A parameter that acts entry by entry; zero where no operation reads it."""
+        M = self._entries(name, self.slopes)
+        if M is None:
+            M, theta = self.C.new_zeros(*self.C.shape[:2], 1), theta.new_zeros(1)
         return ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
+
+    def _entries(self, name: str, slopes: Mapping[str, Tensor]) -> Tensor | None:
+        parts = [
+            entry_jacobian(read, self.layout.rows[slot], slopes[slot], self.saved.get((name, k)))
+            for k, (read, slot) in enumerate(self.layout.places(self.tape, name))
+        ]
+        return None if not parts else parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+
+    def rebuilt(self, totals: Mapping[str, Tensor], weights: bool) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the gradient of one combination of the outputs in each parameter, and the size of what adds up to it.
+
+        It is put together as the Jacobians are, from the combination's slopes `totals` at every place: of parameters
+        that act entry by entry, and with `weights` of all matrices and their biases, too.
+        """
+        layout, found = self.layout, dict[str, tuple[Tensor, Tensor]]()
+        for name in layout.small:
+            slots = [slot for _, slot in layout.places(self.tape, name)]
+            if slots and all(slot in totals for slot in slots):
+                M = self._entries(name, {slot: totals[slot][:, None] for slot in slots})
+                assert M is not None
+                found[name] = (
+                    M.sum((0, 1)),
+                    norm2(torch.cat([totals[slot].flatten()[None] for slot in slots], 1)).sqrt(),
+                )
+        for weight in (*layout.weights.values(), *layout.outside.values()) if weights else ():
+            if weight.slots and all(slot in totals for slot in weight.slots):
+                found |= self._rebuilt_weight(weight, totals)
+        return found
+
+    def _rebuilt_weight(self, weight: Weight, totals: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+        n, g, d = len(self.C), *weight.matrix.W.shape[:2]
+        J = joined([totals[slot].reshape(n, g, d, -1) for slot in weight.slots], 3).to(torch.float64)
+        kept = [self.saved[weight.layer, k] for k in range(len(weight.slots))]
+        phi = joined([weight.adapter.patches(x, n) for x in kept], 3).to(torch.float64)
+        found = {}
+        if weight.parameter is not None:
+            whole = weight.adapter.as_stored(torch.einsum("ngdp,ngmp->gdm", J, phi), weight.value.shape)
+            found[weight.parameter] = whole.flatten(), (norm2(J) * norm2(phi)).sum().sqrt()
+        if weight.bias is not None:
+            found[weight.bias] = J.sum((0, 3)).flatten(), norm2(J).sum().sqrt()
+        return found
 
 
 def network_input(

@@ -19,10 +19,13 @@ from flatlens.grams.broken import PlanBroken
 from flatlens.grams.record import Tape
 from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, structure_of
+from flatlens.grams.trial import operations_of
 from flatlens.grams.weight import WeightMatrix
 from flatlens.operations.layers import Adapter
 from flatlens.operations.operator_norm import blocks_norm, map_norm
+from flatlens.operations.reads import Read
 from flatlens.problem import Batch
+from flatlens.problem.data import size
 from flatlens.problem.sequences import unpadded
 
 
@@ -93,8 +96,8 @@ class Layout:
     structure: Structure  #: what the graph proves
     weights: dict[str, Weight]  #: of linear layers, in execution order
     outside: dict[str, Weight]  #: of products outside layers, by parameter
-    small: dict[str, tuple[str, ...]]  #: parameters that act entry by entry -> names of the operations
-    lookups: dict[str, tuple[str, ...]]  #: weight of an embedding -> names of the lookups, where they are all it does
+    small: tuple[str, ...]  #: parameters that act entry by entry
+    lookups: tuple[str, ...]  #: weights of embeddings that do nothing else
     leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
     rows: dict[str, Rows]  #: by operation: where its samples lie
     batch_axis: dict[str, int]  #: per call of a layer that every batch has: which axis of its input counts samples
@@ -145,3 +148,17 @@ class Layout:
         """Raise PlanBroken where the network does something else on a batch than the plan says."""
         if not self.structure.covers(structure_of(tape, inputs, model)):
             raise PlanBroken([batch])
+        n, operations = size(batch), operations_of(tape, self.structure)
+        if any(name not in operations for name in self.rows):
+            raise PlanBroken([batch])
+        unfit = [name for name, rows in self.rows.items() if not rows.fit(operations[name].shape, n)]
+        if unfit:
+            raise PlanBroken([batch], unfit)
+        for weight in (*self.weights.values(), *self.outside.values()):
+            if weight.dense and operations[weight.slots[0]].shape.numel() != n * weight.neurons:
+                raise PlanBroken([batch])  # at several positions, here
+
+    def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
+        """The operations through which a parameter acts in a pass, each with the name of the place of its slopes."""
+        names = {operation.node: name for name, operation in operations_of(tape, self.structure).items()}
+        return [(read, names[read.node]) for read in tape.reads[parameter] or ()]

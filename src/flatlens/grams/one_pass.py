@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
+from flatlens.grams.broken import differentiated
 from flatlens.grams.certificate import Judge, Verdict
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
@@ -51,7 +52,8 @@ def one_pass(
     problem = problem.as_asked()
     rows = problem.outputs if sketch is None else 2
     most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
-    with problem.measuring(model), differentiable(model.parameters()):  # the graph then shows frozen ones, too
+    # differentiable, so that the graph shows frozen parameters, too
+    with differentiated(), problem.measuring(model), differentiable(model.parameters()):
         walk = _Walk(
             problem,
             model,
@@ -126,18 +128,27 @@ class _Walk:
         problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
         live = None if tokens is None else _live(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        left = {name: named[name] for name in layout.leftovers}
+        first = seen.number == 0  # what holds of a weight's arithmetic on one chunk holds on all of the same structure
+        proved = dict.fromkeys((*layout.leftovers, *layout.small))
+        if first:
+            proved |= {
+                name: None for w in layout.weights.values() for name in (w.parameter, w.bias) if name and w.slots
+            }
+            proved |= dict.fromkeys(layout.outside)
+        asked = {name: named[name] for name in proved}
         generator = torch.Generator().manual_seed(seen.number) if certify else None
         slopes = slopes_of(
             f, tape, layout, seen.inputs, needs, self.pool,
-            live=live, keep_graph=keep_graph, certify=generator, parameters=left,
+            live=live, keep_graph=keep_graph, certify=generator, parameters=asked,
         )  # fmt: skip
         explicit = per_sample_gradients(problem, self.model, seen.batch, layout.leftovers, rows)
         if slopes.certificate is not None:
-            self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate))
             explicit = self.judge.leftovers(seen.batch, explicit, slopes.certificate, rows)
         place = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
         chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
+        if slopes.certificate is not None:
+            rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=first)
+            self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt))
         layers = chunk.layers(place, self.scale)
         if layout.input_is is not None:
             network: LayerGrams | None = layers[layout.input_is]

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 
+from flatlens.grams.broken import differentiated
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import Call
 from flatlens.grams.rows import Rows
@@ -20,9 +21,13 @@ from flatlens.problem.state import differentiable
 
 def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
     """Run the network on the probes, and on placed batches `also`, and see what is where; places that are `distrusted`
-    have their samples nowhere."""
+    are not assumed to have any arrangement of samples."""
     generator = torch.Generator().manual_seed(0)
-    with measuring(model), differentiable(model.parameters()):  # frozen ones too, so that none has to be believed
+    with (
+        differentiated(),
+        measuring(model),
+        differentiable(model.parameters()),
+    ):  # so that the graph shows frozen ones, too
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
         structure = meet(trial.structure for trial in trials)
@@ -59,7 +64,7 @@ class _Planner:
         weights = self._weights()
         of_layers = {name for w in weights.values() if w.slots for name in (w.parameter, w.bias) if name}
         outside: dict[str, Weight] = {}
-        small: dict[str, tuple[str, ...]] = {}
+        small: dict[str, tuple[str, ...]] = {}  # with the names of their operations
         lookups: dict[str, tuple[str, ...]] = {}
         for name in self.parameters:
             slots = None if name in of_layers else self._slots(name)
@@ -86,8 +91,8 @@ class _Planner:
             structure=self.structure,
             weights=weights,
             outside=outside,
-            small=small,
-            lookups=lookups,
+            small=tuple(small),
+            lookups=tuple(lookups),
             leftovers=leftovers,
             rows={name: rows for name, rows in self.rows.items() if name in needed},
             batch_axis=axes,
@@ -144,8 +149,7 @@ class _Planner:
         operations = [self.first.operations[slot] for slot in slots]
         adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
         bias = module.bias
-        entries = sum(operation.shape.numel() for operation in operations)
-        positions = entries // (self.first.n * max(1, adapter.matrix(value)[:, :, 0].numel()))
+        positions = self._positions(slots, adapter, value)
         return Weight(
             layer=keys[0],
             calls=tuple(keys),
@@ -164,6 +168,14 @@ class _Planner:
             unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
             measured=parameter is None or parameter in self.problem.parameters,
         )
+
+    def _positions(self, slots: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
+        """At how many positions the products act, in the trial that has the most."""
+        rows = max(1, adapter.matrix(value)[:, :, 0].numel())
+        each = [
+            sum(trial.operations[slot].shape.numel() for slot in slots) // (trial.n * rows) for trial in self.trials
+        ]
+        return max(each)
 
     def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
         """The products that a weight acts through, if they are all it does and of one kind; else nothing."""
@@ -196,8 +208,7 @@ class _Planner:
         if not slots or not isinstance(reads[0], Product):
             return None
         adapter, value = reads[0].adapter, self.parameters[name].detach().reshape(stored)
-        entries = sum(self.first.operations[slot].shape.numel() for slot in slots)
-        positions = entries // (self.first.n * max(1, adapter.matrix(value)[:, :, 0].numel()))
+        positions = self._positions(slots, adapter, value)
         dense = adapter.token_wise and len(slots) == 1 and positions == 1
         return Weight(name, (), slots, adapter, value, None, name, None, True, dense, False, positions)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -87,33 +87,35 @@ def _alike(W: Tensor, weight: Tensor) -> bool:
 
 @contextmanager
 def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
-    """Put every call of a linear layer in the forward passes inside on a tape.
+    """Put every call of a linear layer in the forward passes inside on a tape, those on a tensor that give a tensor.
 
     A layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and hands on a
     copy of its output, so that an in-place activation behind it does not change what is recorded.
     """
     tape = Tape(mask=attention_mask(batch))
-    inputs: dict[nn.Module, list[Tensor]] = {}
+    inputs: dict[nn.Module, list[Tensor | None]] = {}  # of the calls that are going on; None: one left alone
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
 
     # Inside a torch.no_grad() of the model's own nothing is differentiated: such calls are left alone.
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        if differentiating and not torch.is_grad_enabled():
-            return args, kwargs
         named = "input" if "input" in kwargs else "x"
-        x: Tensor = kwargs[named] if not args else args[0]
+        x = args[0] if args else kwargs.get(named)
+        inputs.setdefault(module, []).append(None)
+        if (differentiating and not torch.is_grad_enabled()) or not _is_followed(x):
+            return args, kwargs
         x = (x if x.requires_grad or not differentiating else x.detach().requires_grad_()).clone()
-        inputs.setdefault(module, []).append(x)
+        inputs[module][-1] = x
         return (args, {**kwargs, named: x}) if not args else ((x, *args[1:]), kwargs)
 
     def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], z: Tensor) -> Tensor:
-        if not inputs.get(module):
+        x = inputs[module].pop() if inputs.get(module) else None
+        if x is None or not isinstance(z, Tensor):
             return z
         times = sum(call.module is module for call in tape.linear.values())
         key = names[module] if times == 0 else f"{names[module]}:{times}"
-        x, handed_on = inputs[module].pop(), z.clone()
+        handed_on = z.clone()
         tape.linear[key] = Call(key, names[module], module, x, z, _turn(x, -1), _turn(handed_on, 2**63))
         return handed_on
 
@@ -129,6 +131,13 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
             if isinstance(module, nn.Embedding):
                 _until_left(hooks, module.register_forward_hook(embed))
         yield tape
+
+
+def _is_followed(x: object) -> TypeGuard[Tensor]:
+    """Whether a call's input is a floating tensor of the graph, and none of a transform of torch.func."""
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _turn(tensor: Tensor, otherwise: int) -> int:

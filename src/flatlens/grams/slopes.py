@@ -123,10 +123,17 @@ def slopes_of(
         call, W = head
         start, known = _Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
     asked = {name: slots[name] for name in slots if name not in known}
-    certificate = None if certify is None else _certificate(start, f, asked, parameters or {}, certify)
+    shown = {name: slot for name, slot in asked.items() if not _implied(name, tape, layout)}
+    certificate = None if certify is None else _certificate(_Start(f, units), f, shown, parameters or {}, certify)
     found = _filled(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
     return Slopes(found, certificate)
+
+
+def _implied(name: str, tape: Tape, layout: Layout) -> bool:
+    """Whether samples are apart at a call's input because they are at its output: each is multiplied by itself."""
+    kind, _, key = name.partition(":")
+    return kind == "x" and tape.linear[key].whole and f"z:{key}" in layout.rows and not layout.hides_padding
 
 
 def _certificate(

@@ -24,11 +24,15 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
         if call.product is not None and structure.calls.get(key) is not None
     }
     known = {operation.node for operation in found.values()}
-    for name, reads in tape.reads.items():
-        for k, read in enumerate(reads or () if structure.reads[name] is not None else ()):
-            if read.node not in known:
-                found[f"{name}@{k}"] = read
-                known.add(read.node)
+    claimed = [
+        (f"{name}@{k}", read)
+        for name, reads in tape.reads.items()
+        for k, read in enumerate(reads or () if structure.reads[name] is not None else ())
+    ]
+    for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):  # products before their biases
+        if read.node not in known:
+            found[name] = read
+            known.add(read.node)
     return found
 
 

@@ -112,7 +112,9 @@ def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, La
             yield None, chunk.input
         yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
     elif measure.place == "weight":
-        yield from ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.readable)
+        scaled = measure.needs_feature_scale is not None and bool(measure.option(measure.needs_feature_scale))
+        known = ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.readable)
+        yield from ((name, g) for name, g in known if g.feature_scale is not None or not scaled)
     else:
         yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)
         yield from chunk.others.items()

@@ -165,11 +165,9 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
     for at in places:
         layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
     if one.place == "weight":
-        shared = [name for name, w in lens.layout.weights.items() if not w.readable and name not in frozen]
-        layers |= {
-            name: undefined("the weight is made from other parameters, by more than the layer's own call")
-            for name in shared
-        }
+        missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
+        made = "the weight is made from other parameters, by more than the layer's own call"
+        layers |= {name: undefined(w.unplaced if w.readable else made) for name, w in missing.items()}
         layers = {name: layers[name] for name in lens.layout.weights if name in layers}
     if one.place == "input":
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}

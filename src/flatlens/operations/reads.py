@@ -172,6 +172,8 @@ def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) 
     for reader, operand in graph.read_by(node):
         name = reader.name()
         more: list[Read] | None = None
+        if any(made.dtype.is_complex for made in reader._input_metadata):
+            return None  # the derivative would take conjugates and real parts
         if _transposes(reader) and not transposed:
             more = _followed(graph, reader, shape, transposed=True)
         elif name == "ToCopyBackward0":
@@ -208,7 +210,8 @@ def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed:
             return None
         if operand == matrix and len(shape) == 2:
             return Product(node, Dense(transposed=not transposed), shape)
-        return Bias(node, Dense()) if operand == 0 and matrix == 2 and len(shape) == 1 else None
+        out = node._input_metadata[0].shape[-1]
+        return Bias(node, Dense()) if operand == 0 and matrix == 2 and tuple(shape) == (out,) else None
     if transposed:
         return None
     if name == "ConvolutionBackward0":
@@ -232,15 +235,18 @@ def _convolution(node: Node) -> Adapter:
 
 
 def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> Bias | None:
-    """The bias that F.linear adds to a product of its own, where the input's layout makes it do so."""
+    """The bias that F.linear adds by an operation of its own, as it does for some inputs that are not contiguous."""
     if node.name() != "AddBackward0" or node._saved_alpha != 1 or operand != 1 or len(shape) != 1:
         return None
+    out = torch.Size(node._input_metadata[0].shape)
     made = node.next_functions[0][0]
     while made is not None and made.name() in RESHAPING and len(graph.read_by(made)) == 1:
         made = made.next_functions[0][0]
     if made is None or made.name() != "MmBackward0" or len(graph.read_by(made)) != 1:
         return None
-    return Bias(made, Dense()) if made._input_metadata[0].shape[-1] == shape[0] else None
+    product = torch.Size(made._input_metadata[0].shape)
+    fits = product.numel() == out.numel() and product[-1] == out[-1] == shape[0]
+    return Bias(made, Dense()) if fits else None
 
 
 def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
@@ -324,10 +330,13 @@ def reaches(node: Node | None, goal: Node | None) -> bool:
     """Whether a node's output is that of `goal` in another shape, perhaps with a bias added to it."""
     while node is not None and node is not goal:
         name = node.name()
+        below = node.next_functions[0][0]
         added = name == "AddBackward0" and node._saved_alpha == 1 and _is_leaf(node.next_functions[1][0])
+        if added:  # nor may it repeat what it is added to
+            added = below is not None and below._input_metadata[0].shape == node._input_metadata[0].shape
         if name not in RESHAPING and not added:
             return False
-        node = node.next_functions[0][0]
+        node = below
     return node is not None
 
 

@@ -234,7 +234,9 @@ def _plain(batch: Batch) -> Batch:
     """The mappings that tokenizers make as dicts, whose tensors are found and cut."""
     if isinstance(batch, Mapping):
         return {key: _plain(value) for key, value in batch.items()}
-    return tuple(_plain(part) for part in batch) if type(batch) is tuple else batch
+    if type(batch) is tuple or (type(batch) is list and all(isinstance(part, Tensor) for part in batch)):
+        return tuple(_plain(part) for part in batch)  # a loader makes lists of a sample's several inputs
+    return batch
 
 
 def _has_axis(leaf: Any) -> bool:

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -111,6 +112,17 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def plain_parametrizations() -> Iterator[None]:
+    """Makes parametrised weights anew: one that was cached without a graph depends on no parameter."""
+    enabled, cache = parametrize._cache_enabled, parametrize._cache
+    try:
+        parametrize._cache_enabled, parametrize._cache = 0, {}
+        yield
+    finally:
+        parametrize._cache_enabled, parametrize._cache = enabled, cache
 
 
 @contextmanager

@@ -12,7 +12,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from flatlens.problem.data import checksum
-from flatlens.problem.plain import plain_embeddings, plain_hardsigmoid, plain_norms, plain_weight_norms
+from flatlens.problem.plain import (
+    plain_embeddings,
+    plain_hardsigmoid,
+    plain_norms,
+    plain_parametrizations,
+    plain_weight_norms,
+)
 
 
 @contextmanager
@@ -64,6 +70,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             plain_weight_norms(model),
             plain_norms(model),
             plain_hardsigmoid(),
+            plain_parametrizations(),
         ):
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
