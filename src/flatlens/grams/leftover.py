@@ -1,4 +1,4 @@
-"""Parameters that no layer explains: per-sample gradients by autograd, correct for anything, fast for nothing."""
+"""Per-sample gradients by autograd, for parameters that no known operation explains; slow."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Call:
 
     @property
     def read(self) -> Tensor:
-        """What the call read, without its graph; of half a type, in which coarser arithmetic works, in float32."""
+        """What the call read, without its graph; a half-precision input comes in float32."""
         x = self.x.detach()
         return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -51,7 +51,7 @@ class Tape:
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)  #: by the parameter's name
 
     def read_graph(self, f: Tensor, model: nn.Module) -> None:
-        """Find out from the graph behind the outputs how every parameter acted, and what each call multiplied by."""
+        """Read from the graph which operations read each parameter, and which product each call made."""
         self.graph = graph = Graph(f)
         self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
         by_turn = sorted(

@@ -59,7 +59,7 @@ def apart(
     """By place, the arrangements under which no sample's outputs respond to another sample's rows.
 
     The outputs of some samples alone are combined at random: the slopes at all others' rows must be exactly 0. With the
-    masks of `splits` no pair of samples is left out, and no rounding has a say.
+    masks of `splits` no pair of samples is left out, and rounding cannot change the result.
     """
     n, left = len(f), {name: list(rows) for name, rows in allowed.items()}
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -77,7 +77,7 @@ def meeting(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], gen
     """The places where samples do not lie as planned, or see each other.
 
     Two backward passes: each sample's rows must follow a weight given to its outputs. Where they do not, to rounding,
-    `apart` has the last word.
+    `apart` decides.
     """
     n, weights = len(f), 1 + torch.arange(len(f)).to(f) / len(f)
     u = torch.randn(f.shape, generator=generator).to(f)

@@ -159,8 +159,8 @@ def is_first(layout: Layout, key: str) -> bool:
 def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
     """The linear call whose output the network's is, and the matrix (N, m) it applies: its slopes are known.
 
-    It is read off autograd's graph: f = clone(z), z = x W^T + b, with W and b parameters, and no hook on f, which would
-    have a say in what passes through it.
+    It is read off autograd's graph: f = clone(z), z = x W^T + b, with W and b parameters, and no hook on f, because a
+    hook may change the gradient.
     """
     copied = f.grad_fn
     if copied is None or copied.name() != "CloneBackward0" or f._backward_hooks:

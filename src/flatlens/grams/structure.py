@@ -24,7 +24,7 @@ class Structure:
     """Claims about a network, each proved by the graph of every batch it was read from."""
 
     calls: Mapping[str, Signature | None]
-    """Calls of linear layers that every batch has: (weight, operation, whether it is all that the call does); None
+    """Calls of linear layers that every batch has: (operation, geometry, whether the call does nothing else); None
     where no single operation multiplies by the layer's weight."""
     sometimes: frozenset[str]  #: calls that some batches have and others have not, or not in the same form
     reads: Mapping[str, tuple[Signature, ...] | None]  #: by parameter: the operations that read it; None: not known

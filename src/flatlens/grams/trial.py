@@ -47,7 +47,7 @@ class Trial:
                 "torch.no_grad() or detach() inside forward()?"
             )
         self.n = len(self.f)
-        self.embeds = bool(self.tape.embedded) and self.inputs == self.tape.embedded[:1]
+        self.embeds = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs, model)
         self.operations: dict[str, Operation] = {}
         self.names: dict[Node, str] = {}

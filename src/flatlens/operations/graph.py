@@ -1,7 +1,7 @@
 """The autograd graph of one forward pass: every operation that ran, and what reads what.
 
-Whatever a network does with a parameter, hooks, functional calls and branches that were shut included, is in this
-graph. What is read off it holds for every sample of the batch: both arms of a `where` are there, and an operation
+Whatever a network does with a parameter is in this graph, including hooks, functional calls and branches that were not
+active. What is read off it holds for every sample of the batch: both arms of a `where` are there, and an operation
 that is flat on these samples still has its name.
 """
 
@@ -21,7 +21,7 @@ Place: TypeAlias = Any
 """Where to differentiate to: a tensor or an edge of the graph; torch's types know lists of one kind alone."""
 
 LEAF = "torch::autograd::AccumulateGrad"
-STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in what they normalise
+STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in the tensor that they normalise
 
 
 class Graph:
