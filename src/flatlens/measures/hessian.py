@@ -152,8 +152,7 @@ def sharpness(
 def ggn_norm(
     lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: int | None = None
 ) -> Parts:
-    """Operator norm of the Gauss-Newton matrix. Options, and what may be missed, as of
-    `sharpness`."""
+    """Operator norm of the Gauss-Newton matrix. Options, and what may be missed, are those of `sharpness`."""
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
     whole = top_of(lens, run, name, of(None), tol, top)
     return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
