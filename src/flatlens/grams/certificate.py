@@ -74,23 +74,24 @@ class Judge:
 
         Nothing is looked at yet, so that no device is waited for.
         """
-        flags = torch.cat([certificate.holds(found, self.tolerance), *self._same_gradients(certificate, rebuilt)])
+        flags = torch.cat([certificate.holds(found, self.tolerance), *self.same_gradients(certificate, rebuilt)])
         hidden = flags.new_ones(())
         if self.layout.hides_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             hidden = hides(tape.mask, at_inputs)
-        places = [*certificate.totals, *(self._place_of(tape, name) for name in rebuilt)]
+        places = [*certificate.totals, *(f"parameter {self.place_of(tape, name)}" for name in rebuilt)]
         return Verdict(batch, places, torch.cat([flags, hidden[None]]))
 
-    def _same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+    def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
+        """Yield a flag for each parameter: whether its gradient put together is autograd's, to rounding."""
         for name, (gradient, size) in rebuilt.items():
             true = certificate.parameters[name].to(torch.float64).flatten()
             off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
             yield ((off <= self.tolerance * scale) | ~off.isfinite())[None]
 
-    def _place_of(self, tape: Tape, parameter: str) -> str:
-        """Where a parameter acts first: without its samples' arrangement there the parameter is left over."""
-        return f"parameter {self.layout.places(tape, parameter)[0][1]}"
+    def place_of(self, tape: Tape, parameter: str) -> str:
+        """Return where a parameter acts first: without its samples' arrangement there the parameter is left over."""
+        return self.layout.places(tape, parameter)[0][1]
 
     def require(self, verdict: Verdict) -> None:
         """Raise where the plan does not hold; whether samples are apart is then checked exactly, without rounding."""

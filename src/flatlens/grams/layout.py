@@ -160,5 +160,7 @@ class Layout:
 
     def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
         """The operations through which a parameter acts in a pass, each with the name of the place of its slopes."""
-        names = {operation.node: name for name, operation in operations_of(tape, self.structure).items()}
-        return [(read, names[read.node]) for read in tape.reads[parameter] or ()]
+        if not tape.places:
+            named = operations_of(tape, self.structure).items()
+            tape.places = {operation.node: name for name, operation in named}
+        return [(read, tape.places[read.node]) for read in tape.reads[parameter] or ()]

@@ -128,13 +128,7 @@ class _Walk:
         problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
         live = None if tokens is None else _live(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        first = seen.number == 0  # what holds of a weight's arithmetic on one chunk holds on all of the same structure
-        proved = dict.fromkeys((*layout.leftovers, *layout.small))
-        if first:
-            proved |= {
-                name: None for w in layout.weights.values() for name in (w.parameter, w.bias) if name and w.slots
-            }
-            proved |= dict.fromkeys(layout.outside)
+        proved = (*layout.leftovers, *layout.small)  # weights are proved on the trials
         asked = {name: named[name] for name in proved}
         generator = torch.Generator().manual_seed(seen.number) if certify else None
         slopes = slopes_of(
@@ -147,7 +141,7 @@ class _Walk:
         place = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
         chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
         if slopes.certificate is not None:
-            rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=first)
+            rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=False)
             self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt))
         layers = chunk.layers(place, self.scale)
         if layout.input_is is not None:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flatlens.grams.broken import differentiated
 from flatlens.grams.layout import Layout, Weight
+from flatlens.grams.proof import unproved
 from flatlens.grams.record import Call
 from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, meet
@@ -33,7 +34,9 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
         structure = meet(trial.structure for trial in trials)
         for trial in trials:
             trial.look(structure, generator)
-        return _Planner(problem, model, trials, structure, distrusted).plan()
+        layout = _Planner(problem, model, trials, structure, distrusted).plan()
+        wrong = {place for trial in trials for place in unproved(problem, model, layout, trial, generator)}
+        return layout if not wrong else _Planner(problem, model, trials, structure, {*distrusted, *wrong}).plan()
 
 
 class _Planner:

@@ -60,7 +60,7 @@ class _Slot:
 
 
 @dataclass(frozen=True, eq=False)
-class _Start:
+class Start:
     """Where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
 
     at: Tensor  # (n, width)
@@ -115,16 +115,16 @@ def slopes_of(
     ever asked for. `live`: which outputs have any slope at all, where some have none. With a generator to `certify`
     by, the certificate comes with them, and its slopes in some `parameters`.
     """
-    slots = _slots(tape, layout, inputs, len(f), needs)
+    slots = slots_of(tape, layout, inputs, len(f), needs)
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    start, known = _Start(f, units), {}
+    start, known = Start(f, units), {}
     head = _head(tape, f)
     if head is not None and f"z:{head[0].key}" in slots and slots[f"z:{head[0].key}"].plain:
         call, W = head
-        start, known = _Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
+        start, known = Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
     asked = {name: slots[name] for name in slots if name not in known}
     shown = {name: slot for name, slot in asked.items() if not _implied(name, tape, layout)}
-    certificate = None if certify is None else _certificate(_Start(f, units), f, shown, parameters or {}, certify)
+    certificate = None if certify is None else certificate_of(Start(f, units), f, shown, parameters or {}, certify)
     found = _filled(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
     return Slopes(found, certificate)
@@ -136,9 +136,10 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
     return kind == "x" and tape.linear[key].whole and f"z:{key}" in layout.rows and not layout.hides_padding
 
 
-def _certificate(
-    start: _Start, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
+def certificate_of(
+    start: Start, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
 ) -> Certificate:
+    """Take the backward pass of a random combination of the outputs, at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
     wanted = [slot.at for slot in slots.values()] + list(parameters.values())
     rows = start.combined(wanted, u) if wanted else ()
@@ -182,7 +183,7 @@ def _is_parameter(node: Any) -> bool:
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
-def _slots(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
+def slots_of(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
     """One for each place at which slopes are wanted."""
     dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.slots}
     operations = operations_of(tape, layout.structure)
@@ -219,7 +220,7 @@ def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _Slot:
 
 
 def _filled(
-    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
+    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
 ) -> dict[str, Tensor]:
     """The slopes of all outputs: of several at once where that can be."""
     if not slots:
@@ -241,7 +242,7 @@ def _filled(
 
 
 def _together(
-    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, count: int, keep_graph: bool
+    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
     """Several outputs' backward passes in one. Small networks gain most: there a pass costs more to call than to
     compute."""
@@ -263,7 +264,7 @@ def _together(
 
 
 def _one_by_one(
-    slots: dict[str, _Slot], start: _Start, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
 ) -> dict[str, Tensor]:
     """A backward pass for each output that lives."""
     wanted = [slot.at for slot in slots.values()]

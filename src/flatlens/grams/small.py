@@ -22,4 +22,4 @@ def entry_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor |
         J = J * factor.reshape(n, -1, *factor.shape[1:])[:, None].to(J)
     kept = [size for axis, size in enumerate(operation.broadcast) if axis != rows.axis]
     repeated = [3 + axis for axis, size in enumerate(kept) if size == 1]
-    return J.sum([2, *repeated], dtype=torch.float64).reshape(n, N, -1)
+    return J.sum([2, *repeated]).reshape(n, N, -1).to(torch.float64)

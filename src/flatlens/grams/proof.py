@@ -1,0 +1,34 @@
+"""The proof of a plan on its trials: gradients in parameters, put together as the pass would, are autograd's own.
+
+What holds of a weight's arithmetic on some samples holds on all batches of the same structure, and every chunk's
+structure is held against the plan's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.grams.certificate import Judge
+from flatlens.grams.jacobians import ChunkJacobians, saved_of
+from flatlens.grams.layout import Layout
+from flatlens.grams.slopes import Start, certificate_of, slots_of
+from flatlens.grams.trial import Trial
+from flatlens.problem import Problem
+
+
+def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, generator: torch.Generator) -> list[str]:
+    """Return the places through which some parameter's gradient does not come out right on a trial."""
+    f, tape, n = trial.f, trial.tape, trial.n
+    named: dict[str, Tensor] = dict(model.named_parameters())
+    weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.slots]
+    names = dict.fromkeys((*layout.small, *(name for w in weights for name in (w.parameter, w.bias) if name)))
+    units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
+    slots = slots_of(tape, layout, [], n, ())
+    certificate = certificate_of(Start(f, units), f, slots, {name: named[name] for name in names}, generator)
+    like = f.new_zeros(n, 1, 1, dtype=torch.float64)
+    jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
+    rebuilt = jacobians.rebuilt(certificate.totals, weights=True)
+    judge = Judge(problem, model, layout)
+    same = judge.same_gradients(certificate, rebuilt)
+    return [judge.place_of(tape, name) for name, right in zip(rebuilt, same, strict=True) if not bool(right)]
