@@ -33,7 +33,7 @@ class Rows:
 
     def fit(self, shape: torch.Size, n: int) -> bool:
         """Whether a tensor of this shape can have its samples here."""
-        return len(shape) > self.axis and shape[self.axis] > 0 and shape[self.axis] % n == 0
+        return len(shape) > self.axis and shape.numel() > 0 and shape[self.axis] % n == 0
 
 
 FRONT = Rows()
