@@ -23,7 +23,6 @@ from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.leftover import Runner, slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.trial import operations_of
 from flatlens.grams.twice import require_second_derivative
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
@@ -71,7 +70,7 @@ class Seen:
 
     def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
         (slot,) = weight.slots
-        product = operations_of(tape, layout.structure)[slot]
+        product = layout.operations(tape)[slot]
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape
         self._rows, self._adapter = layout.rows[slot], weight.adapter

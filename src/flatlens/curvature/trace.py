@@ -75,8 +75,12 @@ def bending_trace(
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
     certificate = Certificate(problem, model)
-    state = (problem.measuring(model), differentiable(parameters.values()), slow_batching_is_fine())
-    with agreed(problem.ranks), state[0], state[1], state[2]:
+    with (
+        agreed(problem.ranks),
+        problem.measuring(model),
+        differentiable(parameters.values()),
+        slow_batching_is_fine(),
+    ):
         for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, certificate)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk

@@ -20,10 +20,12 @@ from flatlens.grams.layout import Layout
 from flatlens.grams.leftover import one_by_one
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.rows import FRONT, Rows, apart
-from flatlens.grams.trial import hides, operations_of
+from flatlens.grams.trial import hides
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take
+
+PARAMETER = "parameter "  #: before the name of a place where a parameter acts, not samples lie, otherwise than planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +71,7 @@ class Judge:
         found: dict[str, Tensor],
         certificate: Certificate,
         rebuilt: dict[str, tuple[Tensor, Tensor]],
-    ) -> Verdict:
+    ) -> ChunkCheck:
         """Compare at every place of the plan, and in the parameters whose gradients are `rebuilt` from these places.
 
         Nothing is looked at yet, so that no device is waited for.
@@ -79,8 +81,8 @@ class Judge:
         if self.layout.hides_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             hidden = hides(tape.mask, at_inputs)
-        places = [*certificate.totals, *(f"parameter {self.place_of(tape, name)}" for name in rebuilt)]
-        return Verdict(batch, places, torch.cat([flags, hidden[None]]))
+        places = [*certificate.totals, *(PARAMETER + self.place_of(tape, name) for name in rebuilt)]
+        return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]))
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Yield a flag for each parameter: whether its gradient put together is autograd's, to rounding."""
@@ -93,17 +95,17 @@ class Judge:
         """Return where a parameter acts first: without its samples' arrangement there the parameter is left over."""
         return self.layout.places(tape, parameter)[0][1]
 
-    def require(self, verdict: Verdict) -> None:
+    def require(self, verdict: ChunkCheck) -> None:
         """Raise where the plan does not hold; whether samples are apart is then checked exactly, without rounding."""
         *held, hidden = verdict.flags.tolist()
         failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
-        wrong = [name.removeprefix("parameter ") for name in failing if name.startswith("parameter ")]
-        if failing:
-            failing = self._meeting(verdict.batch, [name for name in failing if not name.startswith("parameter ")])
-        if any(name.startswith("input:") for name in failing):
+        wrong = [name.removeprefix(PARAMETER) for name in failing if name.startswith(PARAMETER)]
+        suspected = [name for name in failing if not name.startswith(PARAMETER)]
+        meeting = self._meeting(verdict.batch, suspected) if suspected else []
+        if any(name.startswith("input:") for name in meeting):
             raise samples_meet()
-        if failing or wrong or not hidden:
-            raise PlanBroken([verdict.batch], [*failing, *wrong])
+        if meeting or wrong or not hidden:
+            raise PlanBroken([verdict.batch], [*meeting, *wrong])
 
     def leftovers(
         self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
@@ -120,20 +122,18 @@ class Judge:
 
     def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
         """The leftovers whose gradients by sample do not add up to the gradient of the combination."""
-        wrong = []
+        sums = {}
         for name, M in explicit.items():
-            u, total = certificate.u.to(M), certificate.parameters[name].to(torch.float64).flatten()
-            off = torch.einsum("nk,nkp->p", u, M) - total
-            size = (u[..., None] * M).square().sum().sqrt()
-            if float(off.norm()) > self.tolerance * max(float(total.norm()), float(size)):  # not what overflows
-                wrong.append(name)
-        return tuple(wrong)
+            u = certificate.u.to(M)
+            sums[name] = torch.einsum("nk,nkp->p", u, M), (u[..., None] * M).square().sum().sqrt()
+        same = self.same_gradients(certificate, sums)
+        return tuple(name for name, right in zip(sums, same, strict=True) if not bool(right))
 
     def _meeting(self, batch: Batch, places: list[str]) -> list[str]:
         """Those of some places where samples do not lie as planned, or see each other."""
         layout = self.layout
         tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
-        operations, at, planned = operations_of(tape, layout.structure), dict[str, Place](), dict[str, list[Rows]]()
+        operations, at, planned = layout.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
         for name in places:
             kind, _, key = name.partition(":")
             if kind == "input":
@@ -155,7 +155,7 @@ class Judge:
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
+class ChunkCheck:
     """What a chunk's certificate says, on the chunk's device."""
 
     batch: Batch

@@ -20,7 +20,6 @@ from flatlens.grams.record import Tape
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
 from flatlens.grams.slopes import is_first
 from flatlens.grams.small import entry_jacobian
-from flatlens.grams.trial import operations_of
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation
 from flatlens.problem import Problem
@@ -32,7 +31,7 @@ Saved: TypeAlias = dict[tuple[str, int], Tensor]
 def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
     """Return what autograd keeps of the operations' inputs until the last backward pass."""
     found: Saved = {}
-    operations = operations_of(tape, layout.structure)
+    operations = layout.operations(tape)
     reads: dict[tuple[str, int], tuple[Operation, str]] = {
         (name, k): place
         for name in (*layout.small, *layout.lookups)

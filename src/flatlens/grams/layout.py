@@ -23,7 +23,7 @@ from flatlens.grams.trial import operations_of
 from flatlens.grams.weight import WeightMatrix
 from flatlens.operations.layers import Adapter
 from flatlens.operations.operator_norm import blocks_norm, map_norm
-from flatlens.operations.reads import Read
+from flatlens.operations.reads import Operation, Read
 from flatlens.problem import Batch
 from flatlens.problem.data import size
 from flatlens.problem.sequences import unpadded
@@ -148,7 +148,7 @@ class Layout:
         """Raise PlanBroken where the network does something else on a batch than the plan says."""
         if not self.structure.covers(structure_of(tape, inputs, model)):
             raise PlanBroken([batch])
-        n, operations = size(batch), operations_of(tape, self.structure)
+        n, operations = size(batch), self.operations(tape)
         if any(name not in operations for name in self.rows):
             raise PlanBroken([batch])
         unfit = [name for name, rows in self.rows.items() if not rows.fit(operations[name].shape, n)]
@@ -158,9 +158,13 @@ class Layout:
             if weight.dense and operations[weight.slots[0]].shape.numel() != n * weight.neurons:
                 raise PlanBroken([batch])  # at several positions, here
 
+    def operations(self, tape: Tape) -> dict[str, Operation]:
+        """The operations of a pass that the plan speaks of, by name."""
+        if not tape.operations:
+            tape.operations = operations_of(tape, self.structure)
+        return tape.operations
+
     def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
         """The operations through which a parameter acts in a pass, each with the name of the place of its slopes."""
-        if not tape.places:
-            named = operations_of(tape, self.structure).items()
-            tape.places = {operation.node: name for name, operation in named}
-        return [(read, tape.places[read.node]) for read in tape.reads[parameter] or ()]
+        names = {operation.node: name for name, operation in self.operations(tape).items()}
+        return [(read, names[read.node]) for read in tape.reads[parameter] or ()]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.broken import differentiated
-from flatlens.grams.certificate import Judge, Verdict
+from flatlens.grams.certificate import ChunkCheck, Judge
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
@@ -80,7 +80,7 @@ class _Walk:
     pool: Pool
     needs: frozenset[str]
     judge: Judge
-    open: list[Verdict] = field(default_factory=list)  #: of the last chunks, not looked at
+    open: list[ChunkCheck] = field(default_factory=list)  #: of the last chunks, not looked at
 
     def settle(self, most: int) -> None:
         """Look at certificates until `most` are left open: a chunk's own, while the device works on it."""

@@ -24,11 +24,8 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
     """Run the network on the probes, and on placed batches `also`, and see what is where; places that are `distrusted`
     are not assumed to have any arrangement of samples."""
     generator = torch.Generator().manual_seed(0)
-    with (
-        differentiated(),
-        measuring(model),
-        differentiable(model.parameters()),
-    ):  # so that the graph shows frozen ones, too
+    # differentiable, so that the graph shows frozen parameters, too
+    with differentiated(), measuring(model), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
         structure = meet(trial.structure for trial in trials)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 from torch.utils.hooks import RemovableHandle
 
-from flatlens.operations.graph import Graph, Node
+from flatlens.operations.graph import Graph
 from flatlens.operations.layers import is_linear
-from flatlens.operations.reads import Product, Read, product_of, reaches, reads_of
+from flatlens.operations.reads import Operation, Product, Read, product_of, reaches, reads_of
 from flatlens.problem import Batch, Problem
 from flatlens.problem.sequences import attention_mask
 
@@ -49,7 +49,7 @@ class Tape:
     mask: Tensor | None = None  #: 0 at padding, (n, T), where the batch says so
     graph: Graph | None = None  #: of the whole pass
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)  #: by the parameter's name
-    places: dict[Node, str] = field(default_factory=dict)  #: names of operations, once a plan has given them
+    operations: dict[str, Operation] = field(default_factory=dict)  #: by the names that a plan gives them, once it has
 
     def read_graph(self, f: Tensor, model: nn.Module) -> None:
         """Read from the graph which operations read each parameter, and which product each call made."""

@@ -19,7 +19,6 @@ from flatlens.grams.layout import Layout
 from flatlens.grams.leftover import slow_batching_is_fine
 from flatlens.grams.record import Call, Tape
 from flatlens.grams.rows import FRONT, Rows
-from flatlens.grams.trial import operations_of
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
@@ -186,7 +185,7 @@ def _is_parameter(node: Any) -> bool:
 def slots_of(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
     """One for each place at which slopes are wanted."""
     dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.slots}
-    operations = operations_of(tape, layout.structure)
+    operations = layout.operations(tape)
     slots = {name: _slot(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
     for key, axis in layout.batch_axis.items() if "G" in needs else ():
         if not is_first(layout, key):
