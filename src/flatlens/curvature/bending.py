@@ -168,7 +168,7 @@ def _along_weight(
 
 
 def _sample(batch: Batch, counted: Batch, i: int) -> Batch:
-    """What belongs to one sample, its axis taken off."""
+    """Return what belongs to one sample, without the sample axis."""
     return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, counted)
 
 

@@ -38,13 +38,13 @@ class Certificate:
     parameters: dict[str, Tensor]  #: its slopes in the parameters asked for
 
     def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
-        """At which places the slopes of single outputs, combined sample by sample, are the same: a flag each."""
+        """Return a flag for each place: whether the slopes of single outputs, combined by sample, are the same."""
         flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
         return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
 
 
 def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
-    """Whether sum_k u_ik J_ik is each sample's row of `total`, to rounding; values that overflow are not compared."""
+    """Return whether sum_k u_ik J_ik is each sample's row of `total`, to rounding; overflows are not compared."""
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
     total = total.reshape(combined.shape)
     apart, size = norm2(combined - total), norm2(total).max()
@@ -61,7 +61,7 @@ class Judge:
 
     @property
     def tolerance(self) -> float:
-        """How far, relative to their size, slopes of one backward pass may be from sums of those of many."""
+        """Return how far slopes of one backward pass may be from sums of those of many, relative to their size."""
         return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
 
     def verdict(
@@ -130,7 +130,7 @@ class Judge:
         return tuple(name for name, right in zip(sums, same, strict=True) if not bool(right))
 
     def _meeting(self, batch: Batch, places: list[str]) -> list[str]:
-        """Those of some places where samples do not lie as planned, or see each other."""
+        """Return the places, of those given, where samples do not lie as planned or see each other."""
         layout = self.layout
         tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         operations, at, planned = layout.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
@@ -146,7 +146,7 @@ class Judge:
         return [name for name in places if not left[name]]
 
     def _alone_differ(self, batch: Batch) -> bool:
-        """Whether a sample alone gives other outputs than in its batch."""
+        """Return whether a sample alone gives other outputs than in its batch."""
         with torch.no_grad():
             together = self.problem.run(self.model, batch)[0]
             alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
@@ -156,7 +156,7 @@ class Judge:
 
 @dataclass(frozen=True, eq=False)
 class ChunkCheck:
-    """What a chunk's certificate says, on the chunk's device."""
+    """The result of a chunk's certificate, on the chunk's device."""
 
     batch: Batch
     places: list[str]

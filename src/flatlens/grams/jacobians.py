@@ -88,7 +88,7 @@ class ChunkJacobians:
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
     def _input_side(self, key: str, jacobian: object) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """What makes G, and the squares of the slopes, at a call's input: a dense `jacobian`, if it has them anyway."""
+        """Return functions that make G and the squared slopes at a call's input; a dense `jacobian` has them."""
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].whole:
             return jacobian.input_gram, lambda: jacobian.input_squares
         if is_first(self.layout, key):

@@ -58,7 +58,7 @@ class Weight:
 
     @property
     def readable(self) -> bool:
-        """Whether the derivative in the whole weight is had, so that measures of its own curvature are defined."""
+        """Return whether the derivative in the whole weight is known, so that measures of its curvature are defined."""
         return bool(self.slots) or (self.parameter is not None and self.measured)
 
     @property
@@ -68,7 +68,7 @@ class Weight:
 
     @property
     def row_axis(self) -> int:
-        """Which axis of the stored weight counts its rows."""
+        """Return the axis of the stored weight that counts its rows."""
         return self.adapter.row_axis
 
     @cached_property
@@ -122,12 +122,12 @@ class Layout:
         )
 
     def bytes_per_sample(self, rows: int) -> int:
-        """Of a pass over so many outputs: their slopes, the graph's activations, gradients of the leftovers, Grams."""
+        """Return a pass's bytes per sample: slopes of `rows` outputs, activations, gradients of leftovers, Grams."""
         leftovers = self.unexplained * rows * (8 + 2 * self.itemsize)
         return rows * self.sloped + 6 * self.itemsize * self.held + leftovers + GRAMS * rows**2 * len(self.weights)
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
-        """How many samples' pass over so many outputs fits in `memory` bytes, beside what does not grow with them.
+        """Return how many samples fit in `memory` bytes in a pass over so many outputs, beside what does not grow.
 
         That is the weights in float64 with their row factors, and each diagonal twice: a chunk's and the sum so far.
         """

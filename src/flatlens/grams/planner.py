@@ -37,7 +37,7 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
 
 
 class _Planner:
-    """What the trials agree on."""
+    """Makes a plan of what all trials agree on."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Planner:
         self.rows = {name: rows for name, rows in found.items() if rows is not None}
 
     def _rows(self, name: str) -> Rows | None:
-        """Where all trials that have a place allow its samples to lie: the first of these arrangements."""
+        """Return the first arrangement of a place's samples that every trial with this place allows."""
         allowed = [trial.rows[name] for trial in self.trials if name in trial.rows]
         return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
 
@@ -170,7 +170,7 @@ class _Planner:
         )
 
     def _positions(self, slots: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
-        """At how many positions the products act, in the trial that has the most."""
+        """Return the number of positions at which the products act, in the trial that has the most."""
         rows = max(1, adapter.matrix(value)[:, :, 0].numel())
         each = [
             sum(trial.operations[slot].shape.numel() for slot in slots) // (trial.n * rows) for trial in self.trials

@@ -35,14 +35,14 @@ class Call:
 
     @property
     def read(self) -> Tensor:
-        """What the call read, without its graph; a half-precision input comes in float32."""
+        """Return what the call read, without its graph; a half-precision input comes in float32."""
         x = self.x.detach()
         return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @dataclass(eq=False)
 class Tape:
-    """What a forward pass did, in execution order."""
+    """The record of a forward pass, in execution order."""
 
     linear: dict[str, Call] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
@@ -81,7 +81,7 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
 
 
 def _alike(W: Tensor, weight: Tensor) -> bool:
-    """Whether two makings of one weight agree, to rounding."""
+    """Return whether two makings of one weight agree, to rounding."""
     scale = float(weight.abs().max()) if weight.numel() else 0.0
     return bool(torch.allclose(W, weight.to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale))
 
@@ -135,7 +135,7 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
 
 
 def _is_followed(x: object) -> TypeGuard[Tensor]:
-    """Whether a call's input is a floating tensor of the graph, and none of a transform of torch.func."""
+    """Return whether a call's input is a floating tensor of the graph, and none of a transform of torch.func."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)

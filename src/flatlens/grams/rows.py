@@ -32,7 +32,7 @@ class Rows:
         return front if self.order == "outer" else self.by_sample(tensor, n).flatten(0, 1)
 
     def fit(self, shape: torch.Size, n: int) -> bool:
-        """Whether a tensor of this shape can have its samples here."""
+        """Return whether a tensor of this shape can have its samples here."""
         return len(shape) > self.axis and shape.numel() > 0 and shape[self.axis] % n == 0
 
 
@@ -56,7 +56,7 @@ def splits(n: int) -> Iterator[Tensor]:
 def apart(
     f: Tensor, at: Mapping[str, Place], allowed: Mapping[str, list[Rows]], generator: torch.Generator
 ) -> dict[str, list[Rows]]:
-    """By place, the arrangements under which no sample's outputs respond to another sample's rows.
+    """Return, by place, the arrangements under which no sample's outputs respond to another sample's rows.
 
     The outputs of some samples alone are combined at random: the slopes at all others' rows must be exactly 0. With the
     masks of `splits` no pair of samples is left out, and rounding cannot change the result.

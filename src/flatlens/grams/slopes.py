@@ -45,7 +45,7 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class _Slot:
-    """Where slopes are wanted, and how they are held."""
+    """A place where slopes are wanted, and the form in which they are held."""
 
     at: Place
     size: torch.Size  # of a slope there
@@ -53,24 +53,24 @@ class _Slot:
     plain: bool = False  # whether that is the slope itself, one row a sample
 
     def buffer(self, name: str, f: Tensor, pool: Pool) -> Tensor:
-        """For the slopes of all outputs, (n, N, ...)."""
+        """Return a buffer for the slopes of all outputs, (n, N, ...)."""
         kept = self.shape(torch.empty(self.size, device="meta")).shape[1:]
         return pool.take(name, (*f.shape, *kept), f)
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
+    """The place where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
 
     at: Tensor  # (n, width)
     rows: Tensor  # (N, width)
 
     def combined(self, wanted: list[Place], u: Tensor) -> tuple[Tensor | None, ...]:
-        """Of the outputs combined by u (n, N); the graph is kept."""
+        """Return the slopes of the outputs combined by u (n, N); the graph is kept."""
         return torch.autograd.grad(self.at, wanted, u @ self.rows, retain_graph=True, allow_unused=True)
 
     def slopes(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
-        """Of several outputs, (count, ...) each."""
+        """Return the slopes of several outputs, (count, ...) each."""
         onto = self.rows[rows, None].expand(-1, *self.at.shape)
         with slow_batching_is_fine():
             return torch.autograd.grad(
@@ -78,14 +78,14 @@ class Start:
             )
 
     def slope(self, wanted: list[Place], k: int, retain: bool) -> tuple[Tensor | None, ...]:
-        """Of one output."""
+        """Return the slopes of one output."""
         onto = self.rows[k].repeat(len(self.at), 1)
         return torch.autograd.grad(self.at, wanted, onto, retain_graph=retain, allow_unused=True)
 
 
 @dataclass(frozen=True, eq=False)
 class Slopes:
-    """What the passes of a chunk gave."""
+    """The slopes of a chunk, and their certificate."""
 
     found: dict[str, Tensor]  #: df/d(...), (n, N, ...), by place
     certificate: Certificate | None  #: None where it was not asked for
@@ -130,7 +130,7 @@ def slopes_of(
 
 
 def _implied(name: str, tape: Tape, layout: Layout) -> bool:
-    """Whether samples are apart at a call's input because they are at its output: each is multiplied by itself."""
+    """Return whether samples are apart at a call's input because they are at its output: each goes by itself."""
     kind, _, key = name.partition(":")
     return kind == "x" and tape.linear[key].whole and f"z:{key}" in layout.rows and not layout.hides_padding
 
@@ -152,7 +152,7 @@ def certificate_of(
 
 
 def is_first(layout: Layout, key: str) -> bool:
-    """Whether the call alone reads the network's input and its slope there follows from the one at its output."""
+    """Return whether the call alone reads the network's input and its slope there follows from that at its output."""
     return key == layout.input_is and key in layout.weights and knows_its_input(layout.weights[key])
 
 
@@ -176,14 +176,14 @@ def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
 
 
 def _is_parameter(node: Any) -> bool:
-    """Whether it stands for a leaf, maybe transposed, or for what needs no gradient."""
+    """Return whether it stands for a leaf, maybe transposed, or for what needs no gradient."""
     if node is not None and node.name() == "TBackward0":
         node = node.next_functions[0][0]
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
 def slots_of(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
-    """One for each place at which slopes are wanted."""
+    """Return a slot for each place at which slopes are wanted."""
     dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.slots}
     operations = layout.operations(tape)
     slots = {name: _slot(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}

@@ -51,7 +51,7 @@ class Structure:
         )
 
     def covers(self, other: Structure) -> bool:
-        """Whether every claim made here holds on the other, too."""
+        """Return whether every claim made here holds on the other, too."""
         return self.meet(other) == self
 
 

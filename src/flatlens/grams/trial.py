@@ -80,7 +80,7 @@ class Trial:
 
     @property
     def hides_padding(self) -> bool:
-        """Whether nothing flows back to the features of padded tokens, at any call and at the input."""
+        """Return whether nothing flows back to the features of padded tokens, at any call and at the input."""
         if self.tape.mask is None:
             return False
         read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
@@ -90,6 +90,6 @@ class Trial:
 
 
 def hides(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:
-    """Whether slopes at inputs of calls are zero at padded tokens."""
+    """Return whether slopes at inputs of calls are zero at padded tokens."""
     there = [(unpadded(slope, mask) == slope).all() for slope in slopes if slope is not None]
     return torch.stack(there).all() if there else torch.tensor(True)

@@ -58,16 +58,16 @@ class Adapter(ABC):
 
     @abstractmethod
     def features(self, W: Tensor) -> int:
-        """How many features feed the layer: entries of the last axis, or channels; W is (g, d, m)."""
+        """Return the number of features that feed the layer: entries of the last axis, or channels; W is (g, d, m)."""
 
     @property
     def row_axis(self) -> int:
-        """Which axis of the stored weight counts rows of W."""
+        """Return the axis of the stored weight that counts rows of W."""
         return 0
 
     @property
     def token_wise(self) -> bool:
-        """Whether the layer maps the last axis of its input, and nothing else."""
+        """Return whether the layer maps the last axis of its input, and nothing else."""
         return not self.kernel
 
     def per_feature(self, values: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class Dense(Adapter):
 
 @dataclass(frozen=True)
 class _Windows(Adapter):
-    """What both kinds of convolution have in common."""
+    """The common part of both kinds of convolution."""
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
@@ -246,12 +246,12 @@ def layer_of(module: nn.Module) -> Adapter:
 
 
 def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
-    """Whether the module's type computes z = W phi + b and nothing else."""
+    """Return whether the module's type computes z = W phi + b and nothing else."""
     return isinstance(module, (nn.Linear, *PLAIN, *TRANSPOSED)) or _stores_transposed(module)
 
 
 def _stores_transposed(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D, known by its name, so that transformers is never imported."""
+    """Return whether it is transformers' Conv1D, known by its name, so that transformers is never imported."""
     return any((c.__name__, c.__module__) == ("Conv1D", "transformers.pytorch_utils") for c in type(module).__mro__)
 
 

@@ -43,12 +43,12 @@ class Operation:
 
     @property
     def shape(self) -> torch.Size:
-        """Of the operation's output."""
+        """Return the shape of the operation's output."""
         return torch.Size(self.node._input_metadata[0].shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the operation's output."""
+        """Return the dtype of the operation's output."""
         found: torch.dtype = self.node._input_metadata[0].dtype
         return found
 
@@ -59,11 +59,11 @@ class Operation:
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What must be alike for two passes to have done the same."""
+        """Return what two passes have in common if they did the same here."""
         return (type(self).__name__, self.node.name())
 
     def kept(self) -> Tensor | None:
-        """What the parameter's derivative takes of the operation's other inputs; there until the graph is freed."""
+        """Return what the parameter's derivative needs of the other inputs; gone once the graph is freed."""
         return None
 
 
@@ -81,7 +81,7 @@ class Product(Operation):
         return ("Product", self.adapter, self.stored)
 
     def kept(self) -> Tensor:
-        """What the weight multiplies, as the operation read it; of a half type in float32."""
+        """Return what the weight multiplies, as the operation read it; a half-precision tensor comes in float32."""
         node = self.node
         name = node.name()
         x: Tensor = (
@@ -191,7 +191,7 @@ def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) 
 
 
 def _transposes(node: Node) -> bool:
-    """Whether a node exchanges the two axes of a matrix."""
+    """Return whether a node exchanges the two axes of a matrix."""
     if len(node._input_metadata[0].shape) != 2:
         return False
     if node.name() == "TransposeBackward0":
@@ -202,7 +202,7 @@ def _transposes(node: Node) -> bool:
 
 
 def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool) -> Read | None:
-    """One operation, told by its name; None where it is none of these."""
+    """Return the read that a node's name tells; None where it is none of these."""
     name = node.name()
     if name in ("AddmmBackward0", "MmBackward0"):
         matrix = 2 if name == "AddmmBackward0" else 1
@@ -327,7 +327,7 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
 
 
 def reaches(node: Node | None, goal: Node | None) -> bool:
-    """Whether a node's output is that of `goal` in another shape, perhaps with a bias added to it."""
+    """Return whether a node's output is that of `goal` in another shape, perhaps with a bias added to it."""
     while node is not None and node is not goal:
         name = node.name()
         below = node.next_functions[0][0]

@@ -47,12 +47,12 @@ class Operation:
 
     @property
     def affine(self) -> bool:
-        """Whether it is affine in its first tensor, all else fixed."""
+        """Return whether it is affine in its first tensor, all else fixed."""
         return self.role in ("linear", "bilinear", "quotient") and not self.kinks
 
     @property
     def moves(self) -> bool:
-        """Whether it hands on all entries as they are, in another shape or order at most."""
+        """Return whether it hands on all entries as they are, in another shape or order at most."""
         return self.effect in ("identity", "shape")
 
     def activation_of(
@@ -201,7 +201,7 @@ def operation_of(what: Any, *, hooks: bool = False) -> Operation | None:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether a forward hook may change what it reads or gives."""
+    """Return whether a forward hook may change what it reads or gives."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 

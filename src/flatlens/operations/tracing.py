@@ -32,7 +32,7 @@ class Trace(fx.Interpreter):
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
 
     def operation(self, node: fx.Node) -> Operation | None:
-        """What a call computes; None where that is not known, and for what is no call."""
+        """Return the operation that a call computes; None where it is not known, or the node is no call."""
         return operation_of(self.what(node)) if node.op.startswith("call") else None
 
     def called(self, node: fx.Node) -> str:
@@ -57,7 +57,7 @@ class Trace(fx.Interpreter):
 
 
 def asks(node: fx.Node) -> bool:
-    """Whether a node asks for a tensor's size or kind, not for its values."""
+    """Return whether a node asks for a tensor's size or kind, not for its values."""
     if node.op == "call_function":
         return node.target is getattr and node.args[1] in ASKED
     return node.op == "call_method" and node.target in ASKED

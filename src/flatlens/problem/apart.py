@@ -83,7 +83,7 @@ class _Batch:
 
     @cached_property
     def whole(self) -> list[Tensor]:
-        """What the batch gives."""
+        """Return the batch's result."""
         return _orders(self.losses, self.f, self.y, self.u, self.weights)
 
     @cached_property
@@ -175,7 +175,7 @@ def picked(y: Any, samples: Tensor, n: int) -> Any:
         return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
 
     def lists(part: Any) -> bool:
-        """Whether it is a list of one thing a sample, of whatever kind."""
+        """Return whether it is a list of one thing a sample, of whatever kind."""
         return isinstance(part, list | tuple) and len(part) == n and not any(map(counts, part))
 
     def cut(part: Any) -> Any:
