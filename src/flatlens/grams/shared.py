@@ -24,6 +24,8 @@ from flatlens.grams.weight import WeightMatrix, row_factor
 
 Wanted: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
+NARROW = 16  #: rows of a weight below which a product for each position takes longer to begin than to do
+
 
 @dataclass(frozen=True, eq=False)
 class SharedJacobian:
@@ -146,7 +148,7 @@ class SharedJacobian:
                 wide = phi.to(torch.float64)
                 A = wide.mT @ wide  # (n', g, P, P)
                 for K, T in zip(grams, factors, strict=True):
-                    K[piece] = _position_gram(A, J.to(torch.float64), T)
+                    K[piece] = _position_gram(A, J, T)
             elif len(self._rows(J.shape[3])) == 1:
                 M = self._M(J, phi)
                 for K, T in zip(grams, factors, strict=True):
@@ -196,11 +198,18 @@ class SharedJacobian:
 
 
 def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
-    """sum_{p,q} <phi_p, phi_q> <T J_kp, T J_k'q> of some samples, from A (n', g, P, P) and J (n', N, g, d, P)."""
-    J = J.transpose(1, 2)
-    rows = (J if T is None else T[:, None] @ J).flatten(2, 3)  # (n', g, N r, P)
-    shape = (*rows.shape[:2], J.shape[2], -1)
-    return ((rows @ A).reshape(shape) @ rows.reshape(shape).mT).sum(1)
+    """Return sum_{p,q} <phi_p, phi_q> <T J_kp, T J_k'q> of some samples, (n', N, N), from A (n', g, P, P).
+
+    J is (n', N, g, d, P). Its positions go before its rows, so that T, the same for all of them, is one product.
+    """
+    laid = J.permute(2, 0, 4, 1, 3)
+    rows = torch.empty(laid.shape, dtype=torch.float64, device=J.device).copy_(laid)  # (g, n', P, N, d)
+    if T is not None:
+        rows = (rows.flatten(1, 3) @ T.mT).unflatten(1, rows.shape[1:4])
+    moved = (A.transpose(0, 1) @ rows.flatten(3)).view(rows.shape)
+    if rows.shape[4] < NARROW:
+        return (moved.transpose(2, 3).flatten(3) @ rows.transpose(2, 3).flatten(3).mT).sum(0)
+    return (moved @ rows.mT).sum((0, 2))
 
 
 @dataclass(frozen=True, eq=False)
