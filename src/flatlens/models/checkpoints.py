@@ -115,13 +115,28 @@ def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
 
 
 def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    odd = [k for k, tensor in tensors.items() if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta]
+    if odd:
+        raise BadWeights(f"weights: {path} holds sparse, nested or empty (meta) tensors: {_some(odd)}: save dense ones")
     wrong = [k for k, tensor in tensors.items() if tensor.shape != own[k].shape]
     if wrong:
         each = [f"{k} is {tuple(tensors[k].shape)} in the file, {tuple(own[k].shape)} in the network" for k in wrong]
         raise BadWeights(f"weights: {path} is of a network of another shape: {_some(each)}")
+    codes = [k for k, tensor in tensors.items() if _is_code(tensor) and not _is_code(own[k])]
+    if codes:
+        kind = str(tensors[codes[0]].dtype).removeprefix("torch.")
+        raise BadWeights(
+            f"weights: {path} holds whole numbers ({kind}) where the network has real ones: {_some(codes)}: of a "
+            "quantised network, save the weights that its whole numbers stand for"
+        )
     complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
     if complex_ones:
         raise BadWeights(f"weights: {path} holds complex numbers, the network real ones: {_some(complex_ones)}")
+
+
+def _is_code(tensor: Tensor) -> bool:
+    """Return whether a tensor holds whole numbers or booleans."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], path: Path) -> None:

@@ -61,11 +61,13 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     try:
         places = json.loads(index.read_text())["weight_map"]
         shards = sorted(set(places.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not shards or not all(isinstance(shard, str) for shard in shards):
+            raise TypeError("file names are needed")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadWeights(f"weights: {index} is not the index of a sharded file (no readable weight_map)") from error
     state: dict[str, Tensor] = {}
     for shard in shards:
-        if Path(shard).name != shard:  # an index must not lead out of its folder
+        if shard in ("", "..") or Path(shard).name != shard:  # an index must not lead out of its folder
             raise BadWeights(f"weights: {index} names the shard {shard!r}, which is not in its own folder")
         if not (index.parent / shard).is_file():
             raise BadWeights(f"weights: the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
@@ -123,7 +125,11 @@ def _refusal(message: str) -> str:
 
 
 def _tensors_of(payload: object, file: Path) -> dict[str, Tensor]:
+    seen: list[object] = []
     while isinstance(payload, Mapping):
+        if any(payload is outer for outer in seen):
+            raise BadWeights(f"weights: {file} holds a dictionary that holds itself: save a state_dict")
+        seen.append(payload)
         inner = next((payload[name] for name in NESTS if isinstance(payload.get(name), Mapping)), None)
         if inner is None:
             break
