@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import socket
 import uuid
@@ -9,7 +11,10 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from flatlens.errors import BadFolder
+
 PARTIAL = ".partial"
+CHECKSUMS = "checksums.json"
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:
@@ -35,6 +40,34 @@ def partial_name(target: Path) -> Path:
 def host() -> str:
     """This machine's name, as one word."""
     return socket.gethostname().replace(".", "-") or "localhost"
+
+
+def write_checksums(folder: Path) -> None:
+    """Record the SHA-256 of every file in `folder` beside them."""
+    found = {path.name: _sha256(path) for path in sorted(folder.iterdir())}
+    (folder / CHECKSUMS).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def require_checksums(folder: Path) -> None:
+    """Raise BadFolder, with the file's name, unless every file is as `write_checksums` met it.
+
+    A folder without checksums, from a version that wrote none, passes.
+    """
+    if not (folder / CHECKSUMS).exists():
+        return
+    try:
+        recorded = dict(json.loads((folder / CHECKSUMS).read_text(encoding="utf-8")))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadFolder(f"{CHECKSUMS} cannot be read") from error
+    for name, digest in recorded.items():
+        path = folder / str(name)
+        if not path.is_file() or _sha256(path) != digest:
+            raise BadFolder(f"{name} is {'not what was written' if path.is_file() else 'missing'}")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def flush_all(paths: Iterable[Path]) -> None:

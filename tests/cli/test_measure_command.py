@@ -199,6 +199,21 @@ def test_the_network_of_a_study_has_its_own_data_and_loss(tmp_path, capsys):
     assert found["test_accuracy"] == pytest.approx(float((test_outputs.argmax(1) == split.test_y).double().mean()))
 
 
+def test_the_network_of_a_study_whose_weights_have_a_flipped_bit_is_refused(tmp_path, refused):
+    from flatlens.experiments.settings import Study
+    from flatlens.files import write_checksums
+
+    settings = Study.digits("smoke").networks()[0]
+    (tmp_path / "config.json").write_text(json.dumps(settings.as_json()))
+    save_file(settings.model.build().state_dict(), tmp_path / "weights.safetensors")
+    write_checksums(tmp_path)
+    content = bytearray((tmp_path / "weights.safetensors").read_bytes())
+    content[-100] ^= 4
+    (tmp_path / "weights.safetensors").write_bytes(content)
+    line = refused("measure", str(tmp_path))
+    assert f"{tmp_path} is damaged (weights.safetensors is not what was written): remove it" in line
+
+
 def test_a_page_and_chosen_layers(net, capsys, refused):
     assert cli.run(["measure", "net.py:build", *net, "--measures", "mls", "--page", "page.html", "--layers", "2"]) == 0
     out, err = capsys.readouterr()

@@ -30,6 +30,9 @@ def record(settings=NETWORK, loss=0.5):
     )
 
 
+KEPT = {"json": ("checksums", "config", "result"), "safetensors": ("curves", "report", "weights")}
+
+
 @pytest.fixture
 def store(tmp_path):
     return Store.create(tmp_path / "out", STUDY)
@@ -43,6 +46,7 @@ def test_what_is_written_is_read(store):
     assert back.report["mls"].value == 2.0
     assert torch.equal(back.weights["fc1.weight"], torch.ones(2, 2))
     assert sorted(p.name for p in store.folder(NETWORK.key).iterdir()) == [
+        "checksums.json",
         "config.json",
         "curves.safetensors",
         "report.safetensors",
@@ -138,6 +142,29 @@ def test_a_damaged_network_is_one_line_that_says_how_to_mend(store, file, damage
         store.read(NETWORK.key)
     assert str(store.folder(NETWORK.key)) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("file", [f"{name}.{end}" for end, names in KEPT.items() for name in names])
+def test_no_flipped_bit_is_read(store, file):
+    store.write(record())
+    path = store.folder(NETWORK.key) / file
+    whole = path.read_bytes()
+    for bit in (*range(0, 8 * len(whole), 8 * len(whole) // 40), 8 * len(whole) - 1):
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(BadFolder, match="remove that folder and run the study again") as caught:
+            store.read(NETWORK.key)
+        assert str(store.folder(NETWORK.key)) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    path.write_bytes(whole)
+    assert store.read(NETWORK.key).report["mls"].value == 2.0
+
+
+def test_a_network_without_checksums_is_read(store):
+    store.write(record())
+    (store.folder(NETWORK.key) / "checksums.json").unlink()
+    assert store.read(NETWORK.key).report["mls"].value == 2.0
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"name": "digits"}'])

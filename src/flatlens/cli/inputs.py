@@ -12,7 +12,8 @@ from cyclopts import Parameter
 from flatlens import userfile
 from flatlens.cli.output import Flag, note, stdout_to_stderr
 from flatlens.cli.sharing import local, ranks
-from flatlens.errors import BadInput, BadLoss, BadModel
+from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
+from flatlens.files import require_checksums
 
 if TYPE_CHECKING:
     from flatlens.data.sources import Source
@@ -161,8 +162,12 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
 
     try:
         settings = NetworkSettings.from_json(json.loads((folder / "config.json").read_text()))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise BadModel(f"MODEL: the folder {folder} holds no network of a study{_in_its_stead(folder)}") from error
+    try:
+        require_checksums(folder)
+    except BadFolder as error:
+        raise BadFolder(f"MODEL: {folder} is damaged ({error}): remove it, and run its study again") from error
     network = settings.model.build()
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()

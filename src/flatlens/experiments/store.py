@@ -6,6 +6,7 @@
                        curves.safetensors (with the graph of a network from R to R), weights.safetensors,
                        report.safetensors
                        history.csv, where measures were followed in training
+                       checksums.json, of all of these
     OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
                  <key>.progress          how far it is
     OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; gone when the network is there
@@ -33,13 +34,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flatlens.errors import BadFolder, BadInput
+from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.under_way import SUFFIX, forget, noted, under_way
 from flatlens.experiments.versions import difference, versions
-from flatlens.files import host, write_whole
+from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
 from flatlens.tracking.history import load_history, save_history
 
@@ -176,6 +177,7 @@ class Store:
                         save_history(record.history, folder / "history.csv")
                 except (SafetensorError, BadFolder) as error:  # the full disk's other names
                     raise OSError(None, str(error)) from error
+                write_checksums(folder)
                 for file in folder.iterdir():  # safetensors lets nobody else read them
                     shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
@@ -190,6 +192,7 @@ class Store:
         """
         folder = self.folder(key)
         try:
+            require_checksums(folder)
             return Record(
                 settings=NetworkSettings.from_json(_read_json(folder / "config.json")),
                 result=_read_json(folder / "result.json"),
@@ -198,10 +201,9 @@ class Store:
                 report=Report.load(folder / "report.safetensors"),
                 history=load_history(history) if (history := folder / "history.csv").exists() else None,
             )
-        except (OSError, SafetensorError, BadInput, KeyError, TypeError) as error:
-            raise BadFolder(
-                f"the network in {str(folder)!r} is damaged ({error}): remove that folder and run the study again"
-            ) from error
+        except Exception as error:  # damaged bytes make a reader fail in any way at all
+            damage = f"the network in {str(folder)!r} is damaged ({one_line(error)})"
+            raise BadFolder(f"{damage}: remove that folder and run the study again") from error
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
         """Raise BadFolder if a network that is there was computed by something else than `now`."""
