@@ -205,6 +205,37 @@ def test_prelu_with_as_many_samples_as_outputs(n: int, chunk: int) -> None:
     assert found.faults == []
 
 
+class WronglyBatched(torch.autograd.Function):
+    """Twice its input; three times where torch.vmap takes several at once: a wrong rule of an extension."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx: object, inputs: object, output: object) -> None:
+        """Keep nothing."""
+
+    @staticmethod
+    def backward(ctx: object, slope: Tensor) -> Tensor:
+        return WronglyBatched.apply(slope)
+
+    @staticmethod
+    def vmap(info: object, axes: tuple[int], x: Tensor) -> tuple[Tensor, int]:
+        return 3 * x, axes[0]
+
+
+class Doubled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return WronglyBatched.apply(x)
+
+
+def test_a_wrong_rule_for_batches_of_backward_passes() -> None:
+    found = verdict(lambda: nn.Sequential(nn.Linear(4, 6), nn.ReLU(), Doubled(), nn.Linear(6, 3)), normal(20, 4))
+    assert found.answered
+    assert not found.faults
+
+
 # 6. complex parameters
 
 

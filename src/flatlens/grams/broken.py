@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from flatlens.errors import BadModel, FlatlensError, one_line
+from flatlens.errors import BadLoss, BadModel, FlatlensError, one_line
 from flatlens.problem import Batch
 from flatlens.problem.ranks import Ranks
+
+BATCHING = "backward passes in one"
+"""A name for `distrusted`, beside those of places: torch's batching of several backward passes."""
 
 
 class PlanBroken(Exception):
@@ -16,7 +19,9 @@ class PlanBroken(Exception):
     def __init__(self, batches: list[Batch], distrusted: Collection[str] = ()) -> None:
         super().__init__("the plan of the pass does not hold on every chunk of the data")
         self.batches = batches
-        self.distrusted = frozenset(distrusted)  #: places whose samples do not lie where the plan has them
+        self.distrusted = frozenset(
+            distrusted
+        )  #: places whose samples do not lie where the plan has them, or `BATCHING`
 
 
 def samples_meet() -> BadModel:
@@ -39,6 +44,11 @@ def differentiated() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, FlatlensError) or not any(word in str(error) for word in AUTOGRADS):
             raise
+        if "loss" in str(error):  # a kernel of torch's for a loss
+            raise BadLoss(
+                f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
+                f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
+            ) from error
         raise BadModel(
             f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): is a tensor or a "
             f"frozen parameter changed in place, or a checkpoint reentrant? use_reentrant=False is measured"

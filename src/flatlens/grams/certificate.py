@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.broken import PlanBroken, samples_meet
+from flatlens.grams.broken import BATCHING, PlanBroken, samples_meet
 from flatlens.grams.contract import norm2
 from flatlens.grams.layout import Layout
 from flatlens.grams.leftover import one_by_one
@@ -71,6 +71,7 @@ class Judge:
         found: dict[str, Tensor],
         certificate: Certificate,
         rebuilt: dict[str, tuple[Tensor, Tensor]],
+        batched: bool,
     ) -> ChunkCheck:
         """Compare at every place of the plan, and in the parameters whose gradients are `rebuilt` from these places.
 
@@ -82,7 +83,7 @@ class Judge:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             hidden = hides(tape.mask, at_inputs)
         places = [*certificate.totals, *(PARAMETER + self.place_of(tape, name) for name in rebuilt)]
-        return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]))
+        return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Yield a flag for each parameter: whether its gradient put together is autograd's, to rounding."""
@@ -106,6 +107,8 @@ class Judge:
             raise samples_meet()
         if meeting or wrong or not hidden:
             raise PlanBroken([verdict.batch], [*meeting, *wrong])
+        if suspected and verdict.batched:  # rounding, or a wrong batching rule: one by one there is none
+            raise PlanBroken([], [BATCHING])
 
     def leftovers(
         self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
@@ -161,3 +164,4 @@ class ChunkCheck:
     batch: Batch
     places: list[str]
     flags: Tensor  #: whether it holds at each, and whether padding has no effect
+    batched: bool  #: whether several backward passes were taken in one

@@ -110,6 +110,7 @@ class Layout:
     unexplained: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
     hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
+    batched: bool  #: whether several backward passes may be taken in one
 
     @cached_property
     def affine(self) -> frozenset[str]:

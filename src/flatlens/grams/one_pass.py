@@ -59,7 +59,7 @@ def one_pass(
             model,
             layout,
             feature_scale or {},
-            Pool(problem.memory),
+            Pool(problem.memory, batches=layout.batched),
             frozenset(needs),
             Judge(problem, model, layout),
         )
@@ -142,7 +142,8 @@ class _Walk:
         chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
         if slopes.certificate is not None:
             rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=False)
-            self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt))
+            batched = self.pool.batches is True
+            self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched))
         layers = chunk.layers(place, self.scale)
         if layout.input_is is not None:
             network: LayerGrams | None = layers[layout.input_is]

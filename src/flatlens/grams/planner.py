@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.broken import differentiated
+from flatlens.grams.broken import BATCHING, differentiated
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.proof import unproved
 from flatlens.grams.record import Call
@@ -21,8 +21,11 @@ from flatlens.problem.state import differentiable
 
 
 def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
-    """Run the network on the probes, and on placed batches `also`, and see what is where; places that are `distrusted`
-    are not assumed to have any arrangement of samples."""
+    """Run the network on the probes, and on placed batches `also`, and see what is where.
+
+    Places that are `distrusted` are not assumed to have any arrangement of samples; with `BATCHING` among them backward
+    passes are taken one by one.
+    """
     generator = torch.Generator().manual_seed(0)
     # differentiable, so that the graph shows frozen parameters, too
     with differentiated(), measuring(model), differentiable(model.parameters()):
@@ -48,6 +51,7 @@ class _Planner:
         distrusted: Collection[str],
     ) -> None:
         self.problem, self.trials, self.first, self.structure = problem, trials, trials[0], structure
+        self.distrusted = distrusted
         self.parameters = {name: p for name, p in model.named_parameters() if name in self.first.tape.reads}
         places = [name for name in self.first.rows if not name.startswith("input:") and name not in distrusted]
         found = {name: self._rows(name) for name in places}
@@ -105,6 +109,7 @@ class _Planner:
             unexplained=sum(sizes[name] for name in leftovers) + sum(self.parameters[name].numel() for name in small),
             itemsize=self.first.f.element_size(),
             hides_padding=all(trial.hides_padding for trial in self.trials),
+            batched=BATCHING not in self.distrusted,
         )
 
     def _axes(self) -> tuple[dict[str, int], dict[str, str]]:

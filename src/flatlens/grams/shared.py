@@ -205,7 +205,7 @@ def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
     laid = J.permute(2, 0, 4, 1, 3)
     rows = torch.empty(laid.shape, dtype=torch.float64, device=J.device).copy_(laid)  # (g, n', P, N, d)
     if T is not None:
-        rows = (rows.flatten(1, 3) @ T.mT).unflatten(1, rows.shape[1:4])
+        rows = (rows.flatten(1, 3) @ T.mT).reshape(*rows.shape[:4], -1)
     moved = (A.transpose(0, 1) @ rows.flatten(3)).view(rows.shape)
     if rows.shape[4] < NARROW:
         return (moved.transpose(2, 3).flatten(3) @ rows.transpose(2, 3).flatten(3).mT).sum(0)

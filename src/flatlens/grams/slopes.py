@@ -30,10 +30,11 @@ class Pool:
     """Buffers that live as long as the pass, for slopes that come output by output: fresh memory for every chunk would
     cost as much as the arithmetic."""
 
-    def __init__(self, memory: int) -> None:
+    def __init__(self, memory: int, *, batches: bool = True) -> None:
         self._kept: dict[str, Tensor] = {}
         self.together = memory // SHARE  #: bytes of slopes that one batched pass may give
-        self.batches: bool | None = None  #: whether torch can batch the network's operations; None: nobody tried
+        self.batches: bool | None = None if batches else False
+        """Whether torch batches the network's operations; None where nobody tried."""
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """An uninitialised buffer of this shape; the samples come first."""
