@@ -4,7 +4,9 @@
     |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
     |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
     output
+    |   |   `-- ForwardFailed          the network's own code raised (also a RuntimeError)
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
+    |   |   `-- LossFailed             the user's loss raised (also a RuntimeError)
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
     |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled
     |   |-- BadFolder                  an output folder that holds something else
@@ -40,8 +42,16 @@ class BadModel(BadInput):
     """A network that cannot be measured as it is."""
 
 
+class ForwardFailed(BadModel, RuntimeError):
+    """The network's own code raised an error, its cause."""
+
+
 class BadLoss(BadInput):
     """A loss whose values do not make a mean over samples."""
+
+
+class LossFailed(BadLoss, RuntimeError):
+    """The loss's own code raised an error, its cause."""
 
 
 class BadData(BadInput):

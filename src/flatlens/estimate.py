@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pandas as pd
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.errors import BadFolder, BadInput, UnknownName, one_line
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
 
@@ -69,8 +71,13 @@ class Report(Mapping[Key, Estimate]):
         self.about = dict(about)
 
     def __getitem__(self, key: str | Key) -> Estimate:
-        measure, layer = (key, None) if isinstance(key, str) else key
-        if (measure, layer) in self._estimates:
+        pair = (key, None) if isinstance(key, str) else key
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise UnknownName(
+                f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
+            )
+        measure, layer = pair
+        if pair in self:
             return self._estimates[measure, layer]
         if measure not in self.measures():
             raise UnknownName.among("measure in this report", measure, self.measures())
@@ -84,7 +91,8 @@ class Report(Mapping[Key, Estimate]):
         return len(self._estimates)
 
     def __contains__(self, key: object) -> bool:
-        return ((key, None) if isinstance(key, str) else key) in self._estimates
+        pair = (key, None) if isinstance(key, str) else key
+        return isinstance(pair, Hashable) and pair in self._estimates
 
     def __repr__(self) -> str:
         return self.frame().to_string(max_rows=60)
@@ -119,34 +127,56 @@ class Report(Mapping[Key, Estimate]):
                 f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")
             }
             rows.append({"measure": name, "layer": layer, **scalars})
-        target = Path(path)
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+        table = json.dumps({"rows": rows, "about": self.about})
+        header = {"flatlens.report": table, "flatlens.digest": _digest(table, tensors)}
+        partial = None
         try:
-            save_file(tensors, partial, metadata={"flatlens.report": json.dumps({"rows": rows, "about": self.about})})
+            target = Path(path)
+            partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+            save_file(tensors, partial, metadata=header)
             partial.replace(target)
-        except (SafetensorError, OSError) as error:
-            raise BadFolder(f"Report.save({str(path)!r}): the file cannot be written ({error})") from error
+        except (SafetensorError, OSError, TypeError, ValueError) as error:
+            raise BadFolder(f"Report.save({str(path)!r}): the file cannot be written ({one_line(error)})") from error
         finally:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
+            if partial is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    partial.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read what `save` wrote."""
+        """Read what `save` wrote; refuse a file that was changed since."""
         try:
-            with safe_open(path, framework="pt") as file:
-                header = json.loads((file.metadata() or {})["flatlens.report"])
+            with safe_open(Path(path), framework="pt") as file:
+                header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
-            raise BadInput(f"Report.load({str(path)!r}): not a saved report ({error})") from error
-        estimates: dict[Key, Estimate] = {}
-        for number, row in enumerate(header["rows"]):
-            mine = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith(f"{number}/")}
-            samples = mine.pop("samples", None)
-            arrays = {k.removeprefix("arrays."): v for k, v in mine.items()}
-            key = (row.pop("measure"), row.pop("layer"))
-            estimates[key] = Estimate(**row, samples=samples, arrays=arrays)
-        return cls(estimates, header["about"])
+            table = header["flatlens.report"]
+            digest = _digest(table, tensors)
+            if header.get("flatlens.digest", digest) != digest:  # earlier versions wrote none
+                raise ValueError("its checksum is not that of its contents: it was damaged, or written by other hands")
+            return cls(*_read(json.loads(table), tensors))
+        except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
+            raise BadInput(f"Report.load({str(path)!r}): not a saved report ({one_line(error)})") from error
+
+
+def _digest(table: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a report's table and of its arrays, with their names, types and shapes."""
+    digest = hashlib.sha256(table.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _read(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[Key, Estimate], dict[str, Any]]:
+    """Return estimates, and what they are about."""
+    estimates: dict[Key, Estimate] = {}
+    for number, row in enumerate(header["rows"]):
+        mine = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith(f"{number}/")}
+        samples = mine.pop("samples", None)
+        arrays = {k.removeprefix("arrays."): v for k, v in mine.items()}
+        key = (row.pop("measure"), row.pop("layer"))
+        estimates[key] = Estimate(**row, samples=samples, arrays=arrays)
+    return estimates, header["about"]
 
 
 def undefined(note: str) -> Estimate:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from flatlens.errors import BadInput, UnknownName, typed_line
+from flatlens.errors import BadInput, FlatlensError, UnknownName, typed_line
 
 T = TypeVar("T")
 
@@ -51,7 +53,30 @@ def guarded(call: Callable[[], T], what: str) -> T:
     try:
         return call()
     except (Exception, SystemExit) as error:  # a script may well call sys.exit() when it is imported
-        raise BadInput(f"{what} raised {typed_line(error)}{_place(error)}") from error
+        raise BadInput(f"{what} raised {said(error)}") from error
+
+
+@contextmanager
+def users_code(failed: Callable[[str], FlatlensError]) -> Iterator[None]:
+    """Raise `failed(line)` in place of what the user's code raises in here, `line` being what is `said` of it.
+
+    Errors of flatlens pass, and an exit that no code of the user's asked for: that of a signal's handler.
+    """
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        if type(error).__module__.startswith("flatlens.") or (isinstance(error, SystemExit) and _is_a_signals(error)):
+            raise
+        raise failed(said(error)) from error
+
+
+def said(error: BaseException) -> str:
+    """Return in one line what the user's code raised, and the last line of the user's own that it came through."""
+    if re.match(r"Caught \w+ in \w+ worker process", text := str(error)):  # a traceback in words, of another process
+        places = [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+)', text)]
+        return " ".join(text.split("\n  ")[-1].splitlines()[1:])[:200] + _last_own(places)
+    frames = traceback.extract_tb(error.__traceback__)[1:]
+    return f"{typed_line(error, 200)}{_last_own((frame.filename, frame.lineno) for frame in frames)}"
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
@@ -97,9 +122,13 @@ def _listing(file: str, public: list[str]) -> str:
     return f"it defines {', '.join(public[:8])}" if public else f"{Path(file).name} defines no function"
 
 
-def _place(error: BaseException) -> str:
-    """The last line of the user's own that the error came through; a SyntaxError's message has it already."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
+def _is_a_signals(error: SystemExit) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename.startswith(str(Path(__file__).parent))
+
+
+def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
+    """The last place that is the user's own; a SyntaxError's message has it already."""
     foreign = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
-    own = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(foreign)]
+    return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""

@@ -18,6 +18,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Progress
 from flatlens.measures import Lens
 from flatlens.problem import measuring
+from flatlens.problem.checks import drawing
 
 COLUMNS = [
     "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",
@@ -91,7 +92,7 @@ def check_bounds(
     if lens.problem.arithmetic != "full":
         raise BadInput("check_bounds(...): sides are compared in full arithmetic: leave Problem(arithmetic=...) out")
     chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
-    generator = torch.Generator().manual_seed(0) if generator is None else generator
+    generator = drawing(generator, progress, "check_bounds")
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):

@@ -12,6 +12,7 @@ from flatlens.comparing.direction import RISK
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.measures import MEASURES, Lens, Measure, measure, named
+from flatlens.problem.checks import drawing
 
 
 def compare(
@@ -30,8 +31,9 @@ def compare(
         BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
     """
     require_alike(lenses)
+    draws = drawing(generator, progress, "compare")
     chosen = None if measures is None else _ranking(named(measures))
-    seed = 0 if generator is None else int(torch.randint(2**40, (), generator=generator))
+    seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
     for done, (name, lens) in enumerate(lenses.items()):
         if progress:

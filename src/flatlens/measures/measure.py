@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import skewed
+from flatlens.curvature.probes import of_forms
 from flatlens.errors import BadInput, FlatlensError, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, Parts, Run
@@ -23,6 +23,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
 from flatlens.problem import measuring
+from flatlens.problem.checks import drawing
 from flatlens.problem.data import finite
 from flatlens.problem.state import device_of
 
@@ -49,7 +50,7 @@ def measure(
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
-    run = Run(torch.Generator().manual_seed(0) if generator is None else generator, progress)
+    run = Run(drawing(generator, progress, "measure"), progress)
     return measure_with(lens, measures, run)
 
 
@@ -276,7 +277,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
         return whole
     if probes is None:
         return replace(whole, value=largest, arrays={})
-    return replace(whole, value=largest, stderr=float(skewed(probes)[1]), arrays={"probes": probes})
+    return replace(whole, value=largest, stderr=float(of_forms(probes)[1]), arrays={"probes": probes})
 
 
 def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
@@ -324,6 +325,6 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
             best = max(layers.values(), key=lambda e: e.value)
             return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))
         together = torch.stack(probes).sum(0)
-        stderr = float(skewed(together)[1])
+        stderr = float(of_forms(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)

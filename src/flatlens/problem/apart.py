@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from flatlens.errors import BadInput, BadLoss, typed_line
+from flatlens.errors import BadLoss, LossFailed
+from flatlens.userfile import said
 
 Losses: TypeAlias = Callable[[Tensor, Any], Tensor]
 """From outputs (n, N) and targets to the losses, (n,)."""
@@ -46,13 +47,12 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
             at = rows.to(f.device)
             u = torch.rand(len(rows), f.shape[1], generator=draw).to(f) - 0.5
             _Batch(name, losses, f[at], picked(y, rows, len(f)), u, draw).require_apart(together.detach()[at])
-    except BadInput:
-        raise
-    except Exception as error:
+    except LossFailed as error:
+        cause = error.__cause__ or error
         raise BadLoss(
             f"Problem(loss={name}): the loss takes a batch of {len(f)} samples, but fails on parts of it "
-            f"({typed_line(error, 200)}): {MEND}"
-        ) from error
+            f"({said(cause)}): {MEND}"
+        ) from cause
 
 
 @dataclass(eq=False)

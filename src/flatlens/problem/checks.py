@@ -11,9 +11,11 @@ from torch import nn
 
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.problem.data import finite
+from flatlens.problem.ranks import Ranks
 
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
+MOST = 2**62  #: bytes, in place of more
 COARSE = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
 
 
@@ -23,9 +25,20 @@ def require_usable(model: object, dtype: object) -> None:
         raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
         raise BadModel("Problem(model=...): a ScriptModule takes no hooks: hand in the nn.Module it was compiled from")
-    for name, p in model.named_parameters():
-        if isinstance(p, nn.parameter.UninitializedParameter):
+    for name, p in [*model.named_parameters(), *model.named_buffers()]:
+        if isinstance(p, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
+        if p.numel() == 0 and p.ndim > 1 and isinstance(p, nn.Parameter):
+            raise BadModel(
+                f"Problem(model=...): {name!r}, of shape {tuple(p.shape)}, has no entries: leave its layer out"
+            )
+        if p.is_meta:
+            raise BadModel(
+                f"Problem(model=...): {name!r} is on the meta device, without numbers: make the model on a device "
+                f"(model.to_empty(device=...), then load weights into it)"
+            )
+        if p.layout != torch.strided and isinstance(p, nn.Parameter):
+            raise BadModel(f"Problem(model=...): {name!r} is sparse: hold it as a dense parameter, p.to_dense()")
         if p.is_inference():
             raise BadModel(
                 f"Problem(model=...): {name!r} was made under torch.inference_mode(): build the model outside it"
@@ -60,6 +73,12 @@ def require_finite_weights(model: nn.Module) -> None:
             )
 
 
+def require_ranks(ranks: object) -> None:
+    """Refuse what does not say who shares the samples."""
+    if not isinstance(ranks, Ranks):
+        raise BadInput(f"Problem(ranks={ranks!r}): Ranks.joined() is needed, or nothing where this process works alone")
+
+
 def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a coarser one where it would change nothing, or undo what was asked for."""
     if arithmetic not in ("full", *COARSE):
@@ -81,6 +100,8 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
         raise BadInput(f"Problem(parameters={which!r}): 'trainable', 'all' or a list of parameter names is needed")
     names = list(which)
     for name in names:
+        if not isinstance(name, str):
+            raise BadInput(f"Problem(parameters=[{name!r}]): a list of parameter names is needed")
         if name not in known:
             raise UnknownName.among("parameter", name, known)
     return frozenset(names)
@@ -98,13 +119,13 @@ def in_bytes(memory: str | int) -> int:
     >>> in_bytes("1.5GiB"), in_bytes("500 MB")
     (1610612736, 500000000)
     """
-    if isinstance(memory, int) and memory > 0:
-        return memory
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return min(memory, MOST)
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
+    match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
     if match is None or match[2] not in units or float(match[1]) == 0:
         raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
-    return int(float(match[1]) * units[match[2]])
+    return min(int(float(match[1]) * units[match[2]]), MOST)
 
 
 def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
@@ -118,3 +139,14 @@ def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
             f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "
             f"needed, at least 2"
         )
+
+
+def drawing(generator: object, progress: object, where: str) -> torch.Generator:
+    """Return the generator to draw from, one of seed 0 for None; refuse what is none, or no progress callback."""
+    if progress is not None and not callable(progress):
+        raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, or None")
+    if generator is None:
+        return torch.Generator().manual_seed(0)
+    if not isinstance(generator, torch.Generator):
+        raise BadInput(f"{where}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
+    return generator

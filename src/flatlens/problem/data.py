@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias, cast, final
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData
+from flatlens.problem.loaders import fixed_order, kept, read
 from flatlens.problem.ranks import ALONE, Ranks
 
 Batch: TypeAlias = Any
@@ -34,16 +35,17 @@ def size(batch: Batch) -> int:
 
 def take(batch: Batch, start: int, stop: int) -> Batch:
     """Samples [start, stop) of a batch; leaves that do not count samples are kept whole."""
-    return batch if start == 0 and stop >= size(batch) else _index(batch, slice(start, stop))
+    return batch if start == 0 and stop >= size(batch) else select(batch, slice(start, stop))
 
 
 def spaced(batch: Batch, most: int) -> Batch:
     """At most `most` samples, evenly spaced over a batch."""
     n = size(batch)
-    return batch if n <= most else _index(batch, torch.linspace(0, n - 1, most).round().long())
+    return batch if n <= most else select(batch, torch.linspace(0, n - 1, most).round().long())
 
 
-def _index(batch: Batch, samples: slice | Tensor) -> Batch:
+def select(batch: Batch, samples: slice | Tensor) -> Batch:
+    """Return some samples of a batch; leaves that do not count samples are kept whole."""
     n = size(batch)
 
     def cut(leaf: Any) -> Any:
@@ -84,6 +86,21 @@ def checksum(tensor: Tensor, start: int = 0) -> int:
 def finite(tensor: Tensor) -> bool:
     """Whether no entry is NaN or inf: their sum tells, and is read in one go; where it overflows, each entry does."""
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def require_dense(batch: Batch, where: str) -> None:
+    """Refuse tensors that hold no numbers, or hold them in a form that cannot be cut into samples."""
+    for leaf in tree_leaves(batch):
+        if not isinstance(leaf, Tensor):
+            continue
+        if leaf.is_meta:
+            raise BadData(f"Problem({where}): a tensor on the meta device holds no numbers: load the data itself")
+        if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
+            form = "nested" if leaf.is_nested else "quantised" if leaf.is_quantized else "sparse"
+            mend = {"nested": "to_padded_tensor(0.0)", "quantised": "dequantize()", "sparse": "to_dense()"}[form]
+            raise BadData(f"Problem({where}): a {form} tensor cannot be cut into samples: give a dense one, by {mend}")
+        if leaf.is_floating_point() and leaf.element_size() == 1:
+            raise BadData(f"Problem({where}): {leaf.dtype} cannot be computed with: give wider numbers, by .float()")
 
 
 def require_finite(batch: Batch, given: str) -> None:
@@ -148,7 +165,7 @@ class Data:
             mine = samples[(first <= samples) & (samples < first + size(batch))].sort().values - first
             first += size(batch)
             if len(mine):
-                pieces.append(_index(batch, mine))
+                pieces.append(select(batch, mine))
         with suppress(RuntimeError):  # where batches are padded to lengths of their own, say
             if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
                 pieces = [joined(pieces)]
@@ -161,11 +178,12 @@ class Data:
             return
         assert self._source is not None
         self._readings += 1
-        with torch.random.fork_rng(), _kept(self._source):  # a loader draws a base seed from the global generator
+        with torch.random.fork_rng(), kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
             held = 0
-            for number, raw in _read(self._source, ranks):
+            for number, raw in read(self._source, ranks, self.where):
                 batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
+                require_dense(batch, self.where)
                 held += self._require_same(number, batch)
                 yield number, batch
         self.counted(held, ranks)  # a walk that stops on its way does not come here
@@ -195,29 +213,18 @@ class Data:
         return n
 
 
-def _read(loader: DataLoader[Any], ranks: Ranks) -> Iterator[tuple[int, Batch]]:
-    """A rank's batches of a loader, the others unread where they are picked by a sampler."""
-    sampler = loader.batch_sampler
-    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
-        yield from ((number, raw) for number, raw in enumerate(loader) if ranks.takes(number))
-        return
-    mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
-    part = DataLoader(
-        loader.dataset, batch_sampler=list(mine.values()), collate_fn=loader.collate_fn, num_workers=loader.num_workers
-    )
-    yield from zip(mine, part, strict=True)
-
-
 def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
     """(loader, None) or (None, tensors)."""
     if isinstance(source, TensorDataset):
+        require_dense(source.tensors, where)
         return None, source.tensors
     if isinstance(source, DataLoader):
-        return _fixed_order(source), None
+        return fixed_order(source, where), None
     if isinstance(source, Dataset):
         return DataLoader(source, batch_size=256), None
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
         x, y = (_as_tensors(part, where) for part in source)
+        require_dense((x, y), where)
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
             raise BadData(
@@ -226,7 +233,8 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
             )
         return None, (x, y)
     if isinstance(source, Mapping):
-        return None, _plain(source)
+        require_dense(tensors := _plain(source), where)
+        return None, tensors
     raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
 
 
@@ -259,31 +267,3 @@ def _as_tensors(part: Any, where: str) -> Any:
             f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({error}): give tensors or arrays of "
             f"numbers, samples first"
         ) from error
-
-
-@contextmanager
-def _kept(loader: DataLoader[Any]) -> Iterator[None]:
-    """The loader's own generator is left where it was."""
-    generator = loader.generator
-    state = None if generator is None else generator.get_state()
-    try:
-        yield
-    finally:
-        if generator is not None and state is not None:
-            generator.set_state(state)
-
-
-def _fixed_order(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The same samples and collate, in index order; what a sampler picks is drawn once."""
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
-        return loader
-    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
-    with torch.random.fork_rng(), _kept(loader):
-        if loader.batch_size is None:
-            picked = sorted(index for batch in loader.batch_sampler for index in batch)
-        else:
-            picked = sorted(loader.sampler)
-    collate: Callable[[list[Any]], Any] = loader.collate_fn
-    return DataLoader(
-        Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers
-    )

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadLoss, UnknownName
+from flatlens.errors import BadData, BadLoss, LossFailed, UnknownName
 from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, smoothed
+from flatlens.userfile import users_code
 
 LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
 
@@ -190,13 +191,19 @@ class CustomLoss(Loss):
         """What the callable gives."""
         if isinstance(y, Tensor) and y.is_floating_point():
             y = y.to(f.dtype)
-        values = self.function(f, y)
+        with users_code(
+            lambda line: LossFailed(f"Problem(loss={self.name}): the loss failed on {len(f)} samples ({line})")
+        ):
+            values = self.function(f, y)
         if not isinstance(values, Tensor):
             raise BadLoss(
                 f"Problem(loss={self.name}): a loss must return a tensor of shape ({len(f)},), got "
                 f"{type(values).__name__}"
             )
         return values
+
+    def _failed(self, line: str) -> LossFailed:
+        return LossFailed(f"Problem(loss={self.name}): the loss failed on a batch ({line})")
 
 
 def _from_module(module: nn.Module) -> Loss:

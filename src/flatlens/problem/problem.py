@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import BadData, BadInput, BadLoss, BadModel, typed_line
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
 from flatlens.estimate import Progress
 from flatlens.problem.checks import (
     COARSE,
@@ -22,14 +23,16 @@ from flatlens.problem.checks import (
     require_arithmetic,
     require_finite_weights,
     require_ghosts,
+    require_ranks,
     require_usable,
 )  # fmt: skip
-from flatlens.problem.data import Batch, Data, checksum, finite, move, require_finite, size, spaced, take
+from flatlens.problem.data import Batch, Data, checksum, finite, move, require_finite, select, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import LossFunction, as_loss
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens, attention_mask, by_token, of_sequences
-from flatlens.problem.state import device_of, measuring
+from flatlens.problem.state import device_of, measuring, untouched
+from flatlens.userfile import said, users_code
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """(outputs, targets), or (outputs (n, T, N), targets, which tokens count (n, T))."""
@@ -94,18 +97,20 @@ class Problem:
         self.probes: list[Batch] = []  #: a few samples from all over the data, to see on what the network does there
         self.memory = in_bytes(memory)
         self.origin: dict[str, str] = {}  #: where network and data are from, in words; every report repeats it
+        require_ranks(ranks)
         self.ranks = ranks  #: the processes that share the samples
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None where samples are apart
         require_finite_weights(model)
         self.outputs = 0  #: N, of a network with a row a token that of the longest batch
         copied = self.measured()
         ranks.require_same(lambda: [checksum(tensor) for tensor in copied.state_dict().values()], "weights")
-        with self.measuring(copied), torch.no_grad():
-            self._check_first(copied)
-            self.n, self.outputs, self.mass = self._census(copied, self.data)
-        if self.test is not None:
-            with measuring(copied), torch.no_grad():
-                self._census(copied, self.test)
+        with untouched(copied):
+            with self.measuring(copied), torch.no_grad():
+                self._check_first(copied)
+                self.n, self.outputs, self.mass = self._census(copied, self.data)
+            if self.test is not None:
+                with measuring(copied), torch.no_grad():
+                    self._census(copied, self.test)
 
     @property
     def coupled(self) -> bool:
@@ -202,6 +207,7 @@ class Problem:
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """(outputs (n, N), targets) of a placed batch; outputs (n, T, V) come as (n, T V), with `Tokens` for
         targets."""
+        n = size(batch)
         if self._works_in == "bfloat16":
             with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
                 outputs, targets, counted = self._forward(model, batch)
@@ -213,14 +219,21 @@ class Problem:
                 "Problem(model=...): the outputs are complex: real ones are needed, such as "
                 "torch.view_as_real(outputs).flatten(1)"
             )
-        if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == size(batch):
+        if isinstance(outputs, Tensor) and not outputs.is_floating_point():
+            raise BadModel(
+                f"Problem(model=...): the outputs are {outputs.dtype}: floating ones are needed, before they are "
+                f"rounded or compared"
+            )
+        if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 0:
+            raise BadModel(f"Problem(model=...): outputs of shape {tuple(outputs.shape)} hold no number: N is 0")
+        if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == n:
             fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
             longest = self.outputs // outputs.shape[2]
             return by_token(outputs, targets, counted if fits else None, self.loss.ignore_index, longest)
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != size(batch):
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != n:
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise BadModel(
-                f"Problem(model=...): outputs must have shape (batch, N) = ({size(batch)}, N), or (batch, tokens, N), "
+                f"Problem(model=...): outputs must have shape (batch, N) = ({n}, N), or (batch, tokens, N), "
                 f"got {got}: flatten or pool them, in the model or through forward=(model, batch) -> (outputs, "
                 f"targets)"
             )
@@ -229,7 +242,8 @@ class Problem:
     def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         """(outputs, targets, which tokens count) as the network, or forward=, has them."""
         if self.forward is not None:
-            outputs, targets, *mask = self.forward(model, batch)
+            with users_code(_failing(f"a batch of {size(batch)} samples")):
+                outputs, targets, *mask = self.forward(model, batch)
             counted = mask[0] if mask else None
         else:
             if not isinstance(batch, tuple) or len(batch) != 2:
@@ -238,12 +252,13 @@ class Problem:
                     "-> (outputs, targets)"
                 )
             x, targets = batch
-            outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
+            with users_code(_failing(f"a batch of {size(batch)} samples")):
+                outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
             counted = attention_mask(batch)
         return getattr(outputs, "logits", outputs), targets, counted
 
     def _check_first(self, model: nn.Module) -> None:
-        """Deterministic, and sample by sample, on the first batch."""
+        """Refuse a model or data that give something else the second time, on the first batch."""
         first = next(self.batches(256), None)
         if first is None or size(first) == 0:
             raise BadData("Problem(data=...): the data is empty: at least one sample is needed")
@@ -266,30 +281,27 @@ class Problem:
                 f"{apart:.2g}). It runs in eval mode here: is there a functional dropout, or noise drawn inside "
                 f"forward()?"
             )
-        if self.coupled:
-            return
-        middle = len(once) // 2  # either half alone: coupling may run forwards only, as in a recurrence over samples
-        halves = [take(first, *ends) for ends in ((0, middle), (middle, len(once))) if ends[0] < ends[1]]
-        parts = [self.run(model, self.place(half))[0] for half in halves]
-        apart = float((once - torch.cat(parts)).abs().max())
-        if apart > 1e4 * eps * scale:
-            raise BadModel(
-                f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
-                f"they are coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running "
-                f'statistics? batchnorm="train" with ghost_batch=k measures it in batches of k'
-            )
+
+    def _require_samples_apart(self, model: nn.Module, raw: Batch, f: Tensor) -> None:
+        """Compare the outputs of a batch with those of two parts of it, drawn at random.
+
+        Derivatives cannot tell what a forward pass has detached, such as a mean over the batch.
+        """
+        order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
+        for rows in (part.sort().values for part in order.chunk(2)):
+            alone, whole = self.run(model, self.place(select(raw, rows)))[0], f[rows.to(f.device)]
+            apart, scale = float((whole - alone).abs().max()), float(f.abs().max()) + 1e-30
+            if apart > 1e4 * torch.finfo(f.dtype).eps * scale:
+                raise BadModel(
+                    f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
+                    f"they are coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running "
+                    f'statistics? batchnorm="train" with ghost_batch=k measures it in batches of k'
+                )
 
     def _first_run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
         """Whatever the model or the loss raises on the first batch, as one line."""
-        try:
+        with _retold("the first batch"):
             f, y = self.run(model, batch)
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadModel(
-                f"Problem(model=...): forward failed on the first batch ({typed_line(error, 200)}): do the data's "
-                f"shapes and types fit the model?"
-            ) from error
         if isinstance(y, Tokens):
             self.loss = of_sequences(self.loss)
         with self._losing("the first batch", f, y):
@@ -299,15 +311,18 @@ class Problem:
     @contextmanager
     def _losing(self, where: str, f: Tensor, y: Any) -> Iterator[None]:
         """Whatever the loss raises there, as one line."""
-        try:
-            yield
-        except BadInput:
-            raise
-        except Exception as error:
-            raise BadLoss(
-                f"Problem(loss={self.loss}): the loss failed on {where} ({typed_line(error, 200)}): do the "
-                f"targets, of {_kind(y)}, fit outputs of shape {tuple(f.shape)}, and is it differentiable?"
-            ) from error
+
+        def failed(line: str) -> LossFailed:
+            return LossFailed(
+                f"Problem(loss={self.loss}): the loss failed on {where} ({line}): do the targets, of {_kind(y)}, fit "
+                f"outputs of shape {tuple(f.shape)}, and is it differentiable?"
+            )
+
+        with users_code(failed):
+            try:
+                yield
+            except LossFailed as error:
+                raise error.__cause__ or error from None
 
     def _census(self, model: nn.Module, data: Data) -> tuple[int, int, float]:
         """(n, N, sum of masses); refuses what is not finite."""
@@ -322,14 +337,18 @@ class Problem:
                     f"Problem(ghost_batch={self.ghost_batch}): the last ghost batch would hold one sample alone: leave "
                     f"it out, or choose another size"
                 )
-            batch = self.place(raw)
-            f, y = self.run(model, batch)
+            with _retold(
+                partial(self._failing_sample, model, raw, n, "the data" if data is self.data else "the held-out data")
+            ):
+                f, y = self.run(model, self.place(raw))
             if not finite(f):
                 bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
                 raise BadModel(
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
                     f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
+            if len(f) > 1 and not self.coupled:
+                self._require_samples_apart(model, raw, f)
             self._require_losses(f.to(torch.float64), y, n, data.where)
             n, outputs, mass = n + len(f), max(outputs, f.shape[1]), mass + float(self.loss.mass(f, y).sum())
         ns, widths, masses = zip(*self.ranks.together((n, outputs, mass)), strict=True)
@@ -342,6 +361,21 @@ class Problem:
         if mass <= 0:
             raise BadData(f"Problem({data.where}): no sample counts: every target is ignored or has weight 0")
         return n, outputs, mass
+
+    def _failing_sample(self, model: nn.Module, raw: Batch, start: int, given: str) -> str:
+        """Which sample of a chunk forward() fails on, found by halving."""
+        low, high, where = 0, size(raw), f"samples {start} to {start + size(raw) - 1} of {given}"
+        while high - low > 1:
+            middle = (low + high) // 2
+            for part in ((low, middle), (middle, high)):
+                try:
+                    self.run(model, self.place(take(raw, *part)))
+                except ForwardFailed:
+                    low, high = part
+                    break
+            else:
+                return where  # together alone
+        return f"sample {start + low} of {given}"
 
     def _require_losses(self, f: Tensor, y: Any, start: int, given: str) -> None:
         """Refuse a chunk, of samples from `start`, whose losses are not finite, or not each sample's own."""
@@ -359,6 +393,23 @@ class Problem:
             )
         with self._losing(where, f, y):
             self.loss.require_apart(f, y)
+
+
+def _failing(where: str) -> Callable[[str], ForwardFailed]:
+    """The error of a network that raised what a line says."""
+    return lambda line: ForwardFailed(
+        f"Problem(model=...): forward failed on {where} ({line}): do the data's shapes and types fit the model?"
+    )
+
+
+@contextmanager
+def _retold(where: str | Callable[[], str]) -> Iterator[None]:
+    """Say where in the data forward() failed."""
+    try:
+        yield
+    except ForwardFailed as error:
+        cause = error.__cause__ or error
+        raise _failing(where if isinstance(where, str) else where())(said(cause)) from cause
 
 
 def _kind(y: Any) -> str:

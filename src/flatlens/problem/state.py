@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from flatlens.errors import BadModel
 from flatlens.problem.data import checksum
 from flatlens.problem.plain import (
     plain_embeddings,
@@ -42,7 +43,8 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     which keeps 10 of its 23 bits, is off but with `tf32`.
     With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
 
-    `.grad` is never touched: everything inside uses `torch.autograd.grad`.
+    `.grad` is never touched: everything inside uses `torch.autograd.grad`. Buffers that forward() writes to are put
+    back; one that writes to parameters is refused when the Problem is made (`untouched`).
 
     >>> net = nn.Dropout(0.5)
     >>> with measuring(net):
@@ -52,7 +54,8 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     True
     """
     held = [(module, dict(module._buffers)) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone(), buffer._version) for buffer in model.buffers()]
+    buffers = [(buffer, buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
+    grads = [(p, p.grad) for p in model.parameters()]
     norms = [(module, module.track_running_stats) for module in model.modules() if isinstance(module, _BatchNorm)]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
@@ -83,10 +86,80 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             module._buffers.update(own)  # forward() may put another tensor in a buffer's place
         for norm, tracked in norms:
             norm.track_running_stats = tracked
+        for p, grad in grads:
+            if p.grad is not grad:
+                p.grad = grad
         with torch.no_grad():
-            for buffer, before, version in buffers:
-                if buffer._version != version:
-                    buffer.copy_(before)
+            for buffer, memory, before in buffers:
+                _put_back(buffer, memory, before)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Refuse a forward() that writes to parameters, replaces or adds them; they are put back."""
+    modules = [(module, dict(module._modules), dict(module._parameters)) for module in model.modules()]
+    kept = [(name, p, p.detach(), p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()]
+    try:
+        yield
+    except Exception:
+        _require_untouched(model, modules, kept)  # the better reason
+        raise
+    except BaseException:
+        with suppress(BadModel):
+            _require_untouched(model, modules, kept)
+        raise
+    _require_untouched(model, modules, kept)
+
+
+def _require_untouched(
+    model: nn.Module,
+    modules: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]],
+    kept: list[tuple[str, nn.Parameter, Tensor, Tensor, bool]],
+) -> None:
+    before, now = [(name, p) for name, p, *_ in kept], list(model.named_parameters())
+    for module, children, parameters in modules:
+        module._modules.clear()
+        module._modules.update(children)
+        module._parameters.clear()
+        module._parameters.update(parameters)
+    written = []
+    with torch.no_grad():
+        for name, p, memory, values, trainable in kept:
+            moved = p.requires_grad != trainable or _put_back(p, memory, values)
+            p.requires_grad_(trainable)
+            written += [name] * moved
+    if written:
+        raise BadModel(
+            f"Problem(model=...): forward() writes to the parameter {written[0]!r}, which was put back: does it clip "
+            f"or normalise weights, or look rows up with max_norm? Do that before the network is measured"
+        )
+    if [(name, id(p)) for name, p in before] != [(name, id(p)) for name, p in now]:
+        other = {name: id(p) for name, p in now}
+        name = next((name for name, p in [*before, *now] if other.get(name) != id(dict(before).get(name))), "")
+        raise BadModel(
+            f"Problem(model=...): forward() makes the parameter {name!r} anew: make it in __init__, or run the model "
+            f"once on a batch before it is measured"
+        )
+
+
+def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
+    """Put a tensor's memory and values back where they were; return whether they were written to.
+
+    The values are compared, not the version: native kernels write running statistics, and all that is written through
+    `.data`, without a new one.
+    """
+    if tensor.layout != torch.strided:
+        if torch.equal(tensor.to_dense(), before.to_dense()):
+            return False
+        tensor.copy_(before)
+        return True
+    moved = tensor.data_ptr() != memory.data_ptr() or tensor.shape != memory.shape
+    if moved:
+        tensor.data = memory
+    if torch.equal(memory, before):
+        return moved
+    tensor.copy_(before)
+    return True
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ class History:
         self._rows, self._skipped = [list(row) for row in state["rows"]], int(state["skipped"])
 
 
-def save_history(table: pd.DataFrame, path: Path) -> Path:
+def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     """A CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
 
     Raises:
@@ -78,8 +79,8 @@ def save_history(table: pd.DataFrame, path: Path) -> Path:
     """
     text = table.drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
     try:
-        return write_whole(path, text)
-    except OSError as error:
+        return write_whole(Path(path), text)
+    except (OSError, TypeError, ValueError) as error:  # the latter two: what is no path
         raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
 
 

@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal, final
 
 import numpy as np
@@ -161,7 +160,7 @@ class Tracker:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""
-        save_history(self._history.frame(), Path(path))
+        save_history(self._history.frame(), path)
 
     def state_dict(self) -> dict[str, Any]:
         """All that a resumed run needs to give the same history: numbers, strings, lists and tensors.

@@ -10,6 +10,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Progress
 from flatlens.measures import MEASURES, Lens, Measure, about, measure, named
 from flatlens.problem import Problem
+from flatlens.problem.checks import drawing
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport, compare, declared
 from flatlens.transforms.registry import TRANSFORMS, chosen
 from flatlens.transforms.transform import Transform, copied, with_model
@@ -45,10 +46,7 @@ def check_invariance(
     asked, moves = None if measures is None else named(measures), chosen(transforms)
     if asked == []:
         raise BadInput("check_invariance(measures=[]): at least one measure is needed; None takes all of one pass")
-    if generator is not None and not isinstance(generator, torch.Generator):
-        got = type(generator).__name__
-        raise BadInput(f"check_invariance(generator=...): a torch.Generator is needed, got {got}")
-    draws = torch.Generator().manual_seed(0) if generator is None else generator
+    draws = drawing(generator, progress, "check_invariance")
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
     problem = in_double(lens.problem)
     wiring = read_wiring(problem, copied(problem))

@@ -32,6 +32,8 @@ def chosen(transforms: str | Transform | Iterable[str | Transform] | None) -> li
     """
     if transforms is None:
         return [one for one in TRANSFORMS.values() if one.default]
+    if not isinstance(transforms, str | Transform | Iterable):
+        raise BadInput(f"check_invariance(transforms={transforms!r}): names or transforms are needed")
     named = [transforms] if isinstance(transforms, str | Transform) else list(transforms)
     if not named:
         raise BadInput(f"check_invariance(transforms=[]): at least one of {', '.join(TRANSFORMS)} is needed")

@@ -1,0 +1,116 @@
+"""Loaders and data sets read in a fixed order; what they raise, in one line with the sample it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, IterableDataset, Subset
+
+from flatlens.errors import BadData
+from flatlens.problem.ranks import Ranks
+from flatlens.userfile import said, users_code
+
+
+def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
+    """Yield a rank's batches with their numbers, the others unread where they are picked by a sampler.
+
+    Raises:
+        BadData: the user's code raised; the error calls the data by `where`.
+    """
+    sampler = loader.batch_sampler
+    if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
+        yield from ((number, raw) for number, raw in enumerate(_guarded(loader, where)) if ranks.takes(number))
+        return
+    with _failing(where, "its sampler"):
+        mine = {number: list(picked) for number, picked in enumerate(sampler) if ranks.takes(number)}
+    part = DataLoader(
+        loader.dataset, batch_sampler=list(mine.values()), collate_fn=loader.collate_fn, num_workers=loader.num_workers
+    )
+    yield from zip(mine, _guarded(part, where), strict=True)
+
+
+def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
+    """Return a loader of the same samples and collate, in index order; what a sampler picks is drawn once."""
+    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
+        return loader
+    batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
+    with torch.random.fork_rng(), kept(loader), _failing(where, "its sampler"):
+        if loader.batch_size is None:
+            picked = sorted(index for batch in loader.batch_sampler for index in batch)
+        else:
+            picked = sorted(loader.sampler)
+    collate: Callable[[list[Any]], Any] = loader.collate_fn
+    return DataLoader(
+        Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers
+    )
+
+
+@contextmanager
+def kept(loader: DataLoader[Any]) -> Iterator[None]:
+    """Leave the loader's own generator where it was."""
+    generator = loader.generator
+    state = None if generator is None else generator.get_state()
+    try:
+        yield
+    finally:
+        if generator is not None and state is not None:
+            generator.set_state(state)
+
+
+@contextmanager
+def _failing(where: str, what: str) -> Iterator[None]:
+    with users_code(lambda line: BadData(f"Problem({where}): {what} failed ({line})")):
+        yield
+
+
+def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
+    """Yield the loader's batches; what reading one raises names the sample."""
+    batches, end, turn = None, object(), 0
+    while True:
+        with users_code(lambda line: BadData(f"Problem({where}): {_culprit(loader, turn, line)}")):  # noqa: B023
+            batches = iter(loader) if batches is None else batches
+            batch = next(batches, end)
+        if batch is end:
+            return
+        yield batch
+        turn += 1
+
+
+def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
+    """Say what of a batch failed, by reading its samples one by one; `line` is what the batch itself raised."""
+    lost = "exited unexpectedly" in line or "killed by signal" in line  # what ended a worker would end this process
+    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset) or lost:
+        return f"batch {turn} cannot be read ({line})"
+    dataset, first = loader.dataset, None
+    try:
+        indices = next(islice(loader.batch_sampler, turn, None), [])
+        names = [dataset.indices[i] if isinstance(dataset, Subset) else i for i in indices]
+    except (Exception, SystemExit):
+        return f"batch {turn} cannot be read ({line})"
+    for index, name in zip(indices, names, strict=True):
+        try:
+            form = _form(dataset[index])
+        except (Exception, SystemExit) as error:
+            return f"sample {name} cannot be read ({said(error)})"
+        first = first or (name, form)
+        if form != first[1]:
+            return (
+                f"samples {first[0]} and {name} do not go into one batch, of shapes {first[1]} and {form} ({line}): "
+                f"bring them to one shape, or give a DataLoader whose collate_fn pads them"
+            )
+    which = f", of samples {names[0]} to {names[-1]}," if names else ""
+    return f"the collate of batch {turn}{which} failed ({line})"
+
+
+def _form(sample: Any) -> str:
+    """Return what a sample holds: the shapes of tensors and arrays, the types of all else.
+
+    >>> _form((torch.zeros(2, 3), {"mask": [1.0]}))
+    '(2, 3), float'
+    """
+    return ", ".join(str(tuple(x.shape)) if hasattr(x, "shape") else type(x).__name__ for x in tree_leaves(sample))
