@@ -7,6 +7,12 @@ import pytest
 from flatlens import cli
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No progress, however slow the machine is."""
+    monkeypatch.setattr("flatlens.cli.bar.DELAY", 1e6)
+
+
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Run a command that must end with 2, silent but for one line on stderr; the line comes back."""

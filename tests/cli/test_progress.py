@@ -1,12 +1,13 @@
 """The progress bar: silent for short work, and never on stdout."""
 
+import inspect
 import io
 import sys
 import time
 
 import pytest
 
-from flatlens.cli.bar import Bar, in_words
+from flatlens.cli.bar import DELAY, TICK, Bar, in_words
 
 
 class Terminal(io.StringIO):
@@ -50,6 +51,51 @@ def test_a_terminal_gets_a_bar_after_the_delay(monkeypatch):
         shown = sys.stderr.getvalue()
     assert "networks" in shown
     assert "2/4" in shown
+
+
+def test_work_that_tells_nothing_is_told_of(capsys):
+    with Bar(stage="reading", delay=0.1, pause=0.2) as bar:
+        time.sleep(0.7)
+        bar.stage("trying")
+        time.sleep(0.5)
+        bar("one pass", 1, 3)
+        time.sleep(0.5)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "flatlens: reading, 0 s so far"
+    told = [line.removeprefix("flatlens: ").partition(",")[0].partition(" 1/3")[0] for line in lines]
+    assert list(dict.fromkeys(told)) == ["reading", "trying", "one pass"]
+    time.sleep(0.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_one_call_into_torch_is_told_of(capsys):
+    torch = pytest.importorskip("torch")
+    with Bar(stage="measuring", delay=0.1, pause=0.1):
+        start = time.monotonic()
+        size = 1000
+        while time.monotonic() - start < 0.5:  # a call of half a second, whatever the machine
+            size, start = int(1.5 * size), time.monotonic()
+            capsys.readouterr()
+            torch.mm(torch.ones(size, size), torch.ones(size, size))
+        assert "measuring" in capsys.readouterr().err
+
+
+def test_a_terminal_gets_a_bar_of_the_stage(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with Bar(stage="reading", delay=0.05) as bar:
+        time.sleep(0.5)
+        assert "reading" in sys.stderr.getvalue()
+        bar("networks", 0, 4)
+        assert [task.description for task in bar._bars.tasks] == ["networks"]
+        bar("networks", 4, 4)
+        assert [task.description for task in bar._bars.tasks] == ["reading"]
+
+
+def test_the_first_sign_of_life_comes_within_two_seconds():
+    assert DELAY + TICK < 2
+    assert inspect.signature(Bar).parameters["delay"].default is None  # that is, DELAY
 
 
 def test_a_bar_ends_with_its_work(monkeypatch):

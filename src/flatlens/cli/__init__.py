@@ -3,9 +3,9 @@
 stdout is data: tables, findings, or JSON with `--json`. Everything else goes to stderr. Exit status:
 
     0    done
-    1    done, and with --strict something asked for does not hold
-    2    bad input: one line says what, and how to mend it
-    130  stopped by Ctrl-C
+    1    done, and with --strict something asked for does not hold; or an error that nobody foresaw
+    2    bad input, or the user's own code failed: one line says what, and how to mend it
+    130  stopped by Ctrl-C; 143 by SIGTERM; 141 where nobody reads stdout any more
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ import errno
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import nullcontext
+from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
@@ -25,16 +28,23 @@ from flatlens.cli.data import data
 from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
+from flatlens.cli.output import visible
 from flatlens.cli.reproduce import reproduce
-from flatlens.cli.sharing import speak, together
+from flatlens.cli.sharing import launched, speak, together
+from flatlens.cli.stopping import stoppable, stopped
 from flatlens.cli.study import report, study
-from flatlens.errors import FlatlensError
+from flatlens.errors import FlatlensError, typed_line
+from flatlens.userfile import said
+
+TRACEBACK = "--traceback"
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
 
 app = App(
     name="flatlens",
     version=__version__,
     help="How flat is the minimum, how compressed the representation, and which of those numbers to trust.",
     help_format="markdown",
+    help_epilogue="With any command, `--traceback` shows where an error arose.",
     suppress_keyboard_interrupt=False,
 )
 app.command(study)
@@ -50,26 +60,53 @@ app.command(data)
 
 def main() -> None:
     """Entry point of the `flatlens` command."""
-    sys.exit(run(sys.argv[1:]))
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # in an encoding that lacks some of our letters
+    with nullcontext() if launched() else stoppable():  # torchrun ends its processes itself
+        sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command; the exit status comes back."""
     try:
         with together(arguments):
-            status = app(list(arguments), exit_on_error=False, print_error=False, result_action="return_value")
+            words = [word for word in arguments if word != TRACEBACK]
+            status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (CycloptsError, FlatlensError) as error:
-        return _failed(in_options(str(error)))
-    except OSError as error:
-        return _failed(_trouble(error))
     except KeyboardInterrupt as error:
-        _failed(f"stopped{f': {error}' if str(error) else ''}")
-        return 130
+        _say(f"stopped{f': {error}' if str(error) else ''}")
+        return stopped()
+    except (Exception, SystemExit) as error:
+        if TRACEBACK in arguments:
+            print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+        status, message = _told(error)
+        _say(message)
+        return status
+
+
+def _told(error: BaseException) -> tuple[int, str]:
+    """The exit status and the line that an error is worth."""
+    more = f" ({TRACEBACK} shows the rest)"
+    if isinstance(error, FlatlensError):
+        return 2, in_options(str(error)) + more * _in_the_users_code(error.__cause__)
+    if isinstance(error, CycloptsError):
+        return 2, str(error)
+    if _in_the_users_code(error):
+        return 2, f"the code that was given raised {said(error)}{more}"
+    if isinstance(error, OSError):
+        return 2, _trouble(error)
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+        return 2, f"memory is used up: --memory, or --samples, with less, or a part of --parameters{more}"
+    return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
+
+
+def _in_the_users_code(error: BaseException | None) -> bool:
+    """Whether an error that is none of ours came through a file of the user's."""
+    return error is not None and not isinstance(error, FlatlensError) and said(error) != typed_line(error, 200)
 
 
 def in_options(message: str) -> str:
@@ -94,6 +131,5 @@ def _trouble(error: OSError) -> str:
     return f"{error.strerror or error}{where}{advice}"
 
 
-def _failed(message: str) -> int:
+def _say(message: str) -> None:
     speak(" ".join(message.split()))
-    return 2

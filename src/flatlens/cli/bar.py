@@ -6,10 +6,22 @@ import sys
 import threading
 import time
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-DELAY = 2.0
+from flatlens.cli.output import visible
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+DELAY = 1.5
 """Seconds that pass before anything is shown."""
+
+TICK = 0.1
+"""Seconds between two looks at the clock."""
+
+READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
+DRAWING = "drawing the page"
+"""Stages of the commands on one network."""
 
 PAUSE = 15.0
 """Seconds between two lines where stderr is no terminal (a log file)."""
@@ -19,10 +31,13 @@ class Bar:
     """A `Progress` callback: a bar with the time left in a terminal, a line now and then elsewhere.
 
     `announcement` says what is to come. It is printed at the first call, if there is work left to do then: never
-    before an error about the input.
+    before an error about the input. Between the calls the `stage` is shown, and how long it has lasted: a thread looks
+    at the clock, for one call into torch can take minutes.
     """
 
-    def __init__(self, announcement: str = "", *, delay: float = DELAY, pause: float = PAUSE) -> None:
+    def __init__(
+        self, announcement: str = "", *, stage: str = "working", delay: float | None = None, pause: float = PAUSE
+    ) -> None:
         from rich.console import Console
         from rich.progress import (
             BarColumn,
@@ -46,49 +61,84 @@ class Bar:
             transient=True,
         )
         self._terminal = console.is_terminal
-        self._announcement = announcement
-        self._timer = threading.Timer(delay, self._bars.start)
-        self._timer.daemon = True
+        self.announcement = announcement
+        self._delay = DELAY if delay is None else delay
         self._tasks: dict[str, _Task] = {}
+        self._idle: TaskID | None = None
         self._pause = pause
-        self._spoke = time.monotonic() + delay - pause
+        self._lock, self._over = threading.RLock(), threading.Event()
+        self.stage(stage)
+
+    def stage(self, what: str) -> None:
+        """Name what is done outside of all calls, from now on."""
+        self._stage, self._since = what, time.monotonic()
+        self._show_stage()
 
     def __enter__(self) -> Self:
-        if self._terminal:
-            self._timer.start()
+        self._since = time.monotonic()
+        self._spoke = self._since + self._delay - self._pause
+        threading.Thread(target=self._tick, daemon=True).start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        if self._terminal:
-            self._bars.stop()
+        with self._lock:
+            self._over.set()
+            if self._terminal:
+                self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
         """Note that `done` of `total` are finished; the bar of what is finished goes."""
-        self._announce(done < total)
-        if what not in self._tasks:
-            self._tasks[what] = _Task(self._bars.add_task(what, total=total, completed=done), done, time.monotonic())
-        self._bars.update(self._tasks[what].number, completed=done, total=total)
+        what = visible(what)
+        with self._lock:
+            self._announce(done < total)
+            if what not in self._tasks:
+                number = self._bars.add_task(what, total=total, completed=done)
+                self._tasks[what] = _Task(number, done, time.monotonic())
+            self._bars.update(self._tasks[what].number, completed=done, total=total)
+            self._speak(f"{what} {done}/{total}{self._tasks[what].left(done, total)}")
+            if done >= total:
+                self._bars.remove_task(self._tasks.pop(what).number)
+            if bool(self._tasks) == (self._idle is not None):
+                self._show_stage()
+
+    def _tick(self) -> None:
+        begin = time.monotonic() + self._delay
+        while not self._over.wait(TICK):
+            with self._lock:
+                if self._over.is_set() or time.monotonic() < begin:
+                    continue
+                if self._terminal:
+                    self._bars.start()
+                    return  # it has a thread of its own
+                at = next(reversed(self._tasks), self._stage)
+                start = self._tasks[at].start if at in self._tasks else self._since
+                self._speak(f"{at}, {in_words(time.monotonic() - start)} so far")
+
+    def _speak(self, line: str) -> None:
+        """A line, where there is no bar and the last one is some time ago."""
         now = time.monotonic()
         if not self._terminal and now - self._spoke >= self._pause:
             self._spoke = now
-            print(f"flatlens: {what} {done}/{total}{self._tasks[what].left(done, total)}", file=sys.stderr, flush=True)
-        if done >= total:
-            self._bars.remove_task(self._tasks.pop(what).number)
+            print(f"flatlens: {line}", file=sys.stderr, flush=True)
+
+    def _show_stage(self) -> None:
+        """Have a bar without an end where there is no other one."""
+        with self._lock:
+            if self._idle is not None:
+                self._bars.remove_task(self._idle)
+            self._idle = None if self._tasks else self._bars.add_task(self._stage, total=None)
 
     def _announce(self, work: bool) -> None:
-        if self._announcement and work:
-            self._bars.console.print(f"flatlens: {self._announcement}", markup=False, highlight=False, soft_wrap=True)
-        self._announcement = ""
+        if self.announcement and work:
+            self._bars.console.print(f"flatlens: {self.announcement}", markup=False, highlight=False, soft_wrap=True)
+        self.announcement = ""
 
 
 class _Task:
-    def __init__(self, number: int, first: int, start: float) -> None:
-        from rich.progress import TaskID
-
-        self.number, self.first, self.start = TaskID(number), first, start
+    def __init__(self, number: TaskID, first: int, start: float) -> None:
+        self.number, self.first, self.start = number, first, start
 
     def left(self, done: int, total: int) -> str:
         if done <= self.first:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar
+from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
-from flatlens.cli.inputs import Inputs
+from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatlens.bounds import BoundsReport
     from flatlens.distributions import Distribution
     from flatlens.problem import Problem
 
@@ -54,14 +53,12 @@ def bounds(
         strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
-    import torch
-
-    import flatlens as fl
-
     require_writable(page, "--page")
-    problem = inputs.problem(model)
-    with stdout_to_stderr(), Bar() as bar:
-        lens = fl.Lens(problem, outputs="exact")
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+
+        problem = inputs.problem(model)
+        lens, generator = fl.Lens(problem, outputs="exact"), generator_of(seed)
         check = partial(
             fl.check_bounds,
             bounds=all_names(bounds) or None,
@@ -69,9 +66,21 @@ def bounds(
             distribution=_law(distribution, problem),
             delta=delta,
         )
+        bar.stage(TRYING)
         announce(lens, check, anyway=inputs.anyway)
-        found = check(lens, generator=torch.Generator().manual_seed(seed), progress=bar)
-    _show(found, fl.measures.about(lens), page, as_json)
+        bar.stage(MEASURING)
+        found = check(lens, generator=generator, progress=bar)
+        if page is not None:
+            from flatlens.report.bounds import write_bounds_page
+
+            bar.stage(DRAWING)
+            note(f"page written: {write_bounds_page(found, fl.measures.about(lens), page)}")
+    if as_json:
+        show_json({"about": fl.measures.about(lens), "bounds": found.frame().to_dict("records")})
+    else:
+        from flatlens.report.bounds import bounds_screen
+
+        show(bounds_screen(found))
     return 1 if strict and found.violated else 0
 
 
@@ -89,15 +98,3 @@ def _law(name: str | None, problem: Problem) -> Distribution | None:
         raise BadInput(f"--distribution {name}: one tensor of inputs is needed")
     M = x[0].numel()
     return Cube(M) if name == "cube" else Sphere(M - 1)
-
-
-def _show(found: BoundsReport, about: dict[str, Any], page: Path | None, as_json: bool) -> None:
-    """The page, and JSON or the screen."""
-    from flatlens.report.bounds import bounds_screen, write_bounds_page
-
-    if page is not None:
-        note(f"page written: {write_bounds_page(found, about, page)}")
-    if as_json:
-        show_json({"about": about, "bounds": found.frame().to_dict("records")})
-    else:
-        show(bounds_screen(found))

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar
+from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
-from flatlens.cli.inputs import Inputs
+from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
@@ -136,22 +136,23 @@ def compare(
         seed: Of the random numbers that estimates are drawn with, the same for every network.
         as_json: Print JSON.
     """
-    import torch
-
-    import flatlens as fl
-
     require_writable(page, "--page")
-    problems = compared.problems(models)
-    with stdout_to_stderr(), Bar() as bar:
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+
+        problems = compared.problems(models)
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
-        generator = torch.Generator().manual_seed(seed)
+        generator = generator_of(seed)
+        bar.stage(TRYING)
         work = partial(fl.measure, measures=all_names(measures) or None)
         announce(next(iter(lenses.values())), work, times=len(lenses), anyway=compared.anyway)
+        bar.stage(MEASURING)
         found = fl.compare(lenses, all_names(measures) or None, generator=generator, progress=bar)
-    if page is not None:
-        from flatlens.report.compare import write_compare_page
+        if page is not None:
+            from flatlens.report.compare import write_compare_page
 
-        note(f"page written: {write_compare_page(found, page)}")
+            bar.stage(DRAWING)
+            note(f"page written: {write_compare_page(found, page)}")
     if as_json:
         show_json(_json(found))
         return

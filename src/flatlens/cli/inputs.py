@@ -16,6 +16,8 @@ from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
 from flatlens.files import require_checksums
 
 if TYPE_CHECKING:
+    import torch
+
     from flatlens.data.sources import Source
     from flatlens.models.sources import Named
     from flatlens.problem import Loss, Problem
@@ -139,6 +141,15 @@ class Inputs:
             test = beside.test if beside and shared else load_data(self.test, "--test", named.preparation).data
             source = replace(source, test=test)
         return source if self.samples is None else source.drawn(self.samples)
+
+
+def generator_of(seed: int) -> torch.Generator:
+    """Return the random numbers of a seed; raise BadInput where torch takes no such seed."""
+    import torch
+
+    if not -(2**63) <= seed < 2**64:
+        raise BadInput(f"--seed {seed}: a number of at most 64 bits is needed")
+    return torch.Generator().manual_seed(seed)
 
 
 def _loss(spec: str) -> Any:

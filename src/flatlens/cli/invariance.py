@@ -9,9 +9,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar
+from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
-from flatlens.cli.inputs import Inputs
+from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 
@@ -46,24 +46,24 @@ def invariance(
         strict: Exit with 1 if a number moves that is declared to stay: an error in flatlens, or in a theorem.
         as_json: Print JSON.
     """
-    import torch
-
-    import flatlens as fl
-    from flatlens.transforms import TRANSFORMS
-
     require_writable(page, "--page")
-    problem = inputs.problem(model)
-    with stdout_to_stderr(), Bar() as bar:
-        lens = fl.Lens(problem)
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
+        from flatlens.transforms import TRANSFORMS
+
+        problem = inputs.problem(model)
+        lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures) or None, all_names(transforms) or None
+        bar.stage(TRYING)
         work = partial(fl.measure, measures=asked)
         announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.anyway)
-        generator = torch.Generator().manual_seed(seed)
+        bar.stage(MEASURING)
         found = fl.check_invariance(lens, asked, moves, generator=generator, progress=bar)
-    if page is not None:
-        from flatlens.report.invariance import write_invariance_page
+        if page is not None:
+            from flatlens.report.invariance import write_invariance_page
 
-        note(f"page written: {write_invariance_page(found, page)}")
+            bar.stage(DRAWING)
+            note(f"page written: {write_invariance_page(found, page)}")
     if as_json:
         applied = {name: asdict(one) for name, one in found.moved.items()}
         rows = found.frame().to_dict("records")

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar
+from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
-from flatlens.cli.inputs import Inputs
+from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
@@ -58,28 +58,29 @@ def measure(
         seed: Of the random numbers that estimates are drawn with; exact measures use none.
         as_json: Print JSON.
     """
-    import torch
-
-    import flatlens as fl
-
     require_writable(save, "--save")
     require_writable(page, "--page")
-    problem = inputs.problem(model)
-    names = all_names(measures)
-    _require_layers(problem, layers)
-    with stdout_to_stderr(), Bar() as bar:
-        lens = fl.Lens(problem, outputs=_combinations(outputs))
-        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
-        found = fl.measure(lens, names or None, generator=torch.Generator().manual_seed(seed), progress=bar)
-    if problem.ranks.rank:  # the first one of those that share the work has the last word
-        return
-    if save is not None:
-        found.save(save)
-        note(f"report saved in {save}")
-    if page is not None:
-        from flatlens.report.measured import write_measure_page
+    with stdout_to_stderr(), Bar(stage=READING) as bar:
+        import flatlens as fl
 
-        note(f"page written: {write_measure_page(found, fl.catalogue(), page)}")
+        problem = inputs.problem(model)
+        names = all_names(measures)
+        _require_layers(problem, layers)
+        lens, generator = fl.Lens(problem, outputs=_combinations(outputs)), generator_of(seed)
+        bar.stage(TRYING)
+        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
+        bar.stage(MEASURING)
+        found = fl.measure(lens, names or None, generator=generator, progress=bar)
+        if problem.ranks.rank:  # the first one of those that share the work has the last word
+            return
+        if save is not None:
+            found.save(save)
+            note(f"report saved in {save}")
+        if page is not None:
+            from flatlens.report.measured import write_measure_page
+
+            bar.stage(DRAWING)
+            note(f"page written: {write_measure_page(found, fl.catalogue(), page)}")
     if as_json:
         show_json({"about": found.about, "estimates": found.frame().to_dict("records")})
         return
@@ -102,6 +103,6 @@ def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
         return None
     if outputs == "exact":
         return "exact"
-    if not outputs.isdecimal():
+    if not outputs.isdecimal() or len(outputs) > 9:
         raise BadInput(f"--outputs {outputs}: 'exact' or a number of combinations, such as 16, is needed")
     return int(outputs)

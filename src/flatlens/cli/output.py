@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,8 @@ from cyclopts import Parameter
 from flatlens.errors import BadFolder
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
 
 Flag = Parameter(negative="", show_default=False)
 """An option that is there or not."""
@@ -35,7 +36,7 @@ def require_writable(file: Path | None, option: str) -> None:
 
 def note(message: str) -> None:
     """One line for whoever watches, on stderr."""
-    print(f"flatlens: {message}", file=sys.stderr, flush=True)
+    print(f"flatlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
 def show(*renderables: RenderableType) -> None:
@@ -45,7 +46,33 @@ def show(*renderables: RenderableType) -> None:
     probe = Console()
     console = probe if probe.is_terminal else Console(width=100)
     for renderable in renderables:
-        console.print(renderable, highlight=False, markup=False)
+        console.print(_Visible(renderable), highlight=False, markup=False)
+
+
+def visible(text: str) -> str:
+    r"""Return the text with a sign in place of all that a terminal would obey: names of layers may hold anything.
+
+    >>> visible("fc\x1b[31mred\n"), visible("\u202etxt")
+    ('fc\ufffd[31mred\n', '\ufffdtxt')
+    """
+    return OBEYED.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tabs and ends of lines, marks that turn the direction of writing, halves of characters."""
+
+
+class _Visible:
+    """What is to be printed, without what a terminal would obey in its text."""
+
+    def __init__(self, renderable: RenderableType) -> None:
+        self._renderable = renderable
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        from rich.segment import Segment
+
+        for text, style, control in console.render(self._renderable, options):
+            yield Segment(text if control else visible(text), style, control)
 
 
 def bullets(sentences: Iterable[str]) -> RenderableType:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import Bar, in_words
-from flatlens.cli.output import Flag, note, show, show_json
+from flatlens.cli.bar import DRAWING, Bar, in_words
+from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
 from flatlens.errors import BadInput
 
@@ -47,18 +47,20 @@ def reproduce(
     if not experiments:
         raise BadInput("name an experiment, such as X4 (`flatlens list experiments` has them), or all")
     running.check()
-    from flatlens.experiments import reproduce as module
-    from flatlens.report.reproduction import write_atlas
+    with stdout_to_stderr(), Bar(stage="reading the experiments") as bar:
+        from flatlens.experiments import reproduce as module
+        from flatlens.report.reproduction import write_atlas
 
-    chosen = module.selected(experiments)
-    alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
-    folders = [out] if alone else [out / one.id for one in chosen]
-    found = []
-    with running.started() as options:
-        for one, folder in zip(chosen, folders, strict=True):
-            with Bar(f"{one.id} at {scale} scale: {_expected(one, scale, running.workers)}") as bar:
+        chosen = module.selected(experiments)
+        alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
+        folders = [out] if alone else [out / one.id for one in chosen]
+        found = []
+        with running.started() as options:
+            for one, folder in zip(chosen, folders, strict=True):
+                bar.stage(f"{one.id}: trying it, drawing its data and relating its networks")
+                bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers)}"
                 found.append(module.reproduce(one.id, folder, scale=scale, again=again, progress=bar, **options))
-        with Bar() as bar:
+            bar.stage(DRAWING)
             files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
     return int(strict and any(v.outcome == "not reproduced" for one in found for v in one.verdicts))

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from flatlens.cli.output import Flag, stdout_to_stderr
+from flatlens.cli.stopping import patient
 from flatlens.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
     from flatlens.experiments.study import RunOptions
+
+
+CALLED_BACK = 20.0
+"""Seconds in which jobs of Slurm are called back."""
 
 
 @Parameter(name="*")
@@ -64,15 +69,21 @@ class Running:
         except KeyboardInterrupt:
             raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
 
-    def _executor(self) -> AbstractContextManager[Executor | None]:
+    @contextmanager
+    def _executor(self) -> Iterator[Executor | None]:
         """Where to run, if not in processes of our own."""
         if self.dask is None and self.slurm is None:
-            return nullcontext()
+            yield None
+            return
         from flatlens.experiments.executors import SlurmSettings, dask_executor, slurm_executor
 
         if self.dask is not None:
-            return dask_executor(self.dask, mixed=self.mixed)
-        return slurm_executor(_slurm_settings(self.slurm or "", SlurmSettings), mixed=self.mixed)
+            with dask_executor(self.dask, mixed=self.mixed) as executor:
+                yield executor
+            return
+        settings = _slurm_settings(self.slurm or "", SlurmSettings)
+        with patient(CALLED_BACK), slurm_executor(settings, mixed=self.mixed) as executor:
+            yield executor
 
 
 def _slurm_settings(text: str, kind: type[Any]) -> Any:

@@ -10,7 +10,8 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
 
-from flatlens.errors import BadInput, LostRank
+from flatlens.cli.output import visible
+from flatlens.errors import BadInput, LostRank, one_line
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -86,13 +87,15 @@ def local(device: str) -> Any:
         found = torch.device(device)
         if found.type == "cuda" and found.index is None and launched():
             found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        if found.type == "meta":
+            raise RuntimeError("tensors have no values there")
         torch.empty(0, device=found)
-    except (RuntimeError, AssertionError) as error:
-        raise BadInput(f"--device {device}: it cannot be used here ({str(error).splitlines()[0]})") from error
+    except (RuntimeError, AssertionError, ValueError, OverflowError) as error:
+        raise BadInput(f"--device {device}: it cannot be used here ({one_line(error, 120)})") from error
     return found
 
 
 def speak(message: str) -> None:
     """One line on the true stderr, once for all processes."""
     if first_to_speak():
-        print(f"flatlens: {message}", file=sys.__stderr__ if launched() else sys.stderr, flush=True)
+        print(f"flatlens: {visible(message)}", file=sys.__stderr__ if launched() else sys.stderr, flush=True)

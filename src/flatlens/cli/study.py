@@ -60,13 +60,16 @@ def study(
         as_json: Print JSON.
     """
     running.check()
-    from flatlens.experiments.building import study_of
-    from flatlens.experiments.study import run_study
-    from flatlens.report import write_study_page
+    with stdout_to_stderr(), Bar(stage="reading the data") as bar:
+        from flatlens.experiments.building import study_of
+        from flatlens.experiments.study import run_study
+        from flatlens.report import write_study_page
 
-    chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
-    with running.started() as options, Bar(_expected(chosen)) as bar:
-        result = run_study(chosen, out, progress=bar, **options)
+        chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
+        bar.announcement = _expected(chosen)
+        bar.stage("relating the networks")
+        with running.started() as options:
+            result = run_study(chosen, out, progress=bar, **options)
         files = write_study_page(result, out, progress=bar)
     _conclude(result, files, as_json)
     return int(strict and bool(result.failed or result.excluded))
@@ -88,10 +91,10 @@ def report(
         folder: The study's folder, given to `flatlens study` as --out.
         as_json: Print JSON.
     """
-    from flatlens.experiments.study import load_study, write_tables
-    from flatlens.report import write_study_page
+    with stdout_to_stderr(), Bar(stage="relating the networks") as bar:
+        from flatlens.experiments.study import load_study, write_tables
+        from flatlens.report import write_study_page
 
-    with stdout_to_stderr(), Bar() as bar:
         result = load_study(folder)
         write_tables(result, folder)
         files = write_study_page(result, folder, progress=bar)
