@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import modern
 import pytest
 import torch
 from literal_modern import Literal
@@ -11,18 +10,20 @@ from modern import case
 import flatlens as fl
 
 RUNS = 100
-KEY, EXACT = "hessian_trace(probes=4)", "hessian_trace(exact=True)"
+KEY = "hessian_trace(probes=4)"
 
 
-def inside(name: str, loss: str, runs: int, first: int = 0, *, explicit: bool = True) -> int:
+def inside(name: str, loss: str, runs: int, first: int = 0) -> int:
     """How many intervals of four probes hold the trace of the Hessian."""
     this = case(name, loss)
     lens = fl.Lens(fl.Problem(this.net, loss, this.data), outputs="exact")
-    truth = float(Literal(this).H.trace()) if explicit else fl.measure(lens, EXACT)[EXACT].value
+    truth = float(Literal(this).H.trace())
     found = [
         fl.measure(lens, KEY, generator=torch.Generator().manual_seed(seed))[KEY] for seed in range(first, first + runs)
     ]
     assert all(e.kind == "estimate" and e.stderr > 0 for e in found)
+    spread = torch.tensor([e.value for e in found]).std()  # the true standard error
+    assert torch.tensor([e.stderr for e in found]).median() <= 6 * spread
     return sum(abs(e.value - truth) <= 1.96 * e.stderr for e in found)
 
 
@@ -36,24 +37,30 @@ def inside(name: str, loss: str, runs: int, first: int = 0, *, explicit: bool = 
     ],
 )
 def test_intervals_hold_the_trace_of_the_explicit_hessian(name: str, loss: str) -> None:
-    """95 of 100 are due, with a standard deviation of 2.2."""
-    assert 88 <= inside(name, loss, RUNS) <= 99
+    """At least 95 of 100 are due, less three standard deviations of 2.2."""
+    assert inside(name, loss, RUNS) >= 89
 
 
-@pytest.mark.parametrize(("name", "loss"), [("encoder", "half_squared_error"), ("bert", "half_squared_error")])
-def test_intervals_where_the_norm_comes_last(name: str, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One direction of a post-norm encoder bends far more than others: probes are skewed, and four of them on four
-    sentences cover 0.81 to 0.91. With more sentences it averages out."""
-    monkeypatch.setattr(modern, "LENGTHS", 8 * modern.LENGTHS)
-    assert 88 <= inside(name, loss, RUNS, explicit=False) <= 99
+@pytest.mark.parametrize("name", ["encoder", "bert"])
+def test_intervals_where_the_norm_comes_last(name: str) -> None:
+    """One direction of a post-norm encoder bends far more than others: probes on four sentences have a skewness of -2,
+    and Student's intervals of four of them cover 0.85 to 0.94."""
+    assert inside(name, "half_squared_error", RUNS) >= 89
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", ["cross_entropy", "half_squared_error"])
 @pytest.mark.parametrize("name", ["vit-mha", "vit-sdpa"])
 def test_intervals_of_a_vit_over_many_seeds(name: str, loss: str) -> None:
-    """950 of 1000 are due, with a standard deviation of 6.9."""
-    assert 925 <= inside(name, loss, 1000, first=1000) <= 975
+    """At least 950 of 1000 are due, with a standard deviation of 6.9; for probes near normal more."""
+    assert inside(name, loss, 1000, first=1000) >= 980
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["cross_entropy", "half_squared_error"])
+@pytest.mark.parametrize("name", ["encoder", "bert"])
+def test_intervals_of_a_post_norm_transformer_over_many_seeds(name: str, loss: str) -> None:
+    assert inside(name, loss, 300, first=1000) >= 279  # 0.93
 
 
 def test_a_residual_net_needs_no_probe() -> None:

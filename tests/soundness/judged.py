@@ -142,10 +142,20 @@ class Judgement:
                 self.verdict.fault("undefined without a reason", at)
             return False
         self.verdict.numbers += 1
-        allowed = TOLERANCE * max(abs(truth), scale) + 1e-12 + 5 * estimate.stderr  # 0 where exact
-        if not abs(estimate.value - truth) <= allowed:
+        rounding = TOLERANCE * max(abs(truth), scale) + 1e-12
+        if estimate.stderr > 0 and not abs(estimate.value - truth) <= rounding + 5 * estimate.stderr:
+            estimate = self.once_more(name)
+        if not abs(estimate.value - truth) <= rounding + 5 * estimate.stderr:
             self.verdict.fault(f"wrong {name}", f"{at} {estimate.value:.8g} ({estimate.kind}), truth {truth:.8g}")
         return True
+
+    def once_more(self, name: str) -> fl.Estimate:
+        """The same by 256 other probes. Sixteen of a skewed law are five standard errors off once in a thousand times,
+        but an estimate that is wrong stays wrong."""
+        key = name.replace("probes=16", "probes=256")
+        assert key != name
+        problem = fl.Problem(self.this.net, self.this.loss, self.this.data, **self.this.options)
+        return fl.measure(fl.Lens(problem), key, generator=torch.Generator().manual_seed(1))[key]
 
     def samples(self, name: str, truth: Tensor) -> None:
         """Sample by sample, in the order of the data."""

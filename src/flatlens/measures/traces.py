@@ -15,7 +15,7 @@ from torch import Tensor
 from flatlens.curvature import Hessian
 from flatlens.curvature.bending import bending_along
 from flatlens.curvature.directions import Directions, Rows, Shifts, Units
-from flatlens.curvature.probes import student
+from flatlens.curvature.probes import of_forms
 from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
@@ -28,7 +28,7 @@ from flatlens.measures.reduce import by_probes, mean
 if TYPE_CHECKING:
     from flatlens.measures.lens import Lens
 
-FIRST = 4  #: probes to begin with
+FIRST = 8  #: probes to begin with: fewer tell too little of their own spread
 FEW = 64  #: directions up to which all are taken: few of them give probes no normal law
 MOST = 4096  #: probes at most
 
@@ -63,7 +63,7 @@ def sampled(
         return None
     rows = draw(FIRST)
     pilot = of_probes(rows.sum(1), FIRST)
-    if pilot.stderr == 0:  # four equal values tell nothing of their spread
+    if pilot.stderr == 0:  # equal values tell nothing of their spread
         return None
     allowed = effort.rtol * abs(size + pilot.value)
     enough = allowed > 0 and pilot.stderr < allowed * MOST
@@ -77,7 +77,7 @@ def of_probes(values: Tensor, pilot: int | None) -> Estimate:
     """Their mean. After a pilot its spread alone makes the error (Stein's two stages): had the spread of all decided
     how many to draw, the interval would cover too little."""
     mean = float(values.mean())
-    _, stderr = student(values if pilot is None else values[:pilot])
+    _, stderr = of_forms(values if pilot is None else values[:pilot])
     scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
     return Estimate(mean, float(stderr) * scale, "estimate", arrays={"probes": values}, products=len(values))
 
