@@ -24,17 +24,17 @@ from scipy.stats import t as student
 from benchmarks import machine
 from benchmarks.one_pass import chunk_of, floor, the_pass
 from benchmarks.timed import COLOURS, Timed, lenet, mlp
-from flatlens.grams.one_pass import CHUNK
+from flatlens.grams.one_pass import PASS_CHUNK
 
 GROWN: dict[str, tuple[str, list[int], Callable[[int], Timed]]] = {
     "samples": (
         "MLP 784-512-512-10, n =",
-        [round(5 * CHUNK * 2 ** (k / 2)) for k in range(7)],
+        [round(5 * PASS_CHUNK * 2 ** (k / 2)) for k in range(7)],
         lambda n: Timed(partial(mlp, 784, 512, 512, 10), n, (784,)),
     ),
     "samples of images": (
         "LeNet 3x32x32, n =",
-        [round(5 * CHUNK * 2 ** (k / 2)) for k in range(7)],
+        [round(5 * PASS_CHUNK * 2 ** (k / 2)) for k in range(7)],
         lambda n: Timed(lenet, n, COLOURS),
     ),
     "outputs": (

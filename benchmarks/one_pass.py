@@ -25,9 +25,9 @@ import flatlens as fl
 from benchmarks import machine
 from benchmarks.timed import NETWORKS, OUTPUTS
 from flatlens.grams import Layout, lay_out, one_pass
-from flatlens.grams.one_pass import ALL, CHUNK
+from flatlens.grams.one_pass import ALL_GRAMS, PASS_CHUNK
 
-DIAGONALS = (*ALL, "diagonal", "columns", "adaptive")
+DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
 SMALLER = 128  #: autograd's own batched call likes smaller chunks on LeNet
 
 
@@ -41,13 +41,13 @@ def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
         torch.autograd.grad(f, [batch, *weights], units, is_grads_batched=True)
 
 
-def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> int:
+def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> int:
     """The samples that the pass takes at once."""
     layout = lay_out(problem, problem.model)
-    return min(CHUNK, problem.n, layout.samples_at_once(problem.memory, problem.outputs, needs))
+    return min(PASS_CHUNK, problem.n, layout.samples_at_once(problem.memory, problem.outputs, needs))
 
 
-def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> Callable[[], None]:
+def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callable[[], None]:
     """The pass alone, whose Grams are made and dropped."""
     layout = lay_out(problem, problem.model)
 
@@ -65,13 +65,13 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL) -> Callable[[], 
 def without_certificates() -> Iterator[None]:
     """Takes every chunk on trust."""
     module = sys.modules["flatlens.grams.one_pass"]
-    slopes_of, require_same = module.slopes_of, Layout.require_same
-    module.slopes_of = lambda *given, **options: slopes_of(*given, **(options | {"certify": None}))
+    output_jacobians, require_same = module.output_jacobians, Layout.require_same
+    module.output_jacobians = lambda *given, **options: output_jacobians(*given, **(options | {"certify": None}))
     Layout.require_same = lambda *given: None
     try:
         yield
     finally:
-        module.slopes_of, Layout.require_same = slopes_of, require_same
+        module.output_jacobians, Layout.require_same = output_jacobians, require_same
 
 
 def on_trust(problem: fl.Problem) -> Callable[[], None]:

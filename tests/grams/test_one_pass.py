@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.shared import SharedJacobian, Wanted
+from flatlens.grams.shared import SharedJacobian, GramKind
 from flatlens.grams.weight import WeightMatrix
 from flatlens.measures.gather import Gatherer
 from flatlens.measures.registry import MEASURES
@@ -75,7 +75,7 @@ def test_gauss_newton_diagonal_and_column_sums(name: str, with_loss: bool) -> No
 
 
 def shared(
-    P: int, scale: bool, wanted: frozenset[Wanted] = frozenset({"K", "R"})
+    P: int, scale: bool, wanted: frozenset[GramKind] = frozenset({"K", "R"})
 ) -> tuple[SharedJacobian, Tensor | None]:
     gen = torch.Generator().manual_seed(P)
     J = torch.randn(3, 2, 2, 4, P, generator=gen).double()
@@ -104,7 +104,7 @@ def test_rows_of_a_weight_may_be_walked_apart(bytes_at_once: int, forms: bool, m
     """What a large weight's gradients are too large for is made of one row, of three rows, or of all."""
     monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
     monkeypatch.setattr("flatlens.grams.contract.PIECE", bytes_at_once)
-    jacobian, scale = shared(6, True, frozenset(get_args(Wanted)))
+    jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
     J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C
     M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)
     squares = torch.einsum("nkgdm,nkl,nlgdm->ngdm", M, C, M)
@@ -159,13 +159,13 @@ def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
 def test_what_no_layer_explains_is_named_and_counted() -> None:
     net, x, y = network("bare")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert set(layout.leftovers) == set()
-    assert "scale" in layout.small
+    assert set(layout.unexplained) == set()
+    assert "scale" in layout.small_parameters
     net, x, y = network("attention")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
     assert set(layout.outside) == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
-    assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(layout.small)
-    assert not layout.leftovers
+    assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(layout.small_parameters)
+    assert not layout.unexplained
 
 
 AFFINE = {
@@ -274,7 +274,7 @@ def test_outputs_taken_together_are_those_taken_alone(share: int, monkeypatch: p
     layout = lay_out(problem, net)
     [alone] = list(one_pass(problem, net, layout))
     expected = {name: (g.G.clone(), g.K.clone(), g.R.clone()) for name, g in alone.layers.items()}
-    monkeypatch.setattr(sys.modules["flatlens.grams.slopes"], "SHARE", share)
+    monkeypatch.setattr(sys.modules["flatlens.grams.output_jacobians"], "MEMORY_SHARE", share)
     [chunk] = list(one_pass(problem, net, layout))
     for name, g in chunk.layers.items():
         for found, truth in zip((g.G, g.K, g.R), expected[name], strict=True):

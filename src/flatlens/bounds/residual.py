@@ -15,7 +15,7 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
 from flatlens.bounds.skips import Block, Wiring, wiring
 from flatlens.errors import typed_line
-from flatlens.grams.one_pass import CHUNK
+from flatlens.grams.one_pass import PASS_CHUNK
 from flatlens.measures import interpolation_sharpness
 
 
@@ -70,7 +70,7 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
-    most = max(1, min(CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
+    most = max(1, min(PASS_CHUNK, problem.memory // max(1, 2 * lens.layout.bytes_per_sample(problem.outputs))))
     for raw in problem.data.chunks(most):
         found.kept.clear()
         try:

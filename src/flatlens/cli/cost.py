@@ -136,9 +136,9 @@ def _by_rule(lens: Lens) -> Cost:
 
 def chunk(lens: Lens, n: int) -> int:
     """How many of `n` samples a pass looks at together."""
-    from flatlens.grams.one_pass import CHUNK
+    from flatlens.grams.one_pass import PASS_CHUNK
 
-    return min(n, CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
+    return min(n, PASS_CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
 
 
 def _per_sample(lens: Lens) -> float:

@@ -21,7 +21,7 @@ from flatlens.curvature.operators import slopes
 from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
-from flatlens.grams.leftover import Runner, slow_batching_is_fine
+from flatlens.grams.unexplained import Runner, slow_batching_is_fine
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.twice import require_second_derivative
 from flatlens.operations.reads import Product

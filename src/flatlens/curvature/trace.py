@@ -20,7 +20,7 @@ from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contract import pieces
-from flatlens.grams.leftover import slow_batching_is_fine
+from flatlens.grams.unexplained import slow_batching_is_fine
 from flatlens.grams.record import run_recorded
 from flatlens.grams.sketch import signs
 from flatlens.grams.twice import require_second_derivative

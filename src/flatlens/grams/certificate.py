@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flatlens.grams.broken import BATCHING, PlanBroken, samples_meet
 from flatlens.grams.contract import norm2
 from flatlens.grams.layout import Layout
-from flatlens.grams.leftover import one_by_one
+from flatlens.grams.unexplained import one_by_one
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.rows import FRONT, Rows, apart
 from flatlens.grams.trial import hides
@@ -25,7 +25,7 @@ from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take
 
-PARAMETER = "parameter "  #: before the name of a place where a parameter acts, not samples lie, otherwise than planned
+_PARAMETER = "parameter "  #: before the name of a place where a parameter acts, not samples lie, otherwise than planned
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +82,7 @@ class Judge:
         if self.layout.hides_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
             hidden = hides(tape.mask, at_inputs)
-        places = [*certificate.totals, *(PARAMETER + self.place_of(tape, name) for name in rebuilt)]
+        places = [*certificate.totals, *(_PARAMETER + self.place_of(tape, name) for name in rebuilt)]
         return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
@@ -100,8 +100,8 @@ class Judge:
         """Raise where the plan does not hold; whether samples are apart is then checked exactly, without rounding."""
         *held, hidden = verdict.flags.tolist()
         failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
-        wrong = [name.removeprefix(PARAMETER) for name in failing if name.startswith(PARAMETER)]
-        suspected = [name for name in failing if not name.startswith(PARAMETER)]
+        wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]
+        suspected = [name for name in failing if not name.startswith(_PARAMETER)]
         meeting = self._meeting(verdict.batch, suspected) if suspected else []
         if any(name.startswith("input:") for name in meeting):
             raise samples_meet()
@@ -110,7 +110,7 @@ class Judge:
         if suspected and verdict.batched:  # rounding, or a wrong batching rule: one by one there is none
             raise PlanBroken([], [BATCHING])
 
-    def leftovers(
+    def unexplained(
         self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
     ) -> dict[str, Tensor]:
         """Return the gradients by sample of the parameters left over, sample by sample where batching is wrong."""
@@ -124,7 +124,7 @@ class Judge:
         return explicit
 
     def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
-        """The leftovers whose gradients by sample do not add up to the gradient of the combination."""
+        """The unexplained whose gradients by sample do not add up to the gradient of the combination."""
         sums = {}
         for name, M in explicit.items():
             u = certificate.u.to(M)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-PIECE = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
+SCRATCH = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
 WIDENED = 2**21  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
 LAUNCHED = 2**26  #: elsewhere, where many small products take longer to begin than to do
 
@@ -63,10 +63,10 @@ def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
     return out.reshape(len(A), *A.shape[2:])
 
 
-def pieces(n: int, bytes_each: int, within: int = PIECE) -> Iterator[slice]:
+def pieces(n: int, bytes_each: int, within: int = SCRATCH) -> Iterator[slice]:
     """Cut n samples so that each piece's scratch stays within so many bytes.
 
-    >>> [piece.stop - piece.start for piece in pieces(5, PIECE // 2)]
+    >>> [piece.stop - piece.start for piece in pieces(5, SCRATCH // 2)]
     [2, 2, 1]
     """
     most = max(1, within // max(1, bytes_each))

@@ -15,11 +15,11 @@ from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.first_layer import input_gram, input_squares
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.lookups import looked_up
+from flatlens.grams.embeddings import looked_up
 from flatlens.grams.record import Tape
-from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, Wanted
-from flatlens.grams.slopes import is_first
-from flatlens.grams.small import entry_jacobian
+from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, GramKind
+from flatlens.grams.output_jacobians import is_first
+from flatlens.grams.small_parameters import entry_jacobian
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation
 from flatlens.problem import Problem
@@ -34,7 +34,7 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
     operations = layout.operations(tape)
     reads: dict[tuple[str, int], tuple[Operation, str]] = {
         (name, k): place
-        for name in (*layout.small, *layout.lookups)
+        for name in (*layout.small_parameters, *layout.embeddings)
         for k, place in enumerate(layout.places(tape, name))
     }
     for weight in (*layout.weights.values(), *layout.outside.values()):
@@ -105,7 +105,7 @@ class ChunkJacobians:
     def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
         """The parameter side of a weight."""
         layout = self.layout
-        wanted: frozenset[Wanted] = frozenset(what for what in get_args(Wanted) if what in self.needs)
+        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
         if not weight.slots:
             M = self.explicit[weight.parameter or ""]
             stored = M.reshape(*M.shape[:2], *weight.value.shape)
@@ -136,9 +136,9 @@ class ChunkJacobians:
                 found[name] = ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), self.C)
         for name, weight in layout.outside.items():
             found[name] = self.jacobian(weight)
-        for name in layout.small:
+        for name in layout.small_parameters:
             found[name] = self._small(name, named[name].detach())
-        for name in layout.lookups:
+        for name in layout.embeddings:
             parts: list[tuple[Operation, Tensor, Tensor]] = [
                 (read, self.saved[name, k].reshape(len(self.C), -1), self.slopes[slot])
                 for k, (read, slot) in enumerate(layout.places(self.tape, name))
@@ -167,7 +167,7 @@ class ChunkJacobians:
         that act entry by entry, and with `weights` of all matrices and their biases, too.
         """
         layout, found = self.layout, dict[str, tuple[Tensor, Tensor]]()
-        for name in layout.small:
+        for name in layout.small_parameters:
             slots = [slot for _, slot in layout.places(self.tape, name)]
             if slots and all(slot in totals for slot in slots):
                 M = self._entries(name, {slot: totals[slot][:, None] for slot in slots})

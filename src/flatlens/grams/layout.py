@@ -96,9 +96,9 @@ class Layout:
     structure: Structure  #: what the graph proves
     weights: dict[str, Weight]  #: of linear layers, in execution order
     outside: dict[str, Weight]  #: of products outside layers, by parameter
-    small: tuple[str, ...]  #: parameters that act entry by entry
-    lookups: tuple[str, ...]  #: weights of embeddings that do nothing else
-    leftovers: tuple[str, ...]  #: parameters that go through per-sample autograd
+    small_parameters: tuple[str, ...]  #: parameters that act entry by entry
+    embeddings: tuple[str, ...]  #: weights of embeddings that do nothing else
+    unexplained: tuple[str, ...]  #: parameters that go through per-sample autograd
     rows: dict[str, Rows]  #: by operation: where its samples lie
     batch_axis: dict[str, int]  #: per call of a layer that every batch has: which axis of its input counts samples
     unplaced: dict[str, str]  #: the other calls -> why not
@@ -107,7 +107,7 @@ class Layout:
     input_is: str | None  #: the one call whose input is the network's input, if there is one
     held: int  #: numbers that the calls read and give, per sample
     sloped: int  #: bytes of one output's slopes at all of these, per sample
-    unexplained: int  #: entries of the parameters left over
+    unexplained_size: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
     hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
     batched: bool  #: whether several backward passes may be taken in one
@@ -123,9 +123,9 @@ class Layout:
         )
 
     def bytes_per_sample(self, rows: int) -> int:
-        """Return a pass's bytes per sample: slopes of `rows` outputs, activations, gradients of leftovers, Grams."""
-        leftovers = self.unexplained * rows * (8 + 2 * self.itemsize)
-        return rows * self.sloped + 6 * self.itemsize * self.held + leftovers + GRAMS * rows**2 * len(self.weights)
+        """Return a pass's bytes per sample: slopes of `rows` outputs, activations, gradients of unexplained, Grams."""
+        unexplained = self.unexplained_size * rows * (8 + 2 * self.itemsize)
+        return rows * self.sloped + 6 * self.itemsize * self.held + unexplained + GRAMS * rows**2 * len(self.weights)
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
         """Return how many samples fit in `memory` bytes in a pass over so many outputs, beside what does not grow.

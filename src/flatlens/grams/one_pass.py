@@ -15,18 +15,18 @@ from flatlens.grams.certificate import ChunkCheck, Judge
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
-from flatlens.grams.leftover import per_sample_gradients
+from flatlens.grams.unexplained import per_sample_gradients
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.sketch import Sketch
-from flatlens.grams.slopes import Pool, slopes_of
+from flatlens.grams.output_jacobians import Pool, output_jacobians
 from flatlens.problem import Batch, Problem
 from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
 
-ALL = ("G", "K", "R")
-CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
+ALL_GRAMS = ("G", "K", "R")
+PASS_CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
 
 
 def one_pass(
@@ -35,7 +35,7 @@ def one_pass(
     layout: Layout,
     feature_scale: Mapping[str, Tensor] | None = None,
     progress: Progress | None = None,
-    needs: Collection[str] = ALL,
+    needs: Collection[str] = ALL_GRAMS,
     sketch: Sketch | None = None,
     ranks: Ranks = ALONE,
 ) -> Generator[ChunkGrams, None, None]:
@@ -51,7 +51,7 @@ def one_pass(
     """
     problem = problem.as_asked()
     rows = problem.outputs if sketch is None else 2
-    most = min(CHUNK, layout.samples_at_once(problem.memory, rows, needs))
+    most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, rows, needs))
     # differentiable, so that the graph shows frozen parameters, too
     with differentiated(), problem.measuring(model), differentiable(model.parameters()):
         walk = _Walk(
@@ -128,16 +128,16 @@ class _Walk:
         problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
         live = None if tokens is None else _live(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        proved = (*layout.leftovers, *layout.small)  # weights are proved on the trials
+        proved = (*layout.unexplained, *layout.small_parameters)  # weights are proved on the trials
         asked = {name: named[name] for name in proved}
         generator = torch.Generator().manual_seed(seen.number) if certify else None
-        slopes = slopes_of(
+        slopes = output_jacobians(
             f, tape, layout, seen.inputs, needs, self.pool,
             live=live, keep_graph=keep_graph, certify=generator, parameters=asked,
         )  # fmt: skip
-        explicit = per_sample_gradients(problem, self.model, seen.batch, layout.leftovers, rows)
+        explicit = per_sample_gradients(problem, self.model, seen.batch, layout.unexplained, rows)
         if slopes.certificate is not None:
-            explicit = self.judge.leftovers(seen.batch, explicit, slopes.certificate, rows)
+            explicit = self.judge.unexplained(seen.batch, explicit, slopes.certificate, rows)
         place = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
         chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
         if slopes.certificate is not None:

@@ -69,7 +69,7 @@ class _Planner:
         of_layers = {name for w in weights.values() if w.slots for name in (w.parameter, w.bias) if name}
         outside: dict[str, Weight] = {}
         small: dict[str, tuple[str, ...]] = {}  # with the names of their operations
-        lookups: dict[str, tuple[str, ...]] = {}
+        embeddings: dict[str, tuple[str, ...]] = {}
         for name in self.parameters:
             slots = None if name in of_layers else self._slots(name)
             if slots is None or name not in self.problem.parameters:
@@ -79,14 +79,14 @@ class _Planner:
                 if (found := self._outside(name)) is not None:
                     outside[name] = found
             elif kinds == {Lookup}:
-                lookups[name] = slots
+                embeddings[name] = slots
             elif kinds <= {Bias, Entrywise}:
                 small[name] = slots
-        known = of_layers | outside.keys() | small.keys() | lookups.keys()
+        known = of_layers | outside.keys() | small.keys() | embeddings.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
-        leftovers = tuple(name for name in sizes if name not in known)
+        unexplained = tuple(name for name in sizes if name not in known)
         needed = {slot for w in (*weights.values(), *outside.values()) for slot in w.slots}
-        needed |= {slot for slots in (*small.values(), *lookups.values()) for slot in slots}
+        needed |= {slot for slots in (*small.values(), *embeddings.values()) for slot in slots}
         axes = self.axes
         calls, n = self.first.tape.linear, self.first.n
         shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
@@ -95,9 +95,9 @@ class _Planner:
             structure=self.structure,
             weights=weights,
             outside=outside,
-            small=tuple(small),
-            lookups=tuple(lookups),
-            leftovers=leftovers,
+            small_parameters=tuple(small),
+            embeddings=tuple(embeddings),
+            unexplained=unexplained,
             rows={name: rows for name, rows in self.rows.items() if name in needed},
             batch_axis=axes,
             unplaced=self.unplaced,
@@ -106,7 +106,7 @@ class _Planner:
             input_is=self._input_is(axes, weights),
             held=sum(shape.numel() for shape, _ in shapes) // n,
             sloped=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
-            unexplained=sum(sizes[name] for name in leftovers) + sum(self.parameters[name].numel() for name in small),
+            unexplained_size=sum(sizes[name] for name in unexplained) + sum(self.parameters[name].numel() for name in small),
             itemsize=self.first.f.element_size(),
             hides_padding=all(trial.hides_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,

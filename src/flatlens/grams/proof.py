@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatlens.grams.certificate import Judge
 from flatlens.grams.jacobians import ChunkJacobians, saved_of
 from flatlens.grams.layout import Layout
-from flatlens.grams.slopes import Start, certificate_of, slots_of
+from flatlens.grams.output_jacobians import PassStart, certificate_of, slots_of
 from flatlens.grams.trial import Trial
 from flatlens.problem import Problem
 
@@ -22,10 +22,10 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
     weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.slots]
-    names = dict.fromkeys((*layout.small, *(name for w in weights for name in (w.parameter, w.bias) if name)))
+    names = dict.fromkeys((*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name)))
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     slots = slots_of(tape, layout, [], n, ())
-    certificate = certificate_of(Start(f, units), f, slots, {name: named[name] for name in names}, generator)
+    certificate = certificate_of(PassStart(f, units), f, slots, {name: named[name] for name in names}, generator)
     like = f.new_zeros(n, 1, 1, dtype=torch.float64)
     jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
     rebuilt = jacobians.rebuilt(certificate.totals, weights=True)

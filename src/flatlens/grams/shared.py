@@ -22,7 +22,7 @@ from torch import Tensor
 from flatlens.grams.contract import gram, pieces, quadratic
 from flatlens.grams.weight import WeightMatrix, row_factor
 
-Wanted: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
+GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
 NARROW = 16  #: rows of a weight below which a product for each position takes longer to begin than to do
 
@@ -37,7 +37,7 @@ class SharedJacobian:
     derivatives are all there."""
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
-    wanted: frozenset[Wanted] = frozenset({"K", "R"})  #: what will be asked for, to be made in one walk
+    wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: what will be asked for, to be made in one walk
 
     @cached_property
     def _m(self) -> int:
@@ -77,28 +77,28 @@ class SharedJacobian:
         return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
 
     @cached_property
-    def _swept(self) -> dict[Wanted, Tensor]:
+    def _swept(self) -> dict[GramKind, Tensor]:
         """Whatever the pass was asked for, from per-sample gradients formed once."""
         wanted = set(self.wanted)
         return self._sweep(wanted | {"K"} if wanted & {"K", "R"} else wanted)
 
-    def _get(self, what: Wanted) -> Tensor:
+    def _get(self, what: GramKind) -> Tensor:
         if what not in self.wanted and not (what == "K" and "R" in self.wanted):
             return self._sweep({what})[what]
         return self._swept[what]
 
-    def _sweep(self, wanted: set[Wanted]) -> dict[Wanted, Tensor]:
+    def _sweep(self, wanted: set[GramKind]) -> dict[GramKind, Tensor]:
         """One walk over the samples, a cache's worth at a time."""
-        found: dict[Wanted, Tensor] = {}
+        found: dict[GramKind, Tensor] = {}
         if wanted & {"diagonal", "columns", "adaptive", "plain diagonal", "plain columns"}:
             self._element_wise(wanted, found)
         elif wanted:
             factors = {"K": None, "R": self.weight.row_factor}
-            chosen: list[Wanted] = [what for what in ("K", "R") if what in wanted]
+            chosen: list[GramKind] = [what for what in ("K", "R") if what in wanted]
             found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
         return found
 
-    def _element_wise(self, wanted: set[Wanted], found: dict[Wanted, Tensor]) -> None:
+    def _element_wise(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
         """Sums over outputs need the gradients themselves, M: some samples' at a time, or some rows of one sample's.
 
         Grams are made of the same M where that is the cheaper road and all rows are there.
@@ -106,7 +106,7 @@ class SharedJacobian:
         n, N, W = len(self.J), self.J.shape[1], self.weight.W
         rows = self._rows(W.shape[1])
         factors = {"K": None, "R": self.weight.row_factor if "R" in wanted else None}
-        chosen: list[Wanted] = [what for what in ("K", "R") if what in wanted]
+        chosen: list[GramKind] = [what for what in ("K", "R") if what in wanted]
         if not (self._forms_M and len(rows) == 1):
             found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
             chosen = []

@@ -27,7 +27,7 @@ def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> T
     return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)
 
 
-FEW = 4  #: probes up to which signs too often agree
+_FEW = 4  #: probes up to which signs too often agree
 ROUNDS = 20  #: of scaling rows and columns
 
 
@@ -89,7 +89,7 @@ class Sketch:
     def combinations(self, first: int, n: int, outputs: int) -> Iterator[Tensor]:
         """u of each probe, (n, N) float64, for samples from `first` on."""
         streams = [Stream(self.seed, probe) for probe in range(self.probes)]
-        if self.probes > FEW:
+        if self.probes > _FEW:
             yield from (stream.signs(first, n, outputs) for stream in streams)
         else:
             yield from balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]))

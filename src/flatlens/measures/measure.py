@@ -141,7 +141,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "outputs": problem.outputs,
         "layers": list(lens.layout.weights),
         "piecewise_affine_above": sorted(lens.layout.affine),
-        "by_autograd": list(lens.layout.leftovers),
+        "by_autograd": list(lens.layout.unexplained),
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
-from flatlens.grams.leftover import Runner
+from flatlens.grams.unexplained import Runner
 from flatlens.grams.sketch import signs
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
 from flatlens.grams.record import run_recorded
-from flatlens.grams.slopes import _head
+from flatlens.grams.output_jacobians import _head
 
-slopes = sys.modules["flatlens.grams.slopes"]
+slopes = sys.modules["flatlens.grams.output_jacobians"]
 
 
 class Ends(nn.Module):
@@ -119,7 +119,7 @@ def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
     tape, _, f, _ = run_recorded(problem, net, (x, y))
     assert (_head(tape, f) is not None) == expected
     watched = 6 if expected else 6 + 6 + 3  # entries of one output's slopes: at first's output alone, or all
-    monkeypatch.setattr(slopes, "SHARE", problem.memory // (count * 7 * watched * 8))
+    monkeypatch.setattr(slopes, "MEMORY_SHARE", problem.memory // (count * 7 * watched * 8))
     [chunk] = list(one_pass(problem, net, lay_out(problem, net)))
     J = input_jacobian(net, x)  # the outputs taken together are as many as `count` says
     assert chunk.input is not None

@@ -16,14 +16,14 @@ from torch import Tensor
 from flatlens.grams.certificate import Certificate
 from flatlens.grams.first_layer import knows_its_input
 from flatlens.grams.layout import Layout
-from flatlens.grams.leftover import slow_batching_is_fine
+from flatlens.grams.unexplained import slow_batching_is_fine
 from flatlens.grams.record import Call, Tape
 from flatlens.grams.rows import FRONT, Rows
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
-SHARE = 8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
+MEMORY_SHARE = 8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
 
 
 class Pool:
@@ -32,7 +32,7 @@ class Pool:
 
     def __init__(self, memory: int, *, batches: bool = True) -> None:
         self._kept: dict[str, Tensor] = {}
-        self.together = memory // SHARE  #: bytes of slopes that one batched pass may give
+        self.together = memory // MEMORY_SHARE  #: bytes of slopes that one batched pass may give
         self.batches: bool | None = None if batches else False
         """Whether torch batches the network's operations; None where nobody tried."""
 
@@ -60,7 +60,7 @@ class _Slot:
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class PassStart:
     """The place where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
 
     at: Tensor  # (n, width)
@@ -85,7 +85,7 @@ class Start:
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes:
+class OutputJacobians:
     """The slopes of a chunk, and their certificate."""
 
     found: dict[str, Tensor]  #: df/d(...), (n, N, ...), by place
@@ -95,7 +95,7 @@ class Slopes:
         return self.found[name]
 
 
-def slopes_of(
+def output_jacobians(
     f: Tensor,
     tape: Tape,
     layout: Layout,
@@ -107,7 +107,7 @@ def slopes_of(
     keep_graph: bool = False,
     certify: torch.Generator | None = None,
     parameters: dict[str, Tensor] | None = None,
-) -> Slopes:
+) -> OutputJacobians:
     """df/d(...), (n, N, ...), in the network's dtype: at `z:call` and other operations, `x:call` of linear layers and
     `input:number`.
 
@@ -117,17 +117,17 @@ def slopes_of(
     """
     slots = slots_of(tape, layout, inputs, len(f), needs)
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    start, known = Start(f, units), {}
+    start, known = PassStart(f, units), {}
     head = _head(tape, f)
     if head is not None and f"z:{head[0].key}" in slots and slots[f"z:{head[0].key}"].plain:
         call, W = head
-        start, known = Start(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
+        start, known = PassStart(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
     asked = {name: slots[name] for name in slots if name not in known}
     shown = {name: slot for name, slot in asked.items() if not _implied(name, tape, layout)}
-    certificate = None if certify is None else certificate_of(Start(f, units), f, shown, parameters or {}, certify)
+    certificate = None if certify is None else certificate_of(PassStart(f, units), f, shown, parameters or {}, certify)
     found = _filled(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
-    return Slopes(found, certificate)
+    return OutputJacobians(found, certificate)
 
 
 def _implied(name: str, tape: Tape, layout: Layout) -> bool:
@@ -137,7 +137,7 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
 
 
 def certificate_of(
-    start: Start, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
+    start: PassStart, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
 ) -> Certificate:
     """Take the backward pass of a random combination of the outputs, at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -220,7 +220,7 @@ def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _Slot:
 
 
 def _filled(
-    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
+    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
 ) -> dict[str, Tensor]:
     """The slopes of all outputs: of several at once where that can be."""
     if not slots:
@@ -242,7 +242,7 @@ def _filled(
 
 
 def _together(
-    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, count: int, keep_graph: bool
+    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
     """Several outputs' backward passes in one. Small networks gain most: there a pass costs more to call than to
     compute."""
@@ -264,7 +264,7 @@ def _together(
 
 
 def _one_by_one(
-    slots: dict[str, _Slot], start: Start, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
 ) -> dict[str, Tensor]:
     """A backward pass for each output that lives."""
     wanted = [slot.at for slot in slots.values()]
