@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.shared import SharedJacobian, GramKind
+from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.weight import WeightMatrix
 from flatlens.measures.gather import Gatherer
 from flatlens.measures.registry import MEASURES
@@ -164,7 +164,9 @@ def test_what_no_layer_explains_is_named_and_counted() -> None:
     net, x, y = network("attention")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
     assert set(layout.outside) == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
-    assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(layout.small_parameters)
+    assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(
+        layout.small_parameters
+    )
     assert not layout.unexplained
 
 

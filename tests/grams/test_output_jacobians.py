@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.record import run_recorded
 from flatlens.grams.output_jacobians import _head
+from flatlens.grams.record import run_recorded
 
 slopes = sys.modules["flatlens.grams.output_jacobians"]
 

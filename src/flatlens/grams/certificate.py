@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from flatlens.grams.broken import BATCHING, PlanBroken, samples_meet
 from flatlens.grams.contract import norm2
 from flatlens.grams.layout import Layout
-from flatlens.grams.unexplained import one_by_one
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.rows import FRONT, Rows, apart
 from flatlens.grams.trial import hides
+from flatlens.grams.unexplained import one_by_one
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from flatlens.grams.contract import gram, joined, norm2, quadratic
 from flatlens.grams.dense import DenseJacobian
+from flatlens.grams.embeddings import looked_up
 from flatlens.grams.first_layer import input_gram, input_squares
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.embeddings import looked_up
-from flatlens.grams.record import Tape
-from flatlens.grams.shared import ExplicitJacobian, SharedJacobian, GramKind
 from flatlens.grams.output_jacobians import is_first
+from flatlens.grams.record import Tape
+from flatlens.grams.shared import ExplicitJacobian, GramKind, SharedJacobian
 from flatlens.grams.small_parameters import entry_jacobian
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation

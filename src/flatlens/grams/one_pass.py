@@ -15,10 +15,10 @@ from flatlens.grams.certificate import ChunkCheck, Judge
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
-from flatlens.grams.unexplained import per_sample_gradients
+from flatlens.grams.output_jacobians import Pool, output_jacobians
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.sketch import Sketch
-from flatlens.grams.output_jacobians import Pool, output_jacobians
+from flatlens.grams.unexplained import per_sample_gradients
 from flatlens.problem import Batch, Problem
 from flatlens.problem.loss import labels_known
 from flatlens.problem.ranks import ALONE, Ranks

@@ -16,14 +16,16 @@ from torch import Tensor
 from flatlens.grams.certificate import Certificate
 from flatlens.grams.first_layer import knows_its_input
 from flatlens.grams.layout import Layout
-from flatlens.grams.unexplained import slow_batching_is_fine
 from flatlens.grams.record import Call, Tape
 from flatlens.grams.rows import FRONT, Rows
+from flatlens.grams.unexplained import slow_batching_is_fine
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
-MEMORY_SHARE = 8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
+MEMORY_SHARE = (
+    8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
+)
 
 
 class Pool:

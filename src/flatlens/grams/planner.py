@@ -106,7 +106,8 @@ class _Planner:
             input_is=self._input_is(axes, weights),
             held=sum(shape.numel() for shape, _ in shapes) // n,
             sloped=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
-            unexplained_size=sum(sizes[name] for name in unexplained) + sum(self.parameters[name].numel() for name in small),
+            unexplained_size=sum(sizes[name] for name in unexplained)
+            + sum(self.parameters[name].numel() for name in small),
             itemsize=self.first.f.element_size(),
             hides_padding=all(trial.hides_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,

@@ -22,7 +22,9 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
     weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.slots]
-    names = dict.fromkeys((*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name)))
+    names = dict.fromkeys(
+        (*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name))
+    )
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     slots = slots_of(tape, layout, [], n, ())
     certificate = certificate_of(PassStart(f, units), f, slots, {name: named[name] for name in names}, generator)
