@@ -23,9 +23,8 @@ from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
-MEMORY_SHARE = (
-    8  #: what part of the memory slopes of one batched pass may take: those of the chunk before are not yet dead
-)
+MEMORY_SHARE = 8
+"""One batched backward pass may take the memory divided by this: the chunk before still holds its own part."""
 
 
 class Pool:
