@@ -71,6 +71,22 @@ class Turning(nn.Linear):
         return torch.view_as_real(torch.view_as_complex(super().forward(x)) * self.turn)
 
 
+class CoupledLate(nn.Linear):
+    """Samples beyond 9 take off the mean of such samples in their batch, detached: no derivative shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        late = (x[:, :1] > 9).to(x)
+        mean = (x * late).sum(0) / late.sum().clamp(min=1)
+        return super().forward(x - late * mean.detach())
+
+
+def late(n: int) -> tuple[Tensor, Tensor]:
+    """n samples, of which only those beyond the first thousand are coupled."""
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(2)).clamp(-8, 8)
+    x[1100:] += 30
+    return x, torch.zeros(n, dtype=torch.long)
+
+
 IDS = torch.tensor([[0, 1], [0, 0]] * 5)
 
 
@@ -93,6 +109,11 @@ REFUSED = {
     "random in eval mode": (lambda: problem(Noisy(3, 2)), BadModel, "twice.*functional dropout"),
     "outputs with a row a token": (lambda: problem(STACKED), BadData, "a row a token, need labels of shape"),
     "samples coupled": (lambda: problem(COUPLED), BadModel, "coupled.*BatchNorm"),
+    "samples coupled in a late batch": (
+        lambda: problem(CoupledLate(3, 2), data=late(1200)),
+        BadModel,
+        "half their batch.*coupled",
+    ),
     "augmentation": (lambda: problem(data=Wandering()), BadData, "differs when read again"),
     "x and y disagree": (lambda: problem(data=(X, Y[:5])), BadData, "10 samples and y 5"),
     "unknown parameter": (lambda: problem(parameters=["wieght"]), UnknownName, "weight"),
