@@ -1,5 +1,12 @@
 """Folders of images and of texts, and lists of either from a user's file."""
 
+import struct
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
 import numpy as np
 import pytest
 import torch
@@ -121,6 +128,51 @@ def test_folders_that_cannot_be_measured_are_one_line(tmp_path, files, preparati
         load_data(str(tmp_path), "--test", preparation)
     assert str(caught.value).startswith("--test: ")
     assert "\n" not in str(caught.value)
+
+
+UNREADABLE = """
+import os, sys
+from flatlens.data.sources import load_data
+if os.geteuid() == 0:
+    os.setuid(65534)  # root may read everything
+try:
+    load_data(sys.argv[1])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize("place", ["b", "b/inner", "b/0.png"])
+def test_what_cannot_be_read_is_not_dropped(place):
+    with TemporaryDirectory(prefix="flatlens", dir="/tmp") as name:  # everybody may go there
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file in ("a/0.png", "b/0.png", "b/inner/1.png"):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.zeros((3, 4), dtype=np.uint8)).save(folder / file)
+        (folder / place).chmod(0)
+        command = [sys.executable, "-c", UNREADABLE, name]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        (folder / place).chmod(0o755)
+    assert done.stdout.startswith("BadData --data: "), done
+    assert f"{folder / place}" in done.stdout
+    assert "Permission denied" in done.stdout
+
+
+def bomb(side: int) -> bytes:
+    """A PNG of side x side pixels in its header, and none after it."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+
+
+@pytest.mark.parametrize("side", [2, 10_000, 100_000, 2**31 - 1])
+def test_images_that_would_fill_the_memory_or_are_cut_short(tmp_path, recwarn, side):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x.png").write_bytes(bomb(side))
+    with pytest.raises(BadData, match=r"x\.png is no image that can be read") as caught:
+        load_data(str(tmp_path))
+    assert "\n" not in str(caught.value)
+    assert not [w for w in recwarn if "decompression bomb" in str(w.message)]
 
 
 def test_some_of_the_samples(pictures):

@@ -3,6 +3,7 @@
 import builtins
 import hashlib
 import json
+import zlib
 
 import pytest
 import torch
@@ -83,7 +84,9 @@ def test_an_image_that_is_no_png_is_refused(small):
     files = small("mnist")
     path = files.write_parquet() / "mnist" / "test-00000-of-00001.parquet"
     table = pq.read_table(path)
-    for bad in (b"GIF89a", b"", None, table.column("image")[0].as_py()["bytes"][:60]):
+    header = b"IHDR" + (100_000).to_bytes(4) * 2 + b"\x08\x00\x00\x00\x00"  # ten billion pixels
+    bomb = b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4) + header + zlib.crc32(header).to_bytes(4)
+    for bad in (bomb, b"GIF89a", b"", None, table.column("image")[0].as_py()["bytes"][:60]):
         images = table.column("image").to_pylist()
         images[4] = {"bytes": bad, "path": None}
         column = pa.array(images, table.schema.field("image").type)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ def _labels(classes: list[str], known: Mapping[str, int]) -> dict[str, int]:
 
 
 def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, str]:
-    files = [(p, labels[name]) for name in labels for p in sorted((folder / name).rglob("*")) if p.is_file()]
+    files = [(p, labels[name]) for name in labels for p in _files(folder / name, argument)]
     images = [(p, label) for p, label in files if p.suffix.lower() in IMAGES]
     texts = [(p, label) for p, label in files if p.suffix.lower() in TEXTS]
     if bool(images) == bool(texts):
@@ -70,8 +71,24 @@ def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, 
     return RawTexts([_text(p, argument) for p, _ in texts], targets), "texts"
 
 
+def _files(folder: Path, argument: str) -> list[Path]:
+    """Return all files under a folder; `Path.rglob` would pass over what cannot be read without a word."""
+
+    def unreadable(error: OSError) -> None:
+        raise BadData(
+            f"{argument}: {error.filename} cannot be read ({error.strerror}): mend its permissions"
+        ) from error
+
+    if not folder.is_dir():  # a class without held-out samples
+        return []
+    walk = os.walk(folder, onerror=unreadable)
+    return sorted(path for here, _, names in walk for name in names if (path := Path(here, name)).is_file())
+
+
 def _text(path: Path, argument: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise BadData(f"{argument}: {path} is not UTF-8 ({error.reason} at byte {error.start})") from error
+    except OSError as error:
+        raise BadData(f"{argument}: {path} cannot be read ({error.strerror})") from error

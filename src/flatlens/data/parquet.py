@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from flatlens.data.imagesets import ImageSet
 from flatlens.data.originals import Part, checked_labels, mending
@@ -147,6 +147,8 @@ def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[A
                     f"{image.width} x {image.height}; {mending(known)}"
                 )
             found = np.asarray(image)
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:  # Pillow's word for a broken PNG
+    except BadData:
+        raise
+    except Exception as error:  # damaged bytes, or a header that promises more pixels than memory, in any words
         raise BadData(f"{path}: an image in it is no PNG, or a damaged one; {mending(known)}") from error
     return found.reshape(rows, columns, channels).transpose(2, 0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatlens.errors import BadData
+from flatlens.errors import BadData, one_line
 from flatlens.models.preparing import ImagePreparation, NetworkPreparation, TextPreparation
 
 if TYPE_CHECKING:
@@ -74,15 +75,17 @@ def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
 
 def from_file(path: Path, argument: str) -> Callable[[], Image]:
     """What opens the image in a file."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image
 
     def opened() -> Image.Image:
         try:
-            with Image.open(path) as image:
-                image.load()
-                return image
-        except (UnidentifiedImageError, OSError) as error:
-            raise BadData(f"{argument}: {path} is no image that can be read ({error})") from error
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as large is an error
+                with Image.open(path) as image:
+                    image.load()
+                    return image
+        except Exception as error:  # damaged bytes make a reader fail in any way at all
+            raise BadData(f"{argument}: {path} is no image that can be read ({one_line(error, 120)})") from error
 
     return opened
 
