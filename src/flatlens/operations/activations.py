@@ -1,4 +1,4 @@
-"""Elementwise activations whose values and slopes over an interval are known."""
+"""Elementwise activations with known values and slopes over an interval."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SLACK = 4e-15  #: of computed slopes, some roundings; covers turns whose places are known to 1e-9
-SOFTPLUS_TAIL = 20.0  #: from where torch's softplus may be the identity, 2e-9 off: bounded is the true one
+_SLACK = 4e-15  #: error of computed slopes, relative: some roundings, and turns whose places are known to 1e-9
+SOFTPLUS_TAIL = 20.0  #: least threshold; above it torch's softplus is the identity, 2e-9 off the true one
 
-FAR = 1e300  #: where slopes are those at infinity
+_FAR = 1e300  #: a z where slopes equal those at infinity
 
 
 @dataclass(frozen=True, eq=False)
 class Activation:
-    """An elementwise function, its derivative, and where either turns: between turns both are monotone."""
+    """An elementwise function, its derivative and the turns of both: between turns they are monotone."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
-    lowest: tuple[tuple[float, float], ...] = ()  #: (z, value) of extrema
-    turns: tuple[tuple[float, float], ...] = ()  #: (z, slope) of extrema of the slope, and on either side of kinks
-    slack: float = SLACK  #: 0 where slopes are constants
+    lowest: tuple[tuple[float, float], ...] = ()  #: extrema as (z, value)
+    turns: tuple[tuple[float, float], ...] = ()  #: (z, slope) at extrema of the slope and on both sides of kinks
+    slack: float = _SLACK  #: relative error of slopes; 0 where they are constants
 
     def values(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest value over [low, high]."""
+        """Return the least and the largest value over [low, high]."""
         return _hull(self.value, self.lowest, low, high)
 
     def slopes(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the largest derivative over [low, high], at kinks one-sided.
+        """Return the least and the largest derivative over [low, high]; at kinks, the one-sided ones.
 
         >>> low, high = relu(nn.ReLU()).slopes(torch.tensor([-2.0, -1.0, 1.0]), torch.tensor([-1.0, 1.0, 2.0]))
         >>> low.tolist(), high.tolist()
@@ -42,8 +42,8 @@ class Activation:
 
     @property
     def steepest(self) -> float:
-        """The largest absolute slope anywhere."""
-        far = torch.tensor(FAR, dtype=torch.float64)
+        """Return the largest absolute slope anywhere."""
+        far = torch.tensor(_FAR, dtype=torch.float64)
         return float(torch.stack(self.slopes(-far, far)).abs().max())
 
 
@@ -60,12 +60,12 @@ def _hull(
 
 
 def relu(module: nn.Module) -> Activation:
-    """max(z, 0)."""
+    """Return max(z, 0)."""
     return Activation(F.relu, _step(0.0, 1.0), slack=0.0)
 
 
 def leaky_relu(module: nn.LeakyReLU) -> Activation | None:
-    """max(z, c z), for c >= 0."""
+    """Return max(z, c z), for c >= 0; None for other c."""
     c = float(module.negative_slope)
     if c < 0:
         return None
@@ -73,12 +73,12 @@ def leaky_relu(module: nn.LeakyReLU) -> Activation | None:
 
 
 def _step(below: float, above: float) -> Callable[[Tensor], Tensor]:
-    """The slope of two rays that meet at 0, where autograd takes the lower one's."""
+    """Return the slope of two rays that meet at 0; at 0 it is the lower ray's, as in autograd."""
     return lambda z: torch.where(z > 0, z.new_tensor(above), z.new_tensor(below))
 
 
 def hardtanh(module: nn.Hardtanh) -> Activation:
-    """z between two bounds, ReLU6 too."""
+    """Return z clipped to two bounds; ReLU6 too."""
     a, b = float(module.min_val), float(module.max_val)
     return Activation(
         lambda z: z.clamp(a, b), lambda z: ((z > a) & (z < b)).to(z), turns=((a, 0), (a, 1), (b, 0), (b, 1)), slack=0.0
@@ -86,23 +86,23 @@ def hardtanh(module: nn.Hardtanh) -> Activation:
 
 
 def tanh(module: nn.Module) -> Activation:
-    """tanh(z)."""
+    """Return tanh of z."""
     return Activation(torch.tanh, lambda z: 4 * _bump(2 * z), turns=((0.0, 1.0),))
 
 
 def sigmoid(module: nn.Module) -> Activation:
-    """1 / (1 + exp(-z))."""
+    """Return 1 / (1 + exp(-z))."""
     return Activation(torch.sigmoid, _bump, turns=((0.0, 0.25),))
 
 
 def _bump(z: Tensor) -> Tensor:
-    """sigma(z) (1 - sigma(z)), without cancellation far out."""
+    """Return sigma(z) (1 - sigma(z)), without cancellation at large |z|."""
     e = (-z.abs()).exp()
     return e / (1 + e).square()
 
 
 def softplus(module: nn.Softplus) -> Activation | None:
-    """log(1 + exp(beta z)) / beta, where torch gives that to rounding."""
+    """Return log(1 + exp(beta z)) / beta; None where torch's function differs from it by more than rounding."""
     beta, tail = float(module.beta), float(module.threshold)
     if beta <= 0 or tail < SOFTPLUS_TAIL:
         return None
@@ -112,7 +112,7 @@ def softplus(module: nn.Softplus) -> Activation | None:
 
 
 def elu(module: nn.ELU) -> Activation | None:
-    """z above 0, alpha (exp(z) - 1) below, for alpha >= 0."""
+    """Return z above 0, alpha (exp(z) - 1) below, for alpha >= 0; None for other alpha."""
     alpha = float(module.alpha)
     if alpha < 0:
         return None
@@ -124,7 +124,7 @@ def elu(module: nn.ELU) -> Activation | None:
 
 
 def gelu(module: nn.GELU) -> Activation | None:
-    """z Phi(z), least at -0.7518; its slope Phi + z phi turns at z = +-sqrt 2, where phi (2 - z^2) = 0."""
+    """Return z Phi(z), least at -0.7518; its slope Phi + z phi turns at z = +-sqrt 2, where phi (2 - z^2) = 0."""
     if module.approximate != "none":
         return None
 
@@ -137,7 +137,7 @@ def gelu(module: nn.GELU) -> Activation | None:
 
 
 def silu(module: nn.Module) -> Activation:
-    """z sigma(z), least at -1.2785; its slope sigma (1 + z (1 - sigma)) turns where z tanh(z/2) = 2."""
+    """Return z sigma(z), least at -1.2785; its slope sigma (1 + z (1 - sigma)) turns where z tanh(z/2) = 2."""
 
     def slope(z: Tensor) -> Tensor:
         return torch.sigmoid(z) * (1 + z * torch.sigmoid(-z))
@@ -150,7 +150,7 @@ def silu(module: nn.Module) -> Activation:
 
 
 def hardswish(module: nn.Module) -> Activation:
-    """z min(max(z + 3, 0), 6) / 6, least at -1.5."""
+    """Return z min(max(z + 3, 0), 6) / 6, least at -1.5."""
     return Activation(
         F.hardswish,
         lambda z: torch.where(z.abs() < 3, z / 3 + 0.5, (z > 0).to(z)),

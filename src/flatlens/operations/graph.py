@@ -1,8 +1,8 @@
-"""The autograd graph of one forward pass: every operation that ran, and what reads what.
+"""The autograd graph of one forward pass: every operation that ran, and which operations read which outputs.
 
-Whatever a network does with a parameter is in this graph, including hooks, functional calls and branches that were not
-active. What is read off it holds for every sample of the batch: both arms of a `where` are there, and an operation
-that is flat on these samples still has its name.
+Everything that a network does with a parameter is in this graph, including hooks, functional calls and branches that
+were not active. Its findings hold for every sample of the batch: both arms of a `where` are there, and an operation
+with derivative 0 on these samples still has its name.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor
 from flatlens.operations.table import role_of
 
 Node: TypeAlias = Any
-"""A node of autograd's graph: its `name()`, `next_functions` and `_saved_...` are untyped in torch."""
+"""A node of autograd's graph; torch does not type its `name()`, `next_functions` and `_saved_...`."""
 
 Place: TypeAlias = Any
-"""Where to differentiate to: a tensor or an edge of the graph; torch's types know lists of one kind alone."""
+"""A place to differentiate to: a tensor or an edge of the graph. torch's own types allow only lists of one kind."""
 
 LEAF = "torch::autograd::AccumulateGrad"
-STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in the tensor that they normalise
+STATISTICS = ("NativeLayerNormBackward0", "NativeGroupNormBackward0")  #: curved in the normalised tensor
 
 
 class Graph:
-    """The nodes behind a tensor."""
+    """The graph that made a tensor; nodes are in the order in which they ran, inputs first."""
 
     def __init__(self, f: Tensor) -> None:
         self.nodes = _inputs_first(f.grad_fn)
-        self.readers: dict[Node, list[tuple[Node, int]]] = {}  #: of each node's output: (reader, which of its inputs)
-        self.leaves: dict[int, Node] = {}  #: by the id of the leaf tensor
+        self.readers: dict[Node, list[tuple[Node, int]]] = {}  #: by node: (reader, which of its inputs)
+        self.leaves: dict[int, Node] = {}  #: leaf nodes by the id of the leaf tensor
         for node in self.nodes:
             if node.name() == LEAF:
                 self.leaves[id(node.variable)] = node
@@ -39,19 +39,19 @@ class Graph:
                     self.readers.setdefault(source, []).append((node, operand))
 
     def read_by(self, node: Node) -> list[tuple[Node, int]]:
-        """The operations that read a node's output, and as which of their inputs."""
+        """Return the operations that read a node's output, and as which of their inputs."""
         return self.readers.get(node, [])
 
     def curved_in(self, sources: Mapping[Node, int]) -> int:
-        """The sources that the output is not piecewise linear in, as a sum of their bits; `sources` maps nodes to bits.
+        """Return the bits of the sources in which the output is not piecewise linear; `sources` maps nodes to bits.
 
-        The output is piecewise linear in a source if every operation between them is, with at most one factor of each
-        product depending on the source.
+        The output is piecewise linear in a source if every operation between them is, and at most one factor of each
+        product depends on the source.
         """
         if not self.nodes:
             return 0
-        reached: dict[Node, int] = {}  # the sources that a node's output depends on...
-        curved: dict[Node, int] = {}  # ...and those among them that it is curved in
+        reached: dict[Node, int] = {}  # the sources on which a node's output depends...
+        curved: dict[Node, int] = {}  # ...and those among them in which it is curved
         for node in self.nodes:
             operands = [(reached[s], curved[s]) if s is not None else (0, 0) for s, _ in node.next_functions]
             every = bent = 0
@@ -64,7 +64,7 @@ class Graph:
 
 
 def _bent_by(node: Node, operands: list[int], every: int) -> int:
-    """The sources that a node's own operation is curved in, given those that its operands depend on."""
+    """Return the sources in which a node's own operation is curved; `operands`: the sources of each operand."""
     name = node.name()
     if name in STATISTICS:
         return operands[0]
@@ -85,7 +85,7 @@ def _bent_by(node: Node, operands: list[int], every: int) -> int:
 
 
 def _inputs_first(root: Node | None) -> list[Node]:
-    """Every node behind `root`, each after those whose output it reads."""
+    """Return every node behind `root`; each comes after the nodes whose output it reads."""
     order: list[Node] = []
     if root is None:
         return order

@@ -1,14 +1,14 @@
 """Linear layers as the canonical pair (phi, z) of z = W phi + b at positions p: one adapter for each type of layer.
 
-    phi  (n, g, m, P)   what the weight multiplies: m entries per group, at P positions
-    z    (n, g, d, P)   what comes out: d rows per group
+    phi  (n, g, m, P)   features, what the weight multiplies: m entries per group, at P positions
+    z    (n, g, d, P)   the layer's output: d rows per group
 
     Dense                  P = 1, or the tokens of a token-wise layer; g = 1
     Convolution            one position per output pixel, m = in/g * kernel; the kernel is read as g diagonal blocks
-    TransposedConvolution  the same, over the input with zeros put between its entries, the kernel mirrored
+    TransposedConvolution  the same, over the input with zeros between its entries, and with the kernel mirrored
 
-An adapter knows the geometry alone and is handed weights and features: those of a module (`adapter_of`), or those that
-autograd saved of one operation (`operations.reads`).
+An adapter knows only the geometry. It is given weights and features: those of a module (`adapter_of`), or those that
+autograd saved for one operation (`operations.reads`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LinearLayer: TypeAlias = (
 )
 Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm | nn.GroupNorm
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
-PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_PLAIN = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
@@ -38,23 +38,23 @@ class Adapter(ABC):
 
     @abstractmethod
     def matrix(self, weight: Tensor) -> Tensor:
-        """The stored weight as W, (g, d, m)."""
+        """Return the stored weight as W, (g, d, m)."""
 
     @abstractmethod
     def as_stored(self, W: Tensor, like: torch.Size) -> Tensor:
-        """Matrices (..., g, d, m) in the stored shape (..., *like)."""
+        """Return matrices (..., g, d, m) in the stored shape (..., *like)."""
 
     @abstractmethod
     def patches(self, x: Tensor, n: int) -> Tensor:
-        """phi, (n, g, m, P), from the layer's input, whose axis 0 counts samples (folded with others or not)."""
+        """Return phi, (n, g, m, P), from the layer's input; its axis 0 counts samples, maybe folded with others."""
 
     @abstractmethod
     def by_position(self, z: Tensor, n: int) -> Tensor:
-        """A tensor of the output's shape (n*w, ...) as (n, g, d, P)."""
+        """Return a tensor of the output's shape (n*w, ...) as (n, g, d, P)."""
 
     @abstractmethod
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The layer's linear map of x, without its bias."""
+        """Return the layer's linear map of x, without its bias."""
 
     @abstractmethod
     def features(self, W: Tensor) -> int:
@@ -71,46 +71,46 @@ class Adapter(ABC):
         return not self.kernel
 
     def per_feature(self, values: Tensor) -> Tensor:
-        """One value per feature, repeated over the kernel: (g, m)."""
+        """Return one value per feature, repeated over the kernel: (g, m)."""
         return values.repeat_interleave(torch.Size(self.kernel).numel()).reshape(self.groups, -1)
 
 
 @final
 @dataclass(frozen=True)
 class Dense(Adapter):
-    """A linear map of the last axis. transformers' Conv1D stores its weight transposed, (m, d)."""
+    """A linear map of the last axis. With `transposed` the weight is stored as (m, d), as in transformers' Conv1D."""
 
     transposed: bool = False
     groups = 1
     kernel = ()
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """(1, d, m)."""
+        """Return W, (1, d, m)."""
         return (weight.T if self.transposed else weight)[None]
 
     def as_stored(self, W: Tensor, like: torch.Size) -> Tensor:
-        """(..., d, m), or (..., m, d)."""
+        """Return W as (..., d, m), or as (..., m, d) where it is stored transposed."""
         return W.flatten(-3, -2).mT if self.transposed else W.flatten(-3, -2)
 
     def patches(self, x: Tensor, n: int) -> Tensor:
-        """(n, 1, m, tokens)."""
+        """Return phi, (n, 1, m, tokens)."""
         return x.reshape(n, 1, -1, x.shape[-1]).transpose(2, 3)
 
     def by_position(self, z: Tensor, n: int) -> Tensor:
-        """(n, 1, d, tokens)."""
+        """Return z as (n, 1, d, tokens)."""
         return z.reshape(n, 1, -1, z.shape[-1]).transpose(2, 3)
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """W x along the last axis."""
+        """Return W x along the last axis."""
         return x @ weight if self.transposed else F.linear(x, weight)
 
     def features(self, W: Tensor) -> int:
-        """m."""
+        """Return m."""
         return W.shape[2]
 
     @property
     def row_axis(self) -> int:
-        """1 where W is stored transposed."""
+        """Return 1 where W is stored transposed, else 0."""
         return int(self.transposed)
 
 
@@ -120,17 +120,17 @@ class _Windows(Adapter):
 
     kernel: tuple[int, ...]
     stride: tuple[int, ...]
-    pad: tuple[int, ...]  #: as F.pad takes it: two numbers for each axis, the last axis first
+    pad: tuple[int, ...]  #: padding as F.pad takes it: two numbers for each axis, the last axis first
     dilation: tuple[int, ...]
     groups: int = 1
 
     def by_position(self, z: Tensor, n: int) -> Tensor:
-        """(n, g, d, pixels)."""
+        """Return z as (n, g, d, pixels)."""
         z = z.reshape(n, -1, self.groups, z.shape[1] // self.groups, z.shape[2:].numel())
         return z.permute(0, 2, 3, 1, 4).reshape(n, self.groups, z.shape[3], -1)
 
     def features(self, W: Tensor) -> int:
-        """Channels."""
+        """Return the number of input channels."""
         return self.groups * W.shape[2] // torch.Size(self.kernel).numel()
 
     def _windows(self, x: Tensor, n: int, stride: tuple[int, ...]) -> Tensor:
@@ -144,22 +144,22 @@ class _Windows(Adapter):
 class Convolution(_Windows):
     """A convolution in one, two or three dimensions."""
 
-    mode: str = "constant"  #: of F.pad
+    mode: str = "constant"  #: padding mode of F.pad
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """The kernel as (g, out/g, in/g * kernel)."""
+        """Return the kernel as (g, out/g, in/g * kernel)."""
         return weight.reshape(self.groups, weight.shape[0] // self.groups, -1)
 
     def as_stored(self, W: Tensor, like: torch.Size) -> Tensor:
-        """(..., out, in/g, *kernel)."""
+        """Return W as (..., out, in/g, *kernel)."""
         return W.reshape(*W.shape[:-3], *like)
 
     def patches(self, x: Tensor, n: int) -> Tensor:
-        """The windows of the padded input."""
+        """Return the windows of the padded input."""
         return self._windows(F.pad(x, self.pad, mode=self.mode), n, self.stride)
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The padded convolution."""
+        """Return the convolution of the padded input."""
         convolve = (F.conv1d, F.conv2d, F.conv3d)[len(self.kernel) - 1]
         return convolve(
             F.pad(x, self.pad, mode=self.mode), weight, stride=self.stride, dilation=self.dilation, groups=self.groups
@@ -169,25 +169,25 @@ class Convolution(_Windows):
 @final
 @dataclass(frozen=True)
 class TransposedConvolution(_Windows):
-    """The transpose of a convolution; `pad` crops its output, `extra` adds to the end of it."""
+    """The transpose of a convolution; `pad` crops its output, `extra` adds to the end of the output."""
 
     extra: tuple[int, ...] = ()
     row_axis = 1
 
     def matrix(self, weight: Tensor) -> Tensor:
-        """The mirrored kernel as (g, out/g, in/g * kernel), from (in, out/g, *kernel)."""
+        """Return the mirrored kernel as (g, out/g, in/g * kernel), from (in, out/g, *kernel)."""
         mirrored = weight.flip(tuple(range(2, weight.ndim)))
         by_group = mirrored.reshape(self.groups, weight.shape[0] // self.groups, weight.shape[1], -1)
         return by_group.transpose(1, 2).flatten(2)
 
     def as_stored(self, W: Tensor, like: torch.Size) -> Tensor:
-        """(..., in, out/g, *kernel)."""
+        """Return W as (..., in, out/g, *kernel)."""
         lead = W.shape[:-3]
         by_group = W.reshape(*lead, self.groups, like[1], like[0] // self.groups, -1).transpose(-3, -2)
         return by_group.reshape(*lead, *like).flip(tuple(range(-len(self.kernel), 0)))
 
     def patches(self, x: Tensor, n: int) -> Tensor:
-        """The windows, with stride 1, of the input with `stride` - 1 zeros between its entries."""
+        """Return the windows, with stride 1, of the input with `stride` - 1 zeros between its entries."""
         sizes = [s * (size - 1) + 1 for s, size in zip(self.stride, x.shape[2:], strict=True)]
         spread = x.new_zeros(*x.shape[:2], *sizes)
         every: tuple[Any, ...] = (..., *(slice(None, None, s) for s in self.stride))
@@ -195,11 +195,11 @@ class TransposedConvolution(_Windows):
         reach = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
         crop = self.pad[::-2]
         ends = [(r - c, r - c + e) for r, c, e in zip(reach, crop, self.extra, strict=True)]
-        pad = [side for pair in reversed(ends) for side in pair]  # negative where the crop is larger: F.pad crops
+        pad = [side for pair in reversed(ends) for side in pair]  # negative where the crop is larger: F.pad then crops
         return self._windows(F.pad(spread, pad), n, (1,) * len(self.kernel))
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:
-        """The transposed convolution."""
+        """Return the transposed convolution."""
         transpose = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[len(self.kernel) - 1]
         return transpose(
             x, weight, None, stride=self.stride, padding=self.pad[::-2], output_padding=self.extra,
@@ -208,7 +208,7 @@ class TransposedConvolution(_Windows):
 
 
 def both_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
-    """The same padding at both ends of each axis, as F.pad takes it.
+    """Return the same padding at both ends of each axis, as F.pad takes it.
 
     >>> both_sides((1, 2))
     (2, 2, 1, 1)
@@ -217,15 +217,15 @@ def both_sides(padding: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def adapter_of(module: nn.Module) -> Adapter | None:
-    """The geometry of one of torch's linear layers, or of transformers' Conv1D; None of any other module.
+    """Return the geometry of a linear layer of torch or of transformers' Conv1D, None for any other module.
 
-    A subclass counts as its base class: whether its forward() does the same is for `operations.reads` to find out.
+    A subclass counts as its base class: `operations.reads` checks whether its forward() does the same.
     """
     if isinstance(module, nn.Linear):
         return Dense()
     if _stores_transposed(module):
         return Dense(transposed=True)
-    if isinstance(module, PLAIN):
+    if isinstance(module, _PLAIN):
         mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
         pad = tuple(module._reversed_padding_repeated_twice)
         return Convolution(module.kernel_size, module.stride, pad, module.dilation, module.groups, mode)
@@ -239,7 +239,7 @@ def adapter_of(module: nn.Module) -> Adapter | None:
 
 
 def layer_of(module: nn.Module) -> Adapter:
-    """The same of a module that is known to be a linear layer."""
+    """Return the geometry of a module that is known to be a linear layer."""
     found = adapter_of(module)
     assert found is not None
     return found
@@ -247,33 +247,33 @@ def layer_of(module: nn.Module) -> Adapter:
 
 def is_linear(module: nn.Module) -> TypeGuard[LinearLayer]:
     """Return whether the module's type computes z = W phi + b and nothing else."""
-    return isinstance(module, (nn.Linear, *PLAIN, *TRANSPOSED)) or _stores_transposed(module)
+    return isinstance(module, (nn.Linear, *_PLAIN, *TRANSPOSED)) or _stores_transposed(module)
 
 
 def _stores_transposed(module: nn.Module) -> bool:
-    """Return whether it is transformers' Conv1D, known by its name, so that transformers is never imported."""
+    """Return whether it is transformers' Conv1D; known by its name, so that transformers is never imported."""
     return any((c.__name__, c.__module__) == ("Conv1D", "transformers.pytorch_utils") for c in type(module).__mro__)
 
 
 def matrix(module: LinearLayer) -> Tensor:
-    """A layer's weight as W, (g, d, m)."""
+    """Return a layer's weight as W, (g, d, m)."""
     return layer_of(module).matrix(module.weight)
 
 
 def by_sample(tensor: Tensor, axis: int) -> Tensor:
-    """The tensor with its sample axis in front."""
+    """Return the tensor with its sample axis in front."""
     return tensor.movedim(axis, 0)
 
 
 def _unfolded(x: Tensor, kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-    """All windows of a padded input (n, C, size...) as columns, (n, C K, P)."""
+    """Return all windows of a padded input (n, C, size...) as columns, (n, C K, P)."""
     if len(kernel) == 1:
         return F.unfold(x[:, :, None], (1, *kernel), (1, *dilation), 0, (1, *stride))
     if len(kernel) == 2:
         return F.unfold(x, kernel, dilation, 0, stride)
     for axis, (reach, step) in enumerate(
         zip(kernel, stride, strict=True)
-    ):  # torch unfolds no volumes: windows by views
+    ):  # F.unfold takes no volumes: windows by views
         gap = dilation[axis]
         x = x.unfold(2 + axis, gap * (reach - 1) + 1, step)[..., ::gap]
     x = x.permute(0, 1, 5, 6, 7, 2, 3, 4)

@@ -1,12 +1,12 @@
 """How operations read a parameter: as the matrix of a product, as a bias, entry by entry, or row by row.
 
-A read that is listed here has a per-sample derivative which follows from the slope at the operation's output and from
-what autograd saved of its other inputs. Anything else that reads a parameter makes `reads_of` answer None.
+For each read listed here, the per-sample derivative follows from the output Jacobian at the operation's output and from
+the other inputs, which autograd saved. If anything else reads a parameter, `reads_of` returns None.
 
-    Product    z = W phi + b: a matrix product or a convolution, whatever module or function called it
-    Bias       the b of one
+    Product    z = W phi + b: a matrix product or a convolution, by whatever module or function
+    Bias       the b of z = W phi + b
     Entrywise  y = factor * theta + ..., theta broadcast: norms' weights and biases, shifts, scales, expanded tokens
-    Lookup     rows of theta, as an embedding takes them
+    Lookup     rows of theta: an embedding lookup
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ RESHAPING = (
     "UnsqueezeBackward0", "SqueezeBackward0", "SqueezeBackward1", "SqueezeBackward2", "AliasBackward0",
     "UnflattenBackward0", "ContiguousBackward0",
 )  # fmt: skip
-"""Operations that keep every entry, in its order."""
+"""Operations that keep every entry, in order."""
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of the graph, known by its node."""
+    """One operation of the graph, identified by its node."""
 
     node: Node
 
     @property
     def edge(self) -> GradientEdge:
-        """The operation's output, as a place to differentiate to."""
+        """Return the operation's output, as a place to differentiate to."""
         return GradientEdge(self.node, 0)
 
     @property
@@ -54,34 +54,34 @@ class Operation:
 
     @property
     def turn(self) -> int:
-        """A number that grows with the order in which operations ran."""
+        """Return a number that grows with the order in which operations ran."""
         return int(self.node._sequence_nr())
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Return what two passes have in common if they did the same here."""
+        """Return the signature: equal in two passes if both did the same here."""
         return (type(self).__name__, self.node.name())
 
     def kept(self) -> Tensor | None:
-        """Return what the parameter's derivative needs of the other inputs; gone once the graph is freed."""
+        """Return the other inputs that the parameter's derivative needs; they are gone once the graph is freed."""
         return None
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Product(Operation):
-    """z = W phi + b, by the operand W."""
+    """The read of W in z = W phi + b."""
 
     adapter: Adapter
-    stored: torch.Size  #: W's shape as it is stored: the parameter's own, or a reshaping of it
+    stored: torch.Size  #: shape of W as stored: the parameter's own, or a reshaping of it
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Also the geometry."""
+        """Return the signature, with the geometry."""
         return ("Product", self.adapter, self.stored)
 
     def kept(self) -> Tensor:
-        """Return what the weight multiplies, as the operation read it; a half-precision tensor comes in float32."""
+        """Return phi as the operation read it; half precision is widened to float32."""
         node = self.node
         name = node.name()
         x: Tensor = (
@@ -95,7 +95,7 @@ class Product(Operation):
 
     @property
     def source(self) -> Node | None:
-        """The node whose output the weight multiplies."""
+        """Return the node whose output the weight multiplies."""
         found: Node | None = self.node.next_functions[1 if self.node.name() == "AddmmBackward0" else 0][0]
         return found
 
@@ -103,47 +103,47 @@ class Product(Operation):
 @final
 @dataclass(frozen=True, eq=False)
 class Bias(Operation):
-    """The b of z = W phi + b."""
+    """The read of b in z = W phi + b."""
 
     adapter: Adapter
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Also the geometry."""
+        """Return the signature, with the geometry."""
         return ("Bias", self.adapter)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Entrywise(Operation):
-    """y = factor * theta + ..., theta broadcast from `shape_of_operand` to the output's shape."""
+    """The read of theta in y = factor * theta + ..., with theta broadcast to the output's shape."""
 
-    broadcast: torch.Size  #: theta's shape, as many axes as the output has
-    factor: Callable[[], Tensor] | None = None  #: what theta is multiplied by; None for 1
+    broadcast: torch.Size  #: theta's shape, with as many axes as the output
+    factor: Callable[[], Tensor] | None = None  #: factor of theta; None for 1
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """Also over which axes theta is repeated."""
+        """Return the signature, with the axes over which theta is repeated."""
         return (*super().signature, self.broadcast)
 
     def kept(self) -> Tensor | None:
-        """The factor, of the output's shape."""
+        """Return the factor, in the output's shape."""
         return None if self.factor is None else self.factor().broadcast_to(self.shape)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Lookup(Operation):
-    """Rows of theta, one for each id."""
+    """The read of rows of theta, one for each id."""
 
     def kept(self) -> Tensor:
-        """The ids, of the output's shape without its last axis."""
+        """Return the ids; their shape is the output's without its last axis."""
         found: Tensor = self.node._saved_indices
         return found
 
     @property
     def padding(self) -> int:
-        """The id whose row has no derivative; negative if there is none."""
+        """Return the id whose row has no derivative; negative if there is none."""
         found = int(self.node._saved_padding_idx)
         return found - 2**64 if found >= 2**63 else found
 
@@ -152,7 +152,7 @@ Read: TypeAlias = Product | Bias | Entrywise | Lookup
 
 
 def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
-    """All operations through which a parameter acts, in the order in which they ran; None where one is not known.
+    """Return all operations through which a parameter acts, in the order in which they ran; None where one is unknown.
 
     >>> layer = torch.nn.Linear(2, 3)
     >>> f = layer(torch.ones(1, 2))
@@ -167,7 +167,7 @@ def reads_of(graph: Graph, parameter: Tensor) -> tuple[Read, ...] | None:
 
 
 def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) -> list[Read] | None:
-    """The reads of a node's output, which is the parameter in another shape, or its transpose."""
+    """Return the reads of a node's output: the parameter in another shape, or its transpose; None if unknown."""
     found: list[Read] = []
     for reader, operand in graph.read_by(node):
         name = reader.name()
@@ -195,14 +195,14 @@ def _transposes(node: Node) -> bool:
     if len(node._input_metadata[0].shape) != 2:
         return False
     if node.name() == "TransposeBackward0":
-        return int(node._saved_dim0) % 2 != int(node._saved_dim1) % 2  # -1 comes as 2^64 - 1
+        return int(node._saved_dim0) % 2 != int(node._saved_dim1) % 2  # torch saves -1 as 2^64 - 1
     if node.name() == "PermuteBackward0":
         return [int(dim) % 2 for dim in node._saved_dims] == [1, 0]
     return bool(node.name() == "TBackward0")
 
 
 def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool) -> Read | None:
-    """Return the read that a node's name tells; None where it is none of these."""
+    """Return the read that follows from a node's name; None where it is none of the known ones."""
     name = node.name()
     if name in ("AddmmBackward0", "MmBackward0"):
         matrix = 2 if name == "AddmmBackward0" else 1
@@ -223,7 +223,7 @@ def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed:
 
 
 def _convolution(node: Node) -> Adapter:
-    """The geometry of a convolution, as autograd saved it."""
+    """Return the geometry of a convolution, as autograd saved it."""
     weight = node._saved_weight
     kernel = tuple(weight.shape[2:])
     stride, dilation = tuple(node._saved_stride), tuple(node._saved_dilation)
@@ -235,7 +235,7 @@ def _convolution(node: Node) -> Adapter:
 
 
 def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> Bias | None:
-    """The bias that F.linear adds by an operation of its own, as it does for some inputs that are not contiguous."""
+    """Return the read of a bias that F.linear adds in a separate operation, as for some non-contiguous inputs."""
     if node.name() != "AddBackward0" or node._saved_alpha != 1 or operand != 1 or len(shape) != 1:
         return None
     out = torch.Size(node._input_metadata[0].shape)
@@ -250,7 +250,7 @@ def _added_behind(graph: Graph, node: Node, operand: int, shape: torch.Size) -> 
 
 
 def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
-    """Sums, products with what is no parameter, norms, and expansions."""
+    """Return the read in a sum, a product with another tensor, a norm or an expansion; None for other nodes."""
     name, out = node.name(), torch.Size(node._input_metadata[0].shape)
     if name in ("AddBackward0", "SubBackward0") and node._saved_alpha == 1 and len(shape) <= len(out):
         minus = name == "SubBackward0" and operand == 1
@@ -275,7 +275,7 @@ def _entrywise(node: Node, operand: int, shape: torch.Size) -> Entrywise | None:
 
 
 def _aligned(shape: torch.Size, out: torch.Size) -> torch.Size:
-    """A shape with axes of size 1 in front, as broadcasting puts them."""
+    """Return a shape with axes of size 1 in front, as broadcasting puts them."""
     return torch.Size((*(1,) * (len(out) - len(shape)), *shape))
 
 
@@ -284,13 +284,13 @@ def _minus_one() -> Tensor:
 
 
 def _layer_normed(node: Node) -> Tensor:
-    """The normalised input of a LayerNorm."""
+    """Return the normalised input of a LayerNorm."""
     normed: Tensor = (node._saved_input.detach() - node._saved_result1) * node._saved_result2
     return normed
 
 
 def _group_normed(node: Node) -> Tensor:
-    """The normalised input of a GroupNorm."""
+    """Return the normalised input of a GroupNorm."""
     x, rows = node._saved_input.detach(), (int(node._saved_N), int(node._saved_group))
     by_group = x.reshape(*rows, -1)
     mean, scale = node._saved_result1.reshape(*rows, 1), node._saved_result2.reshape(*rows, 1)
@@ -299,7 +299,7 @@ def _group_normed(node: Node) -> Tensor:
 
 
 def _batch_normed(node: Node) -> Tensor:
-    """The normalised input of a BatchNorm in eval mode."""
+    """Return the normalised input of a BatchNorm in eval mode."""
     x = node._saved_input.detach()
     shape = (1, -1, *(1,) * (x.ndim - 2))
     scale: Tensor = (node._saved_running_var + node._saved_eps).rsqrt()
@@ -308,7 +308,7 @@ def _batch_normed(node: Node) -> Tensor:
 
 
 def product_of(node: Node) -> tuple[Product, Tensor] | None:
-    """The product that a node stands for, whatever made its weight, and the weight's value; None of other nodes."""
+    """Return a node's product, whatever made its weight, and the weight's value; None for other nodes."""
     name = node.name()
     if name == "ConvolutionBackward0":
         weight: Tensor = node._saved_weight.detach()
@@ -318,7 +318,7 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
     if name == "AddmmBackward0" and not node._saved_alpha == node._saved_beta == 1:
         return None
     made = node.next_functions[2 if name == "AddmmBackward0" else 1][0]
-    if node._saved_mat2 is None:  # nobody asks for the slope of what it multiplies
+    if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor
         return None
     weight = node._saved_mat2.detach()
     transposed = made is None or not _transposes(made)
@@ -327,12 +327,12 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
 
 
 def reaches(node: Node | None, goal: Node | None) -> bool:
-    """Return whether a node's output is that of `goal` in another shape, perhaps with a bias added to it."""
+    """Return whether a node's output is that of `goal` in another shape, perhaps with a bias added."""
     while node is not None and node is not goal:
         name = node.name()
         below = node.next_functions[0][0]
         added = name == "AddBackward0" and node._saved_alpha == 1 and _is_leaf(node.next_functions[1][0])
-        if added:  # nor may it repeat what it is added to
+        if added:  # the sum must not broadcast the output of `below`
             added = below is not None and below._input_metadata[0].shape == node._input_metadata[0].shape
         if name not in RESHAPING and not added:
             return False

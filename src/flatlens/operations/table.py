@@ -1,7 +1,7 @@
-"""The table of operations: what each computes, as a module, a function, a tensor's method or a node of autograd's.
+"""The table of operations: what each one computes, as a module, a function, a tensor's method or a node of autograd.
 
-Everything holds for real tensors and in eval mode. What is not in the table is unknown, and nothing may be supposed of
-it; so is a module that has forward hooks or a forward of its own, whatever it is derived from.
+Entries hold for real tensors in eval mode. An operation that is not in the table is unknown, and nothing is assumed
+of it. A module with forward hooks or its own forward is unknown, too, whatever its base class.
 """
 
 from __future__ import annotations
@@ -22,43 +22,47 @@ from flatlens.operations import activations as act
 from flatlens.operations.activations import Activation
 
 Role: TypeAlias = Literal["linear", "piecewise linear", "bilinear", "quotient"]
-"""Of an output in the tensors it is made from: jointly affine; jointly piecewise affine; piecewise affine in each of
-them while the others stay; affine in the first while the others stay."""
+"""How an output depends on the tensors it is made from. linear: affine in all together; piecewise linear: piecewise
+affine in all together; bilinear: piecewise affine in each while the others are fixed; quotient: affine in the first
+while the others are fixed.
+"""
 Effect: TypeAlias = Literal["identity", "shape", "each", "window", "average"]
-"""On the entries of the first tensor: handed on; moved; each by itself; pooled in windows, or over whole axes."""
+"""What happens to the entries of the first tensor: unchanged; reordered or reshaped; each mapped alone; pooled in
+windows; averaged over whole axes.
+"""
 PIECES: Role = "piecewise linear"
 ARITHMETIC = ("addition", "subtraction", "multiplication", "division")
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation or several of a kind, the names they go by, and what is known of them."""
+    """One operation, or several of a kind: its names, and what is known of it."""
 
     name: str
     called: str = ""  #: classes of torch.nn; functions of operator, torch and torch.nn.functional; methods of tensors
-    nodes: str = ""  #: of autograd's graph, `Relu0` for ReluBackward0
-    role: Role | None = None  #: none: curved
+    nodes: str = ""  #: names of autograd's nodes; `Relu0` stands for ReluBackward0
+    role: Role | None = None  #: None where the operation is curved
     effect: Effect | None = None
     homogeneous: bool = False  #: op(a x) = a op(x) for a > 0
-    kinks: bool = False  #: whether its value or one of its first three derivatives jumps somewhere
-    activation: Callable[[Any], Activation | None] | None = None  #: from the settings of the class that stands first
-    steepest: Callable[[Any], float] | None = None  #: the largest |slope|, NaN where it jumps; else the activation's
-    axes: int = 0  #: of a window, the last ones
+    kinks: bool = False  #: whether the value or one of the first three derivatives jumps somewhere
+    activation: Callable[[Any], Activation | None] | None = None  #: from a module of the first class in `called`
+    steepest: Callable[[Any], float] | None = None  #: largest |slope|, NaN at a jump; None: the activation's
+    axes: int = 0  #: number of axes of a window, counted from the last
 
     @property
     def affine(self) -> bool:
-        """Return whether it is affine in its first tensor, all else fixed."""
+        """Return whether the operation is affine in its first tensor, everything else fixed."""
         return self.role in ("linear", "bilinear", "quotient") and not self.kinks
 
     @property
     def moves(self) -> bool:
-        """Return whether it hands on all entries as they are, in another shape or order at most."""
+        """Return whether the operation leaves all entries as they are, and changes at most their shape or order."""
         return self.effect in ("identity", "shape")
 
     def activation_of(
         self, what: Any, arguments: tuple[Any, ...] = (), options: Mapping[str, Any] = MappingProxyType({})
     ) -> Activation | None:
-        """Its values and slopes, from a module or from what a function or method is called with; None: not known."""
+        """Return the activation of a module, or of a function or method with these arguments; None if unknown."""
         if self.activation is None:
             return None
         settings = {name: value for name, value in options.items() if name != "input"}
@@ -66,7 +70,7 @@ class Operation:
         return self.activation(what if isinstance(what, nn.Module) else module(*arguments, **settings))
 
     def lipschitz(self, module: nn.Module) -> float | None:
-        """The constant of a module that moves entries or maps each by itself; NaN where it jumps, None if not known."""
+        """Return the Lipschitz constant of a module that maps entries alone; NaN at a jump, None if unknown."""
         if self.moves:
             return 1.0
         if self.steepest is not None:
@@ -76,8 +80,8 @@ class Operation:
 
 
 def _pools(axes: int) -> tuple[Operation, Operation]:
-    """Pools over windows of the last so many axes: by the average, by the largest."""
-    d = f"{axes}D"  # in one dimension torch pools in two, one of them of length 1
+    """Return the average and the largest pool over windows of the last `axes` axes."""
+    d = f"{axes}D"  # torch pools one dimension as two, one of them of length 1
     nodes = [f"AvgPool{d}0 AdaptiveAvgPool{d}0", f"MaxPool{d}WithIndices0 AdaptiveMaxPool{d}0 FractionalMaxPool{d}0"]
     means, largest = (
         f"{kind}Pool{axes}d Adaptive{kind}Pool{axes}d {kind.lower()}_pool{axes}d adaptive_{kind.lower()}_pool{axes}d"
@@ -107,7 +111,7 @@ OPERATIONS = (
     Operation("negation", "neg", "Neg0", "linear", "each", True),
     Operation("between two, by a number", "", "Lerp0", "linear"),
     Operation("between two, by a tensor", "", "Lerp1", "bilinear"),
-    # what moves or picks entries, or sums them
+    # selections, reorderings and sums of entries
     Operation("identity", "Identity Dropout Dropout1d Dropout2d Dropout3d AlphaDropout FeatureAlphaDropout dropout "
               "contiguous clone", "Clone0 ToCopy0 Alias0", "linear", "identity", True),
     Operation("shape", "Flatten Unflatten PixelShuffle PixelUnshuffle ChannelShuffle flatten unflatten reshape view "
@@ -121,8 +125,8 @@ OPERATIONS = (
     Operation("joining", "", "Cat0 Stack0 IndexAdd0 IndexCopy0 IndexPut0 IndexFill0 IndexFill1 MaskedFill0 MaskedFill1 "
               "MaskedScatter0 Put0 Scatter0 Scatter1 ScatterAdd0 SelectScatter0 SliceScatter0 DiagonalScatter0 Fill0 "
               "Fill1 Fill2 Fill3 torch::autograd::CopyBackwards", "linear"),
-    Operation("change of a part in place", "", "torch::autograd::CopySlices", kinks=True),  # which, it does not tell
-    Operation("choice", "", "Where0", "linear", kinks=True),  # its condition may depend on what it chooses from
+    Operation("change of a part in place", "", "torch::autograd::CopySlices", kinks=True),  # the node tells no more
+    Operation("choice", "", "Where0", "linear", kinks=True),  # the condition may depend on the values
     Operation("average", "mean sum", "Mean0 Mean1 Sum0 Sum1 Nansum0 Trace0", "linear", "average", True),
     Operation("running sum", "", "Cumsum0", "linear"),
     Operation("padding", "pad", "ConstantPadNd0 ReflectionPad1D0 ReflectionPad2D0 ReflectionPad3D0 ReplicationPad1D0 "
@@ -132,14 +136,14 @@ OPERATIONS = (
               "UpsampleNearest2D0 UpsampleNearest3D0 UpsampleNearestExact1D0 UpsampleNearestExact2D0 "
               "UpsampleNearestExact3D0", "linear"),
     *_pools(1), *_pools(2), *_pools(3),
-    # the largest, the smallest, the sorted; steps
+    # largest, smallest and sorted entries; steps
     Operation("extremes", "amax amin", "Amax0 Amin0", PIECES, "average", True, True),
     Operation("order and steps", "", "Max0 Max1 Min0 Min1 Aminmax0 Maximum0 Minimum0 Fmax0 Fmin0 Sort0 Sort1 Topk0 "
               "Kthvalue0 Median0 Median1 Nanmedian0 Nanmedian1 Cummax0 Cummin0 Clamp0 Clamp1 ClampMin0 ClampMin1 "
               "ClampMax0 ClampMax1 Sign0 Floor0 Ceil0 Round0 Round1 Trunc0 Frac0 Fmod0 Remainder0 "
               "MultilabelMarginLoss0", PIECES, kinks=True),
     Operation("curved losses", "", "HuberLoss0 SmoothL1Loss0 MultiMarginLoss0", kinks=True),
-    # activations, entry by entry
+    # activations, mapped entry by entry
     Operation("abs", "abs abs_", "Abs0", PIECES, "each", True, True),
     Operation("relu", "ReLU relu relu_", "Relu0", PIECES, "each", True, True, act.relu),
     Operation("leaky_relu", "LeakyReLU leaky_relu leaky_relu_", "LeakyRelu0", PIECES, "each", True, True,
@@ -159,7 +163,7 @@ OPERATIONS = (
     Operation("tanh", "Tanh tanh tanh_", effect="each", activation=act.tanh),
     Operation("sigmoid", "Sigmoid sigmoid sigmoid_", effect="each", activation=act.sigmoid),
     Operation("softplus", "Softplus softplus", effect="each", activation=act.softplus,
-              steepest=lambda m: 1.0 if act.softplus(m) else math.nan),  # a jump may be more than rounding
+              steepest=lambda m: 1.0 if act.softplus(m) else math.nan),  # else a jump may be more than rounding
     Operation("gelu", "GELU gelu", effect="each", activation=act.gelu),
     Operation("silu", "SiLU silu", effect="each", activation=act.silu),
     Operation("mish", "Mish mish", effect="each"),
@@ -171,7 +175,7 @@ OPERATIONS = (
 
 
 def _keys(one: Operation) -> Iterator[Any]:
-    """All that an operation is looked up by: forward(), function, method's name, node's name."""
+    """Yield every key under which an operation is found: forward(), function, method's name, node's name."""
     for name in one.called.split():
         for home in (nn, operator, torch, F):
             if (found := getattr(home, name, None)) is not None:
@@ -186,9 +190,9 @@ _KNOWN: dict[Any, Operation] = {key: one for one in OPERATIONS for key in _keys(
 
 
 def operation_of(what: Any, *, hooks: bool = False) -> Operation | None:
-    """The operation of a module, a function, a tensor's method or a node of autograd's (their names); None: not known.
+    """Return the operation of a module, a function, a method's name or an autograd node's name; None if unknown.
 
-    With `hooks` a module's forward hooks are overlooked.
+    With `hooks`, forward hooks of a module are ignored.
 
     >>> operation_of(nn.ReLU()).name, operation_of(torch.tanh).name, operation_of("view").name
     ('relu', 'tanh', 'shape')
@@ -206,9 +210,9 @@ def hooked(module: nn.Module) -> bool:
 
 
 def node_role(name: str) -> Role | None:
-    """The role of a node of autograd's graph by its name, of real tensors and in eval mode; None: curved, or not known.
+    """Return the role of an autograd node by its name, for real tensors in eval mode; None: curved or unknown.
 
-    A part of a tensor changed in place (CopySlices) is not known: its node does not tell what was done to the part.
+    A change of a part of a tensor in place (CopySlices) is unknown: its node does not tell what was done to the part.
 
     >>> node_role("ReluBackward0"), node_role("MulBackward0"), node_role("ExpBackward0")
     ('piecewise linear', 'bilinear', None)
@@ -218,6 +222,6 @@ def node_role(name: str) -> Role | None:
 
 
 def role_of(node: Node) -> Role | None:
-    """The role of a node as it ran: none where a norm takes statistics of its samples, or what comes out is complex."""
+    """Return the role of a node as it ran; None also where a norm takes batch statistics, or the output is complex."""
     trains = getattr(node, "_saved_training", False)
     return None if trains or any(made.dtype.is_complex for made in node._input_metadata) else node_role(node.name())

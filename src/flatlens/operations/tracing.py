@@ -1,4 +1,4 @@
-"""A network's graph, traced by torch.fx: what each node computes, and a run node by node in the network's place."""
+"""A network's graph, traced by torch.fx: the operation of each node, and a run of the graph node by node."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import fx, nn
 
 from flatlens.operations.table import Operation, operation_of
 
-ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: of a tensor, whatever its values
+ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: asked of a tensor, whatever its values
 
 
 class Trace(fx.Interpreter):
-    """The graph of a network, and a run of it; what a network does that symbols cannot follow raises at once.
+    """The graph of a network, and a run of it. Tracing raises for what torch.fx cannot follow.
 
     >>> trace = Trace(nn.Sequential(nn.Linear(2, 3), nn.ReLU()))
     >>> [trace.called(node) for node in trace.nodes if trace.operation(node)]
@@ -23,26 +23,26 @@ class Trace(fx.Interpreter):
     def __init__(self, model: nn.Module) -> None:
         traced = fx.symbolic_trace(model)
         super().__init__(traced)
-        self.extra_traceback = False  # what it raises is one line
+        self.extra_traceback = False  # so that its errors have one line
         self.signature = inspect.signature(model.forward)
         self.nodes: list[fx.Node] = list(traced.graph.nodes)
 
     def what(self, node: fx.Node) -> Any:
-        """The module, the function or the method's name that a node calls."""
+        """Return what a node calls: a module, a function or the name of a method."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else node.target
 
     def operation(self, node: fx.Node) -> Operation | None:
-        """Return the operation that a call computes; None where it is not known, or the node is no call."""
+        """Return the operation that a call computes, None where it is unknown or the node is not a call."""
         return operation_of(self.what(node)) if node.op.startswith("call") else None
 
     def called(self, node: fx.Node) -> str:
-        """A node in a message."""
+        """Return a node's name for messages."""
         if node.op == "call_module":
             return f"{node.target} ({type(self.what(node)).__name__})"
         return f"{getattr(node.target, '__name__', node.target)}()"
 
     def without_values(self, *, constants: bool = False) -> frozenset[fx.Node]:
-        """The nodes that hold sizes of tensors; with `constants` all that depends on no value of the first input."""
+        """Return the nodes that hold sizes of tensors; with `constants`, all that need no value of the first input."""
         found: set[fx.Node] = set()
         for at, node in enumerate(self.nodes):
             inputs = node.all_input_nodes
@@ -52,7 +52,7 @@ class Trace(fx.Interpreter):
         return frozenset(found)
 
     def in_place(self) -> nn.Module:
-        """A module that is called as the network is, and runs the graph."""
+        """Return a module that takes the network's arguments and runs the graph."""
         return _InPlace(self)
 
 
