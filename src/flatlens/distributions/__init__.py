@@ -1,4 +1,4 @@
-"""Distributions of data that are known: samples, densities, and how many samples cover the support how closely."""
+"""Known distributions of data: samples, densities, and how closely a number of samples covers the support."""
 
 from flatlens.distributions.covering import RULES, Rule
 from flatlens.distributions.cube import Cube

@@ -7,15 +7,15 @@ import math
 import numpy as np
 from scipy.special import betainc, betaln, roots_laguerre
 
-SMALL = 1e-200  #: below it the incomplete beta function nears underflow, and its logarithm is found directly
+_SMALL = 1e-200  #: smaller values of the incomplete beta function are near underflow: their log is computed
 LAGUERRE = roots_laguerre(32)  #: points and weights for int_0^inf exp(-w) f(w) dw
 
 
 def log_cap_measure(d: int, r: float) -> float:
-    """log of the share of S^d (in R^{d+1}) within the distance r, through space, of one of its points.
+    """Return the log of the share of S^d (in R^{d+1}) within the distance r, through space, of one of its points.
 
-    It is I/2 up to r = sqrt 2, the half sphere, and 1 - I/2 beyond, I = I_x(d/2, 1/2) the regularised incomplete beta
-    function at x = r^2 - r^4/4, the squared sine of the cap's angle (Li 2011).
+    With I = I_x(d/2, 1/2), the regularised incomplete beta function at x = r^2 - r^4/4, the squared sine of the cap's
+    angle, the share is I/2 up to r = sqrt 2, the half sphere, and 1 - I/2 beyond (Li 2011).
 
     >>> math.exp(log_cap_measure(2, 1.0))  # r^2 / 4, for every r
     0.25
@@ -28,16 +28,16 @@ def log_cap_measure(d: int, r: float) -> float:
     half = float(betainc(d / 2, 0.5, min(x, 1.0))) / 2
     if r * r > 2:
         return math.log1p(-half)
-    return math.log(half) if half > SMALL else _log_small(d / 2, r) - math.log(2)
+    return math.log(half) if half > _SMALL else _log_small(d / 2, r) - math.log(2)
 
 
 def _log_small(a: float, r: float) -> float:
-    """log I_x(a, 1/2) for a value that underflows, x = r^2 - r^4/4.
+    """Return log I_x(a, 1/2) for a value that underflows, x = r^2 - r^4/4.
 
         I_x(a, 1/2) = x^a / (a B(a, 1/2)) int_0^inf e^-w (1 - x e^(-w/a))^(-1/2) dw,
 
-    its integral over t = x e^(-w/a). There x^a is so small that 1 - x is hundreds of times 1/a, or x near 0: the
-    root hardly changes, and a few points are exact to rounding.
+    the integral over t = x e^(-w/a). Where it is used, x^a is so small that 1 - x is hundreds of times 1/a, or that x
+    is near 0. Then the root hardly changes, and a few points are exact to rounding.
     """
     log_x = 2 * math.log(r) + math.log1p(-r * r / 4)
     w, weight = LAGUERRE
@@ -46,7 +46,7 @@ def _log_small(a: float, r: float) -> float:
 
 
 def log_leading(d: int) -> float:
-    """log of Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)): a cap holds that much times r^d, as r -> 0.
+    """Return the log of Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)): a cap's measure is this times r^d, as r -> 0.
 
     >>> round(math.exp(log_leading(2)), 12)
     0.25

@@ -1,17 +1,16 @@
-"""How close N samples come to every point of their support: the covering radius delta(N, eps), by three rules.
+"""The covering radius delta(N, eps), by three rules: how close N samples come to every point of their support.
 
-Let Phi(r) = min_x P[B(x, r)], the measure of the smallest ball about a point of the support. Take a largest set E of
-points of the support of which no two are nearer than s. Balls of radius s/2 about them do not overlap, so that
-#E Phi(s/2) <= 1. Where some y has no sample within R, some x of E lies within s of y and has none within R - s. Hence,
-for every s,
+Let Phi(r) = min_x P[B(x, r)], the measure of the smallest ball about a point of the support. Let E be a largest set of
+points of the support with no two nearer than s. Balls of radius s/2 about them do not overlap, so #E Phi(s/2) <= 1. If
+some y has no sample within R, then some x of E lies within s of y and has no sample within R - s. Hence, for every s,
 
     P[rho(X_N) > R] <= #E (1 - Phi(R - s))^N <= Phi(s/2)^-1 (1 - Phi(R - s))^N.          (*)
 
-The paper (sharpening, proof of Thm 4.2) has s = t, R = 2t and Phi(t)^-1 in front, Eq. 16: its Eq. 15 counts balls of
-radius t as disjoint whose centres are only t apart, and on a circle their measures sum to 2, not to 1. Its conclusion,
-Eq. 19, also needs log(N/eps) >= 1: one sample does not cover [0, 1] within 0.21, which it says for eps = 0.9. So
-nothing is called an upper bound here before (*) has confirmed it. Eq. 19 has the slack for that: of thousands of cases
-drawn, in up to 120 dimensions, (*) confirmed all with log(N/eps) >= 1.
+The paper (sharpening, proof of Thm 4.2) has s = t, R = 2t and Phi(t)^-1 in front, Eq. 16. But its Eq. 15 counts balls
+of radius t as disjoint although their centres may be only t apart; on a circle their measures sum to 2, not to 1. Its
+conclusion, Eq. 19, also needs log(N/eps) >= 1: for eps = 0.9 it says that one sample covers [0, 1] within 0.21, which
+is false. So nothing is called an upper bound here unless (*) confirms it. Eq. 19 has enough slack for that: of
+thousands of random cases, in up to 120 dimensions, (*) confirmed all with log(N/eps) >= 1.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from flatlens.estimate import Estimate, undefined
 Rule: TypeAlias = Literal["exact", "published", "tight"]
 RULES: tuple[Rule, ...] = ("exact", "published", "tight")
 
-KNOWN = 1e-10  #: log Phi is known to within this: a ball that holds more counts as holding so little less than all
+_KNOWN = 1e-10  #: error of log Phi: a ball of larger log measure is treated as one of this little less than all
 THEOREM = "sharpening Thm 4.2"
 TRIED = 20  #: values of s tried before the best is refined
-STEP = 2**-0.5  #: each of the one before
+_STEP = 2**-0.5  #: ratio of each value of s to the one before
 
 
 @dataclass(frozen=True)
 class SmallestBall:
-    """Phi: how much of a distribution the emptiest ball of a radius holds, about a point of the support.
+    """Phi: the measure of the smallest ball of a radius about a point of the support.
 
     >>> interval = SmallestBall(lambda r: min(0.0, math.log(r)), diameter=1.0)  # [0, 1]: the balls about its ends
     >>> round(interval.radius(math.log(0.25)), 12)
@@ -48,11 +47,11 @@ class SmallestBall:
     diameter: float
 
     def radius(self, log_measure: float) -> float:
-        """Phi^-1, of the log of a measure; never beyond the diameter."""
-        if log_measure >= -KNOWN:
+        """Return Phi^-1 of a measure given by its log; at most the diameter."""
+        if log_measure >= -_KNOWN:
             return self.diameter
         top = math.log(self.diameter)
-        if self.log_measure(math.exp(top)) <= log_measure:  # rounding, in very many dimensions
+        if self.log_measure(math.exp(top)) <= log_measure:  # only rounding, in very many dimensions
             return self.diameter
         reach = 1.0
         while self.log_measure(math.exp(top - reach)) > log_measure:
@@ -61,27 +60,27 @@ class SmallestBall:
         return math.exp(float(missed))
 
     def log_failure(self, R: float, samples: int) -> float:
-        """log of an upper bound of P[rho(X_N) > R]: (*) of this module, at the best of some s."""
+        """Return the log of an upper bound of P[rho(X_N) > R]: (*) of this module, at the best of some s."""
         if self.diameter <= R:
             return -math.inf
         bounds = [0.0]
         for s in (R * fraction for fraction in fractions()):
-            held = math.exp(min(self.log_measure(R - s), -KNOWN))
+            held = math.exp(min(self.log_measure(R - s), -_KNOWN))
             bounds.append(samples * math.log1p(-held) - self.log_measure(s / 2))
         return min(bounds)
 
     def proves(self, R: float, samples: int, failure: float) -> bool:
-        """Whether (*) shows P[rho(X_N) > R] <= eps for some s, looked for more closely where the first few do not."""
-        return self.log_failure(R, samples) <= math.log(failure) or tight(self, samples, failure).value <= R
+        """Return whether (*) shows P[rho(X_N) > R] <= eps for some s; searches for s if the first few fail."""
+        return self.log_failure(R, samples) <= math.log(failure) or tight_radius(self, samples, failure).value <= R
 
 
 def fractions() -> list[float]:
-    """Values of s / R to choose from; (*) holds for each."""
-    return [0.75 * STEP**k for k in range(TRIED)]
+    """Return values of s / R to choose from; (*) holds for each."""
+    return [0.75 * _STEP**k for k in range(TRIED)]
 
 
 def checked(samples: int, failure: float, rule: str) -> None:
-    """Refuse what no rule can answer."""
+    """Raise if the arguments are outside what the rules can answer."""
     if isinstance(samples, bool) or not isinstance(samples, int) or not 1 <= samples <= 1e300:
         raise BadInput(f"covering_radius(samples={samples!r}): a whole number from 1 to 1e300 is needed")
     if isinstance(failure, bool) or not isinstance(failure, float) or not 0 < failure < 1:
@@ -91,21 +90,21 @@ def checked(samples: int, failure: float, rule: str) -> None:
 
 
 def log_share(samples: int, failure: float) -> float:
-    """log of log(N / eps) / N, the measure that Eq. 19 asks of a ball."""
+    """Return the log of log(N / eps) / N, the measure that Eq. 19 requires of a ball."""
     return math.log(math.log(samples) - math.log(failure)) - math.log(samples)
 
 
-def exact(ball: SmallestBall, samples: int, failure: float) -> Estimate:
-    """2 Phi^-1(log(N/eps) / N), sharpening Eq. 19, with Phi exact; what `tight` says where that is not proven."""
+def exact_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
+    """Return 2 Phi^-1(log(N/eps) / N), sharpening Eq. 19 with Phi exact; `tight_radius` where (*) does not prove it."""
     R = 2 * ball.radius(log_share(samples, failure))
     if ball.proves(R, samples, failure):
         return _bound(R, ball, "Eq. 19, exact measure of the smallest ball", f"{THEOREM}, Eq. 19")
     note = f"Eq. 19 says {R:.6g}, too small to be proven here (its proof needs log(N/eps) >= 1): rule 'tight' instead"
-    return replace(tight(ball, samples, failure), note=note)
+    return replace(tight_radius(ball, samples, failure), note=note)
 
 
-def tight(ball: SmallestBall, samples: int, failure: float) -> Estimate:
-    """min over s of s + Phi^-1(1 - (eps Phi(s/2))^(1/N)): the smallest radius that (*) of this module proves."""
+def tight_radius(ball: SmallestBall, samples: int, failure: float) -> Estimate:
+    """Return min over s of s + Phi^-1(1 - (eps Phi(s/2))^(1/N)): the smallest radius that (*) of this module proves."""
 
     def reaches(log_s: float) -> float:
         s = math.exp(log_s)
@@ -114,14 +113,14 @@ def tight(ball: SmallestBall, samples: int, failure: float) -> Estimate:
     start = math.log(min(ball.diameter, 2 * ball.radius(log_share(samples, failure))))
     tried = [start + math.log(fraction) for fraction in fractions()]
     best = min(tried, key=reaches)
-    width = -math.log(STEP)
+    width = -math.log(_STEP)
     refined = minimize_scalar(reaches, bounds=(best - width, best + width), method="bounded", options={"maxiter": 20})
     R = min(reaches(best), float(refined.fun))
     return _bound(R, ball, "union bound, exact measures", f"{THEOREM}, Eq. 16 with its count of balls mended")
 
 
-def published(R: float, equation: str, ball: SmallestBall, samples: int, failure: float) -> Estimate:
-    """What a printed formula says, if (*) confirms it."""
+def published_radius(R: float, equation: str, ball: SmallestBall, samples: int, failure: float) -> Estimate:
+    """Return the radius of a printed formula, if (*) confirms it; else undefined."""
     if not ball.proves(R, samples, failure):
         return undefined(
             f"{equation} says {R:.6g}, which is too small to be proven for N = {samples}, eps = {failure:g}"
@@ -133,7 +132,7 @@ def published(R: float, equation: str, ball: SmallestBall, samples: int, failure
 
 
 def _bound(R: float, ball: SmallestBall, note: str, source: str) -> Estimate:
-    """The estimate, cut at the diameter: one sample already covers the support within that."""
+    """Return the estimate, at most the diameter: one sample already covers the support within the diameter."""
     if ball.diameter <= R:
         note += f"; cut at the support's diameter, {ball.diameter:.6g}: N is too small to say anything"
     return Estimate(min(R, ball.diameter), kind="upper bound", note=note, source=source)

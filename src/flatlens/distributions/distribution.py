@@ -1,4 +1,4 @@
-"""What it takes for a distribution of data to be known: its samples, its density, and how soon samples cover it."""
+"""The interface of a known distribution: its samples, its density, and how fast samples cover its support."""
 
 from __future__ import annotations
 
@@ -13,69 +13,69 @@ from flatlens.estimate import Estimate
 
 
 class Distribution(ABC):
-    """A distribution P of inputs x in R^m, m = `dimension`. What derives from it is final."""
+    """A distribution P of inputs x in R^m, m = `dimension`. Classes derived from it are final."""
 
     @property
     @abstractmethod
     def dimension(self) -> int:
-        """m, of the space that the samples are vectors of."""
+        """Return m, the dimension of the space that holds the samples."""
 
     @property
     @abstractmethod
     def intrinsic(self) -> int:
-        """The dimension of the support: covering it within delta takes some delta^-intrinsic samples."""
+        """Return the dimension of the support: covering it within delta takes about delta^-intrinsic samples."""
 
     @property
     @abstractmethod
     def diameter(self) -> float:
-        """No two points of the support are further apart; infinite where it is unbounded."""
+        """Return the largest distance between two points of the support; infinite where it is unbounded."""
 
     @property
     @abstractmethod
     def support_is_convex(self) -> bool:
-        """Whether the support is known to be convex, as sharpening Thm 4.3 needs."""
+        """Return whether the support is known to be convex, as sharpening Thm 4.3 needs."""
 
     @abstractmethod
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Independent samples, (n, dimension) float64, on the generator's device."""
+        """Return independent samples, (n, dimension) float64, on the generator's device."""
 
     @abstractmethod
     def log_density(self, x: Tensor) -> Tensor:
-        """log p of points x (n, dimension): (n,) float64; -inf outside the support.
+        """Return log p of points x (n, dimension): (n,) float64; -inf outside the support.
 
-        It is a density with respect to Lebesgue's measure; on a manifold, to the manifold's own volume.
+        The density is with respect to Lebesgue's measure; on a manifold, to the manifold's own volume.
         """
 
     @abstractmethod
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
-        """delta(N, eps), N = `samples`, eps = `failure`: so near do N samples come to all of the support at once.
+        """Return delta(N, eps), N = `samples`, eps = `failure`: the distance within which N samples cover the support.
 
         With probability >= 1 - eps, supp(P) lies in the union of the balls B(x_i, delta) (sharpening Def. 4.1). In
-        the unit of x. By `rule`: "exact" is Eq. 19 with the exact measure of the smallest ball; "published" the
-        printed formula, Eq. 6 or 7, undefined where its condition fails; "tight" the smallest radius that the proof's
-        union bound gives. All of them are upper bounds, none exceeds the diameter.
+        the unit of x. `rule` chooses: "exact" is Eq. 19 with the exact measure of the smallest ball; "published" is the
+        printed formula, Eq. 6 or 7, undefined where its condition fails; "tight" is the smallest radius that the
+        proof's union bound gives. All are upper bounds, and at most the diameter.
         """
 
     @abstractmethod
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """Points of the support that samples are slow to reach, (k, dimension), k <= most; none if none stand out."""
+        """Return points of the support that samples are slow to reach, (k, dimension), 0 <= k <= most."""
 
 
 def drawable(n: int, generator: torch.Generator, argument: str) -> None:
-    """Refuse what no samples can be drawn with."""
-    whole(n, f"{argument}(n")
+    """Raise if no samples can be drawn with these arguments."""
+    check_whole(n, f"{argument}(n")
     if not isinstance(generator, torch.Generator):
         raise BadInput(f"{argument}(generator=...): a torch.Generator is needed, got {type(generator).__name__}")
 
 
-def whole(number: int, argument: str) -> None:
-    """Refuse anything but a whole number of at least 1."""
+def check_whole(number: int, argument: str) -> None:
+    """Raise for anything but a whole number of at least 1."""
     if isinstance(number, bool) or not isinstance(number, int) or number < 1:
         raise BadInput(f"{argument}={number!r}): a whole number of at least 1 is needed")
 
 
 def points(x: Tensor, dimension: int, argument: str) -> Tensor:
-    """The points in float64, (n, dimension); refused if of another shape, or not finite."""
+    """Return the points in float64, (n, dimension); raise if the shape is wrong or an entry is not finite."""
     if not isinstance(x, Tensor) or x.ndim != 2 or x.shape[1] != dimension or x.is_complex():
         got = f"{(*x.shape,)}" if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"{argument}: a real tensor of shape (n, {dimension}) is needed, got {got}")

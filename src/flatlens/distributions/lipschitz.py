@@ -13,16 +13,16 @@ from flatlens.operations.operator_norm import operator_norm
 from flatlens.operations.table import Operation, hooked, operation_of
 from flatlens.problem import is_linear, measuring
 
-SLACK = 1e-9  #: operator norms are found from below, to 1e-10 of the value
+_SLACK = 1e-9  #: relative margin: operator norms are found from below, to 1e-10 of the value
 
 
 def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
-    """prod_l Lip(layer l) >= Lip(network), for one input of shape `size`; in eval mode.
+    """Return prod_l Lip(layer l) >= Lip(network), for one input of shape `size`; in eval mode.
 
     The network is an nn.Sequential, nested or not, of Linear and Conv layers, which stretch by their operator norms,
-    and of maps that move entries, or act on each by itself with a
-    slope that is known. Each norm is raised by 1e-9 of itself, so that the product is never below the
-    constant. It is the constant itself if the layers' steepest directions meet; it can be far above.
+    and of maps that move entries or act on each alone with a known slope. Each norm is raised by 1e-9 of itself, so
+    the product is never below the constant. It equals the constant if the layers' steepest directions meet; it can be
+    far above.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid())
     >>> _ = nn.init.ones_(net[0].weight)
@@ -36,7 +36,7 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
             if is_linear(module):
                 if not bool(torch.isfinite(module.weight).all()):
                     raise BadInput(f"lipschitz_product(network=...): {called} has weights that are not finite")
-                product *= operator_norm(module, x.shape[1:]) * (1 + SLACK)
+                product *= operator_norm(module, x.shape[1:]) * (1 + _SLACK)
                 x = x.to(module.weight)
             else:
                 product *= _steepest(found, module, called)
@@ -45,12 +45,12 @@ def lipschitz_product(network: nn.Module, size: tuple[int, ...]) -> float:
 
 
 def _steps(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module, Operation]]:
-    """The parts of an nn.Sequential in order, by name; those whose forward() is not known are refused."""
+    """Yield the parts of an nn.Sequential in order, with their names; raise where a forward() is unknown."""
     called = f"{name or 'the network'} ({type(module).__name__})"
     if hooked(module):
         raise _refused(f"{called} has forward hooks, which may change its output")
     if type(module).forward is nn.Sequential.forward:
-        for part in module._modules:  # named_children would leave out what comes a second time
+        for part in module._modules:  # named_children would omit a module's second use
             yield from _steps(module.get_submodule(part), f"{name}.{part}" if name else part)
     elif (found := operation_of(module)) is None:
         raise _refused(f"the constant of {called} is not known here")
@@ -72,7 +72,7 @@ def _refused(why: str) -> BadInput:
 
 
 def _shown(module: nn.Module, x: Tensor, name: str) -> Tensor:
-    """The module's output, for its shape."""
+    """Return the module's output, used for its shape."""
     try:
         y: Tensor = module(x)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: a smooth density, known in full."""
+"""Mixtures of Gaussians: smooth densities that are fully known."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flatlens.estimate import Estimate, undefined
 @final
 @dataclass(frozen=True, eq=False)
 class GaussianMixture(Distribution):
-    """p(x) = sum_k w_k N(x; mu_k, Sigma_k): k normal distributions, of which each sample comes from one.
+    """p(x) = sum_k w_k N(x; mu_k, Sigma_k): each sample comes from one of k normal distributions.
 
     >>> normal = GaussianMixture(torch.zeros(1, 2), torch.eye(2)[None], torch.ones(1))
     >>> (normal.log_density(torch.zeros(1, 2)) + math.log(2 * math.pi)).abs().item() < 1e-15
@@ -28,8 +28,8 @@ class GaussianMixture(Distribution):
 
     means: Tensor  #: (k, m)
     covariances: Tensor  #: (k, m, m), symmetric and positive definite
-    weights: Tensor  #: (k,), not negative, of sum 1
-    _factors: Tensor = field(init=False, repr=False)  #: (k, m, m), Cholesky's: Sigma = L L^T
+    weights: Tensor  #: (k,), not negative, with sum 1
+    _factors: Tensor = field(init=False, repr=False)  #: Cholesky factors, (k, m, m): Sigma = L L^T
 
     def __post_init__(self) -> None:
         for name in ("means", "covariances", "weights"):
@@ -46,7 +46,7 @@ class GaussianMixture(Distribution):
             got = (*self.weights.shape,)
             raise BadInput(f"GaussianMixture(weights=...): a tensor of shape {(k,)} is needed, got {got}")
         total = float(self.weights.sum())
-        if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # the rounding of float32
+        if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # rounding of float32
             raise BadInput(
                 f"GaussianMixture(weights=...): none may be negative, and their sum must be 1, not {total:.9g}"
             )
@@ -55,30 +55,30 @@ class GaussianMixture(Distribution):
 
     @property
     def dimension(self) -> int:
-        """The m of R^m."""
+        """Return the m of R^m."""
         return self.means.shape[1]
 
     @property
     def intrinsic(self) -> int:
-        """The m of R^m."""
+        """Return the m of R^m."""
         return self.means.shape[1]
 
     @property
     def diameter(self) -> float:
-        """Infinite: the support is all of R^m."""
+        """Return infinity: the support is all of R^m."""
         return math.inf
 
     @property
     def support_is_convex(self) -> bool:
-        """All of R^m is."""
+        """Return True: R^m is convex."""
         return True
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Independent samples, (n, m) float64."""
+        """Return independent samples, (n, m) float64."""
         return self.sample_labelled(n, generator)[0]
 
     def sample_labelled(self, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Independent samples, (n, m) float64, and the component that each came from, (n,) int64."""
+        """Return independent samples, (n, m) float64, and the component that each came from, (n,) int64."""
         drawable(n, generator, "GaussianMixture.sample")
         at = generator.device
         labels = torch.multinomial(self.weights.to(at), n, replacement=True, generator=generator)
@@ -87,7 +87,7 @@ class GaussianMixture(Distribution):
         return x, labels
 
     def log_density(self, x: Tensor) -> Tensor:
-        """log p(x), (n,), with respect to Lebesgue's measure on R^m; as often differentiable in x as you like."""
+        """Return log p(x), (n,), with respect to Lebesgue's measure on R^m; differentiable in x any number of times."""
         x = points(x, self.dimension, "GaussianMixture.log_density(x)")
         means, L, weights = (t.to(x.device) for t in (self.means, self._factors, self.weights))
         off = (x - means[:, None]).transpose(1, 2)  # (k, m, n)
@@ -97,28 +97,28 @@ class GaussianMixture(Distribution):
         return log_p
 
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
-        """Undefined: the support is all of R^m, and no number of samples covers that within any distance."""
+        """Return an undefined estimate: no number of samples covers R^m within any distance."""
         covering.checked(samples, failure, rule)
         return undefined(
             "the support of a Gaussian mixture is unbounded: no finite sample covers it within any distance"
         )
 
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """None: there is always a point further out."""
+        """Return no points: there is always a point further out."""
         return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
 
 
 def _finite(x: Tensor, name: str) -> Tensor:
-    """A copy in float64, apart from any graph."""
+    """Return a copy in float64, detached from any graph; raise if it is not real and finite."""
     if not isinstance(x, Tensor) or x.is_complex() or not bool(torch.isfinite(x).all()):
         raise BadInput(f"GaussianMixture({name}=...): a real tensor with finite entries is needed")
     return x.detach().to(torch.float64, copy=True)
 
 
 def _cholesky(covariances: Tensor) -> Tensor:
-    """L with Sigma = L L^T, (k, m, m)."""
+    """Return L with Sigma = L L^T, (k, m, m); raise if a matrix is not symmetric and positive definite."""
     scale = covariances.abs().amax((1, 2), keepdim=True)
-    uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # the rounding of float32
+    uneven = (covariances - covariances.mT).abs() > 1e-6 * scale  # rounding of float32
     for number in uneven.any(2).any(1).nonzero().flatten().tolist():
         raise BadInput(f"GaussianMixture(covariances=...): matrix {number} is not symmetric")
     L: Tensor

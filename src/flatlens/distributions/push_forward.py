@@ -1,4 +1,4 @@
-"""The distribution of what a generator makes of samples."""
+"""The distribution of a generator's outputs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flatlens.errors import BadInput, one_line
 from flatlens.estimate import Estimate
 from flatlens.problem import measuring
 
-BATCH = 4096  #: samples that the network is shown at a time
+BATCH = 4096  #: samples that the network runs at a time
 
 
 @final
 class PushForward(Distribution):
     """The distribution of g(z), z ~ base, g a network: a generator (sharpening Thm 4.2, last part).
 
-    `lipschitz` is a number that ||g(z) - g(z')|| / ||z - z'|| is never above, on the base's support. Without it, the
-    product of the layers' norms, found anew at each use (`lipschitz_product`). The network is run in eval mode and
-    left as it was; it maps (n, base.dimension) to (n, ...), which is flattened.
+    `lipschitz` is an upper bound of ||g(z) - g(z')|| / ||z - z'|| on the base's support. Without it, the product of the
+    layers' norms is used and computed anew at each use (`lipschitz_product`). The network runs in eval mode and is put
+    back as it was. It maps (n, base.dimension) to (n, ...), which is flattened.
 
     >>> from flatlens.distributions import Cube
     >>> double = nn.Linear(2, 2, bias=False)
@@ -44,49 +44,49 @@ class PushForward(Distribution):
         self.network = network
         self._declared = lipschitz
         self._outputs = self._image(torch.zeros(2, base.dimension, dtype=torch.float64)).shape[1]
-        _ = self.lipschitz  # so that what cannot be bounded is refused here
+        _ = self.lipschitz  # raises now if the network's constant cannot be bounded
 
     def __repr__(self) -> str:
         return f"PushForward({self.base!r}, {type(self.network).__name__}, lipschitz={self.lipschitz:.6g})"
 
     @property
     def lipschitz(self) -> float:
-        """Lip(g), or a bound of it from above."""
+        """Return Lip(g), or an upper bound of it."""
         if self._declared is not None:
             return self._declared
         return lipschitz_product(self.network, (self.base.dimension,))
 
     @property
     def dimension(self) -> int:
-        """Entries of the network's output."""
+        """Return the number of entries of the network's output."""
         return self._outputs
 
     @property
     def intrinsic(self) -> int:
-        """The base's, or less: a Lipschitz map adds no dimension."""
+        """Return the base's, or less: a Lipschitz map adds no dimension."""
         return min(self.base.intrinsic, self._outputs)
 
     @property
     def diameter(self) -> float:
-        """At most Lip(g) times the base's."""
+        """Return at most Lip(g) times the base's."""
         return self.lipschitz * self.base.diameter if self.lipschitz else 0.0
 
     @property
     def support_is_convex(self) -> bool:
-        """False: not known to be, whatever the base's."""
+        """Return False: it is not known, whatever the base's is."""
         return False
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """g of independent samples of the base, (n, dimension) float64."""
+        """Return g of independent samples of the base, (n, dimension) float64."""
         drawable(n, generator, "PushForward.sample")
         return self._image(self.base.sample(n, generator))
 
     def log_density(self, x: Tensor) -> Tensor:
-        """Refused: the density of a generator's samples is not known, and mostly there is none."""
+        """Raise: the density of a generator's samples is unknown, and mostly there is none."""
         raise BadInput("PushForward.log_density: not known; a Cube, a Sphere or a GaussianMixture has a density")
 
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
-        """Lip(g) delta_base(N, eps): points within delta of one another have images within Lip(g) delta."""
+        """Return Lip(g) delta_base(N, eps): points within delta of each other have images within Lip(g) delta."""
         base = self.base.covering_radius(samples, failure, rule=rule)
         how = "declared" if self._declared is not None else "product of the layers' norms"
         note = f"base: {base.note}; Lip(g) = {self.lipschitz:.6g}, {how}"
@@ -96,12 +96,12 @@ class PushForward(Distribution):
         return replace(base, value=self.lipschitz * base.value, note=note, source=source)
 
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """The images of the base's."""
+        """Return the images of the base's extreme points."""
         z = self.base.extreme_points(most, generator)
         return self._image(z) if len(z) else z.new_zeros(0, self._outputs)
 
     def _image(self, z: Tensor) -> Tensor:
-        """g(z), (n, dimension) float64, on z's device."""
+        """Return g(z), (n, dimension) float64, on z's device."""
         like = next((p for p in self.network.parameters() if p.is_floating_point()), z)
         with measuring(self.network), torch.no_grad():
             try:

@@ -12,20 +12,20 @@ from torch import Tensor
 from flatlens.distributions import covering
 from flatlens.distributions.cap import log_cap_measure
 from flatlens.distributions.covering import Rule, SmallestBall
-from flatlens.distributions.distribution import Distribution, drawable, points, whole
+from flatlens.distributions.distribution import Distribution, check_whole, drawable, points
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 
-ON = 1e-6  #: a point is on the sphere if its length is 1 within this, the rounding of float32
+ON = 1e-6  #: tolerance of | ||x|| - 1 | for a point on the sphere: rounding of float32
 
 
 @final
 @dataclass(frozen=True)
 class Sphere(Distribution):
-    """Uniform on the unit sphere S^d in R^{d+1}: d is the sphere's OWN dimension, so that samples have d + 1 entries.
+    """The uniform distribution on the unit sphere S^d in R^{d+1}.
 
-    `Sphere(1)` is the circle in the plane, `Sphere(2)` the surface of the ball in space. Distances are those of
-    R^{d+1}, through the ball.
+    d is the sphere's OWN dimension, so samples have d + 1 entries: `Sphere(1)` is the circle in the plane, `Sphere(2)`
+    the surface of the ball in space. Distances are those of R^{d+1}, through the ball.
 
     >>> Sphere(2).dimension, Sphere(2).intrinsic
     (3, 2)
@@ -39,38 +39,38 @@ class Sphere(Distribution):
     d: int
 
     def __post_init__(self) -> None:
-        whole(self.d, "Sphere(d")
+        check_whole(self.d, "Sphere(d")
 
     @property
     def dimension(self) -> int:
-        """d + 1: S^d lies in R^{d+1}."""
+        """Return d + 1: S^d lies in R^{d+1}."""
         return self.d + 1
 
     @property
     def intrinsic(self) -> int:
-        """The d of S^d."""
+        """Return the d of S^d."""
         return self.d
 
     @property
     def diameter(self) -> float:
-        """2, through the ball."""
+        """Return 2, through the ball."""
         return 2.0
 
     @property
     def support_is_convex(self) -> bool:
-        """The surface is not: it lacks the ball's inside."""
+        """Return False: the surface lacks the ball's inside."""
         return False
 
     def sample(self, n: int, generator: torch.Generator) -> Tensor:
-        """Independent samples, (n, d + 1) float64: Gaussian vectors, scaled to length 1."""
+        """Return independent samples, (n, d + 1) float64: Gaussian vectors, scaled to length 1."""
         drawable(n, generator, "Sphere.sample")
         x = torch.randn(n, self.d + 1, generator=generator, dtype=torch.float64, device=generator.device)
         return torch.nn.functional.normalize(x, dim=1, eps=0.0)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """-log of the sphere's area, 2 pi^((d+1)/2) / Gamma((d+1)/2), where | ||x|| - 1 | <= 1e-6; -inf elsewhere.
+        """Return -log of the sphere's area, 2 pi^((d+1)/2) / Gamma((d+1)/2), if | ||x|| - 1 | <= 1e-6; else -inf.
 
-        It is a density with respect to the area of S^d; with respect to Lebesgue's measure on R^{d+1} there is none.
+        The density is with respect to the area of S^d; with respect to Lebesgue's measure on R^{d+1} there is none.
         """
         x = points(x, self.dimension, "Sphere.log_density(x)")
         half = self.dimension / 2
@@ -81,18 +81,18 @@ class Sphere(Distribution):
     def covering_radius(
         self, samples: int, failure: float, *, rule: Rule = "exact", gamma: float | None = None
     ) -> Estimate:
-        """delta(N, eps) of sharpening Thm 4.2; a ball about a point is a spherical cap.
+        """Return delta(N, eps) of sharpening Thm 4.2; a ball about a point is a spherical cap.
 
-        "published" is Eq. 7, 2^(1+1/d) (1-gamma)^(-1/2) (log(N/eps)/N)^(1/d), for N so large that
-        (2 log(N/eps)/N)^(2/d) < gamma - gamma^2: undefined elsewhere. Without `gamma`, 0 < gamma < 1, it is the
-        smallest that meets that, to 1e-9.
+        "published" is Eq. 7, 2^(1+1/d) (1-gamma)^(-1/2) (log(N/eps)/N)^(1/d), for N large enough that
+        (2 log(N/eps)/N)^(2/d) < gamma - gamma^2; it is undefined for smaller N. 0 < gamma < 1; the default is the
+        smallest gamma that satisfies this, to 1e-9.
 
-        Eq. 7 rests on a cap measure that is too large: its proof divides by the area of S^{d-1} for that of S^d, and
-        drops the 2/d of an integral. It credits a cap with r^d / 2 where, for small r, the cap holds
-        Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)) r^d: less by sqrt(pi) Gamma(d/2+1) / Gamma((d+1)/2), which is pi/2 at
-        d = 1 and 2 at d = 2, where r^2/4 is exact. But for gamma, its radius falls short of Eq. 19's by that factor's
-        d-th root. It still covers where the union bound, which needs a little over half of Eq. 19's radius, says so:
-        undefined where not.
+        Eq. 7 uses a cap measure that is too large: its proof divides by the area of S^{d-1} instead of that of S^d, and
+        drops the factor 2/d of an integral. It takes r^d / 2 for a cap whose measure, for small r, is
+        Gamma((d+1)/2) / (2 sqrt(pi) Gamma(d/2+1)) r^d. The ratio is sqrt(pi) Gamma(d/2+1) / Gamma((d+1)/2): pi/2 at
+        d = 1, and 2 at d = 2, where r^2/4 is exact. So, apart from gamma, the radius of Eq. 7 is smaller than that of
+        Eq. 19 by the d-th root of this ratio. It still is a covering radius where the union bound confirms it, which
+        needs a little over half of the radius of Eq. 19; elsewhere it is undefined.
 
         >>> sphere = Sphere(2)
         >>> printed, right = (sphere.covering_radius(10**6, 0.05, rule=rule).value for rule in ("published", "exact"))
@@ -106,9 +106,9 @@ class Sphere(Distribution):
             raise BadInput(f"Sphere.covering_radius(gamma={gamma!r}): a number above 0 and below 1 is needed")
         ball = SmallestBall(lambda r: log_cap_measure(self.d, r), self.diameter)
         if rule == "exact":
-            return covering.exact(ball, samples, failure)
+            return covering.exact_radius(ball, samples, failure)
         if rule == "tight":
-            return covering.tight(ball, samples, failure)
+            return covering.tight_radius(ball, samples, failure)
         log_root = (math.log(2) + covering.log_share(samples, failure)) / self.d
         least = math.exp(2 * log_root) if log_root < 0 else math.inf
         gamma = _smallest_gamma(least) if gamma is None else gamma
@@ -118,20 +118,20 @@ class Sphere(Distribution):
                 f"Eq. 7 needs (2 log(N/eps)/N)^(2/d) < {room}; here it is {least:.6g}: more samples are needed"
             )
         R = 2 * math.exp(log_root) / math.sqrt(1 - gamma)
-        return covering.published(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
+        return covering.published_radius(R, f"Eq. 7 at gamma = {gamma:.6g}", ball, samples, failure)
 
     def extreme_points(self, most: int, generator: torch.Generator) -> Tensor:
-        """None: all points of a sphere are alike."""
+        """Return no points: all points of a sphere are alike."""
         return torch.zeros(0, self.dimension, dtype=torch.float64, device=generator.device)
 
 
 def _smallest_gamma(least: float) -> float:
-    """The least gamma with gamma - gamma^2 > `least`, to 1e-9; 1/2, where the left side is largest, if there is none.
+    """Return the least gamma with gamma - gamma^2 > `least`, to 1e-9; 1/2, the best, if there is none.
 
     >>> round(_smallest_gamma(0.16), 6)
     0.2
     """
     if least >= 0.25:
         return 0.5
-    root = 2 * least / (1 + math.sqrt(1 - 4 * least))  # (1 - sqrt(1 - 4 least)) / 2, without its cancellation
+    root = 2 * least / (1 + math.sqrt(1 - 4 * least))  # equals (1 - sqrt(1 - 4 least)) / 2, without its cancellation
     return min(root * (1 + 1e-9), 0.5)
