@@ -30,27 +30,37 @@ class Batches:
 
     def __init__(self, x: Tensor, targets: Tensor, size: int | None, generator: Generator) -> None:
         self.x, self.targets, self.size, self.generator = x, targets, size, generator
-        self._epoch, self._taken = 0, 0  #: of this epoch: batches handed out
+        self.epoch, self.taken = 0, 0  #: of this epoch: batches handed out
         self._begun = generator.get_state()  #: of the generator, before this epoch's permutation
 
     def __iter__(self) -> Iterator[Taken]:
         """From where the state says."""
         while True:
-            self.generator.set_state(self._begun)
-            for number, (x, targets, last) in enumerate(self._of_epoch(self._taken), start=self._taken):
-                self._taken = number + 1
-                epoch = self._epoch
-                if last:
-                    self._epoch, self._taken, self._begun = epoch + 1, 0, self.generator.get_state()
+            for number, (x, targets, last) in enumerate(self._of_epoch(self.taken), start=self.taken):
+                epoch = self.epoch
+                self.stand(number + 1, over=last)
                 yield Taken(x, targets, epoch, last)
+
+    def order(self) -> Tensor:
+        """The samples' numbers in the order of the epoch under way, (n,)."""
+        if self.size is None:
+            return torch.arange(len(self.x), device=self.x.device)
+        self.generator.set_state(self._begun)
+        return torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
+
+    def stand(self, taken: int, *, over: bool) -> None:
+        """So many batches of the epoch are taken; `over`: they were all, and the next epoch begins."""
+        self.taken = taken
+        if over:
+            self.epoch, self.taken, self._begun = self.epoch + 1, 0, self.generator.get_state()
 
     def state_dict(self) -> dict[str, int | Tensor]:
         """Where the next batch comes from."""
-        return {"epoch": self._epoch, "taken": self._taken, "begun": self._begun}
+        return {"epoch": self.epoch, "taken": self.taken, "begun": self._begun}
 
     def load_state_dict(self, state: dict[str, int | Tensor]) -> None:
         """Go on where `state_dict` was taken."""
-        self._epoch, self._taken = int(state["epoch"]), int(state["taken"])
+        self.epoch, self.taken = int(state["epoch"]), int(state["taken"])
         self._begun = torch.as_tensor(state["begun"])
 
     def _of_epoch(self, first: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
@@ -58,7 +68,7 @@ class Batches:
         if self.size is None:
             yield self.x.clone(), self.targets, True  # a network may write to what it is fed
             return
-        order = torch.randperm(n, generator=self.generator).to(self.x.device)
+        order = self.order()
         bytes_each = max(1, self.x.element_size() * self.x[:1].numel())
         block = self.size * max(1, GATHERED // (bytes_each * self.size))
         for begin in range(self.size * first - self.size * first % block, n, block):

@@ -83,12 +83,10 @@ class Run:
     def go(self, write: Callable[[], None] | None, progress: Progress | None) -> None:
         """From here to the end; `write` now and then."""
         wrote = time.monotonic()
-        if self.step == 0 and self.outcome is None:
-            self._tell_watcher(epoch=0)
-            self._look(epoch_over=False)
+        self.begin()
         for batch in self.batches if self.outcome is None else ():
             self._take(batch)
-            if progress is not None and self._is_check_point:
+            if progress is not None and self.is_check_point:
                 progress("training steps", self.step, self.total)
             if write is not None and time.monotonic() - wrote > INTERVAL:
                 write()
@@ -98,34 +96,53 @@ class Run:
         if write is not None:
             write()
 
+    def begin(self) -> None:
+        """Look before the first step, unless that is done."""
+        if self.step == 0 and not self.rows:
+            self.tell_watcher(epoch=0)
+            self._look(last=False)
+
     @property
-    def _is_check_point(self) -> bool:
+    def is_check_point(self) -> bool:
+        """Whether the loss over all data is looked at, and progress told, at this step."""
         return self.step % self.settings.check_every == 0 or self.step == self.total
+
+    def must_look(self, last: bool) -> bool:
+        """Whether to look after the step just taken, with the `last` batch of its epoch or another."""
+        return self.is_check_point or (last and self.settings.until.loss_over == "epoch")
 
     def _take(self, batch: Taken) -> None:
         loss = self.stepper.take(batch.x, batch.targets, self.settings.factor(self.step, batch.epoch))
-        self.step += 1
-        self.epoch_loss = [self.epoch_loss[0] + loss * len(batch.x), self.epoch_loss[1] + len(batch.x)]
-        self._tell_watcher(batch.epoch + batch.last)
-        by_epoch = self.settings.until.loss_over == "epoch" and batch.last
-        if self._is_check_point or by_epoch:
-            self._look(by_epoch)
+        self.count(loss, len(batch.x))
+        self.tell_watcher(batch.epoch + batch.last)
+        if self.must_look(batch.last):
+            self._look(batch.last)
         if batch.last:
             self.epoch_loss = [0.0, 0.0]
 
-    def _tell_watcher(self, epoch: int) -> None:
+    def count(self, loss: float, n: int) -> None:
+        """A step has been taken on `n` samples, whose loss was `loss` before it."""
+        self.step += 1
+        self.epoch_loss = [self.epoch_loss[0] + loss * n, self.epoch_loss[1] + n]
+
+    def tell_watcher(self, epoch: int) -> None:
         """The optimiser as it is for the step to come; none where the step is taken elsewhere than it seems."""
         if self.watch is not None:
             self.stepper.set_rate(self.settings.factor(self.step, epoch))
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
 
-    def _look(self, epoch_over: bool) -> None:
-        """At the loss over all data, and whether that is the end; a row of the curves when one is due."""
+    def _look(self, last: bool) -> None:
+        if self.judge(self.data.look(), last):
+            self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
+
+    def judge(self, seen: list[float], last: bool) -> bool:
+        """Take loss and accuracy over all data as they are `seen`, and find whether that is the end; whether a row of
+        the curves is due."""
         until = self.settings.until
-        loss, right = self.last = self.data.look()
+        loss, right = self.last = seen
         if until.loss_over == "data":
             self.losses.append(loss)
-        elif epoch_over:
+        elif last:
             self.losses.append(self.epoch_loss[0] / self.epoch_loss[1])
         self.losses = self.losses[-until.loss_window :]
         steep = self.data.gradient_norm(self.stepper.parameters) if until.gradient_norm is not None else math.nan
@@ -135,10 +152,12 @@ class Run:
             self.outcome = "converged"
         elif self.step >= self.total:
             self.outcome = "out of steps" if until.anything else "finished"
-        if self.step >= self.next_row or self.outcome is not None:
-            held_out = [math.nan, math.nan] if self.test is None else self.test.look()
-            self.rows.append([self.step, loss, right, *held_out])
-            self.next_row = max(self.step + 1, math.ceil(self.step * CURVE_SPACING))
+        return self.step >= self.next_row or self.outcome is not None
+
+    def write_row(self, held_out: list[float]) -> None:
+        """A row of the curves, with loss and accuracy on the held-out data."""
+        self.rows.append([self.step, *self.last, *held_out])
+        self.next_row = max(self.step + 1, math.ceil(self.step * CURVE_SPACING))
 
     def result(self) -> TrainingResult:
         """The end of it."""

@@ -59,7 +59,7 @@ def train(
         raise BadModel(
             f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: is it not built yet?"
         )
-    with _as_found(model, settings.seed):
+    with as_found(model, settings.seed):
         if save is not None:
             checkpoint.require_place(Path(save))
         data, test = pair(data, "data"), None if test is None else pair(test, "test")
@@ -97,7 +97,7 @@ def _solved(
 
 
 @contextmanager
-def _as_found(model: nn.Module, seed: int) -> Iterator[None]:
+def as_found(model: nn.Module, seed: int) -> Iterator[None]:
     """In here the network trains, and the global generator is its dropout's; after, both are as they were."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():

@@ -1,0 +1,181 @@
+"""Networks that are a chain of linear layers and activations, many at once: forward and backward over lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ELEMENTWISE: tuple[type[nn.Module], ...] = (
+    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
+)  # fmt: skip
+ALIGNED = 16
+"""Numbers: where a parameter begins in its lane's row, so that its address is a multiple of 64 bytes in every lane."""
+
+Views: TypeAlias = list[tuple[Tensor, Tensor | None]]
+"""Of each linear layer the weights, (L, out, in), and the biases, (L, 1, out)."""
+
+
+class Apart(Exception):
+    """The network cannot be trained in a stack; says why, in words that follow "it has" or "it is"."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer, what follows it up to the next, and where its parameters are in a row."""
+
+    inputs: int
+    outputs: int
+    weight: int
+    bias: int | None
+    activations: tuple[nn.Module, ...]  #: elementwise, without parameters
+
+    @property
+    def rectifies(self) -> bool:
+        """Whether a single ReLU follows: its slope needs no graph."""
+        return len(self.activations) == 1 and type(self.activations[0]) is nn.ReLU
+
+
+@dataclass(frozen=True)
+class Tape:
+    """What the backward pass needs of the forward pass, layer by layer."""
+
+    inputs: list[Tensor]  #: of each linear layer, (L, B, in)
+    graphs: list[tuple[Tensor, Tensor] | None]  #: of activations but ReLU: before and after, with a graph
+    outputs: Tensor  #: (L, B, N)
+
+
+class Chain:
+    """The architecture that the lanes of a stack share; the parameters come from outside, as rows (L, size).
+
+    Args:
+        model: any of the networks.
+        singly: each lane's products are taken by themselves, for shapes where a batched one has other bits.
+
+    Raises:
+        Apart: the network is no such chain.
+    """
+
+    def __init__(self, model: nn.Module, *, singly: bool = False) -> None:
+        self.singly = singly
+        self.layers: list[Linear] = []
+        self.size = 0  #: numbers in a row, gaps included
+        self.places: list[tuple[int, torch.Size]] = []  #: where each of `model.parameters()` begins, and its shape
+        modules = list(_flat(model))
+        if modules and isinstance(modules[0], nn.Flatten) and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
+            modules = modules[1:]
+        for module in modules:
+            self._add(module)
+        if not self.layers:
+            raise Apart("no linear layer")
+        tensors = [*model.parameters(), *model.buffers()]
+        if len(tensors) != len(self.places) or not all(p.requires_grad for p in tensors):
+            raise Apart("frozen or shared weights")
+
+    def _add(self, module: nn.Module) -> None:
+        if type(module) is nn.Linear:
+            weight = self._place(module.weight)
+            bias = None if module.bias is None else self._place(module.bias)
+            self.layers.append(Linear(module.in_features, module.out_features, weight, bias, ()))
+        elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and self.layers:
+            last = self.layers.pop()
+            acts = (*last.activations, module)
+            self.layers.append(Linear(last.inputs, last.outputs, last.weight, last.bias, acts))
+        else:
+            raise Apart(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
+
+    def _place(self, parameter: Tensor) -> int:
+        begins = self.size
+        self.places.append((begins, parameter.shape))
+        self.size = begins + -(-parameter.numel() // ALIGNED) * ALIGNED
+        return begins
+
+    def views(self, rows: Tensor) -> Views:
+        """The layers' weights and biases in rows (L, size)."""
+        return [
+            (
+                rows[:, one.weight : one.weight + one.outputs * one.inputs].view(-1, one.outputs, one.inputs),
+                None if one.bias is None else rows[:, one.bias : one.bias + one.outputs].view(-1, 1, one.outputs),
+            )
+            for one in self.layers
+        ]
+
+    def of_row(self, row: Tensor) -> list[Tensor]:
+        """One lane's row as tensors of the shapes of `model.parameters()`, in their order."""
+        return [row[begins : begins + shape.numel()].view(shape) for begins, shape in self.places]
+
+    def forward(self, views: Views, x: Tensor) -> Tape:
+        """x is (L, B, in)."""
+        inputs, graphs, h = [], [], x
+        for layer, (weight, bias) in zip(self.layers, views, strict=True):
+            inputs.append(h)
+            h = self._linear(h, weight, bias)
+            graph = None
+            if layer.rectifies:
+                h.relu_()
+            elif layer.activations:
+                graph = h.requires_grad_(), _activated(layer.activations, h)
+                h = graph[1].detach()
+            graphs.append(graph)
+        return Tape(inputs, graphs, h)
+
+    def backward(self, views: Views, tape: Tape, slope: Tensor, into: Views) -> None:
+        """Put the gradients into `into`; `slope` is the loss's at the outputs, (L, B, N)."""
+        after = [*tape.inputs[1:], tape.outputs]
+        for number in reversed(range(len(self.layers))):
+            if (graph := tape.graphs[number]) is not None:
+                (slope,) = torch.autograd.grad(graph[1], graph[0], slope)
+            elif self.layers[number].rectifies:
+                slope = torch.ops.aten.threshold_backward(slope, after[number], 0)
+            weight, bias = into[number]
+            weight.copy_(self._product(slope.mT, tape.inputs[number]))
+            if bias is not None:
+                torch.sum(slope, 1, keepdim=True, out=bias)
+            if number:
+                slope = self._product(slope, views[number][0])
+
+    def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is None:
+            return self._product(x, weight.mT)
+        if self.singly:
+            return torch.stack([F.linear(*lane) for lane in zip(x, weight, bias[:, 0], strict=True)])
+        return torch.baddbmm(bias, x, weight.mT)
+
+    def _product(self, a: Tensor, b: Tensor) -> Tensor:
+        if self.singly:
+            return torch.stack([torch.mm(*lane) for lane in zip(a, b, strict=True)])
+        return torch.bmm(a, b)
+
+    def outputs(self, views: Views, x: Tensor) -> Tensor:
+        """Of x (L, B, in), without what a backward pass needs: (L, B, N)."""
+        for layer, (weight, bias) in zip(self.layers, views, strict=True):
+            x = self._linear(x, weight, bias)
+            if layer.rectifies:
+                x.relu_()
+            else:
+                for activation in layer.activations:
+                    x = activation(x)
+        return x
+
+
+def _activated(activations: Sequence[nn.Module], z: Tensor) -> Tensor:
+    with torch.enable_grad():
+        h = z
+        for activation in activations:
+            h = activation(h)
+        return h
+
+
+def _flat(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a `Sequential` of `Sequential`s, in order."""
+    if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
+        raise Apart("hooks")
+    if type(model) is not nn.Sequential:
+        yield model
+        return
+    for child in model:
+        yield from _flat(child)

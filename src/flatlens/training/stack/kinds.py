@@ -1,0 +1,64 @@
+"""Which networks can take their steps together, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from torch import Tensor, nn
+
+from flatlens.training.ridge import Ridge
+from flatlens.training.run import Run
+from flatlens.training.settings import Training
+from flatlens.training.stack.chain import Apart, Chain
+from flatlens.training.stack.updates import kind_of as update_kind
+
+
+def why_alone(model: nn.Module, settings: Training) -> str:
+    """Return why a network is trained alone, in a few words; "" if it can be a lane of a stack.
+
+    >>> from flatlens.training import SGD
+    >>> how = Training(SGD(0.1), max_steps=1)
+    >>> why_alone(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), how)
+    ''
+    >>> why_alone(nn.Sequential(nn.Conv2d(1, 2, 3)), how)
+    'a Conv2d: only linear layers and elementwise activations are stacked'
+    """
+    if isinstance(settings.optimiser, Ridge):
+        return "a ridge head: solved in one step"
+    changed = {
+        "augmentation": settings.augmentation is not None,
+        "mixup": settings.mixup is not None,
+        "an ascent": settings.ascent is not None,
+        "penalties": bool(settings.penalties),
+        "ghost batches": settings.ghost_batch is not None,
+    }
+    if there := [name for name, given in changed.items() if given]:
+        return f"{there[0]}: its steps are its own"
+    if any(p.device.type != "cpu" for p in model.parameters()):
+        return "a network that is not on the processor"
+    try:
+        Chain(model)
+    except Apart as reason:
+        return str(reason)
+    return ""
+
+
+def kind_of(run: Run) -> Hashable:
+    """What runs share that can be lanes of one stack: layers, loss, batch size, samples, kind of optimiser."""
+    settings, chain = run.settings, Chain(run.model)
+    assert not isinstance(settings.optimiser, Ridge)
+    layers = tuple((one.inputs, one.outputs, one.bias is None, repr(one.activations)) for one in chain.layers)
+    samples = [run.data.x, run.data.targets, *(() if run.test is None else (run.test.x, run.test.targets))]
+    return (
+        layers,
+        settings.loss,
+        settings.batch_size,
+        update_kind(settings.optimiser),
+        tuple((each.shape, each.dtype) for each in [*samples, *run.stepper.parameters]),
+        tuple(_memory(each) for each in samples[::2]),
+    )
+
+
+def _memory(x: Tensor) -> int:
+    """Where the inputs are: lanes have them in common, each with targets of its own."""
+    return int(x.data_ptr())

@@ -1,0 +1,196 @@
+"""The networks that take their steps together: one row each of weights, gradients and what the optimiser keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flatlens.training.held import CHUNK
+from flatlens.training.optimisers import Stepping
+from flatlens.training.ridge import Ridge
+from flatlens.training.run import Run
+from flatlens.training.schedules import Constant
+from flatlens.training.stack.chain import Chain
+from flatlens.training.stack.updates import update_of
+
+LOOKED_AT = 4
+"""Networks in one look at the loss over all data: more of them, and what they compute leaves the processor's cache."""
+
+
+class Lanes:
+    """Up to `capacity` runs of one kind (see `kinds.py`), all at the same batch of their epochs: so that batches have
+    the same size.
+
+    What is known of a run while it is in here is in its row; `put_down` writes it back into its network, its optimiser
+    and its batches.
+    """
+
+    def __init__(self, like: Run, capacity: int, *, singly: bool = False) -> None:
+        self.chain, self.loss = Chain(like.model, singly=singly), like.settings.objective
+        self.x = like.data.x.flatten(1)
+        self.n, self.size = len(self.x), like.settings.batch_size or len(self.x)
+        self.update = update_of(stepping(like))
+        rows = (capacity, self.chain.size)
+        dtype = like.stepper.parameters[0].dtype
+        self.theta, self.grad = torch.zeros(rows, dtype=dtype), torch.zeros(rows, dtype=dtype)
+        self.state = {name: torch.zeros(rows, dtype=dtype) for name in self.update.names}
+        self.targets = torch.zeros(capacity, *like.data.targets.shape, dtype=like.data.targets.dtype)
+        self.order = torch.zeros(capacity, self.n, dtype=torch.int64)
+        self.runs: list[Run] = []
+        self.capacity, self.taken = capacity, 0  #: taken: batches of this epoch
+        self._packed()
+
+    def enter(self, run: Run) -> None:
+        """Take in a run that stands at the same batch of its epoch; with none in here, at any."""
+        if not self.runs:
+            self.taken = run.batches.taken
+        assert run.batches.taken == self.taken
+        row = len(self.runs)
+        self.runs.append(run)
+        _write(self.chain.of_row(self.theta[row]), run.stepper.parameters)
+        kept = run.stepper.optimiser.state
+        for name, rows in self.state.items():
+            rows[row] = self.update.fresh
+            if all(name in kept[p] for p in run.stepper.parameters):
+                _write(self.chain.of_row(rows[row]), [kept[p][name] for p in run.stepper.parameters])
+        self.targets[row] = run.data.targets
+        self.order[row] = run.batches.order()
+        self._packed()
+
+    def leave(self, row: int) -> None:
+        """Put a run down; the last one takes its place."""
+        self.put_down(row)
+        last = len(self.runs) - 1
+        for rows in (self.theta, self.targets, self.order, *self.state.values()):
+            rows[row] = rows[last]
+        self.runs[row] = self.runs[last]
+        self.runs.pop()
+        self._packed()
+
+    def put_down(self, row: int) -> None:
+        """Write a run's row back."""
+        run = self.runs[row]
+        self.put_weights(row)
+        kept = {name: self.chain.of_row(rows[row]) for name, rows in self.state.items()}
+        for number, p in enumerate(run.stepper.parameters):
+            state = run.stepper.optimiser.state
+            if run.step and (self.update.counts or kept):
+                state[p] = {name: tensors[number].clone() for name, tensors in kept.items()}
+                if self.update.counts:
+                    state[p]["step"] = torch.tensor(float(run.step))
+        run.batches.stand(self.taken, over=False)
+
+    def put_weights(self, row: int) -> None:
+        """Write the weights alone back: for a look from outside."""
+        _write(self.runs[row].stepper.parameters, self.chain.of_row(self.theta[row]))
+
+    def _packed(self) -> None:
+        """The number of lanes has changed, or which they are."""
+        L = len(self.runs)
+        self.rows = self.theta[:L], self.grad[:L], {name: rows[:L] for name, rows in self.state.items()}
+        self.views, self.slopes = self.chain.views(self.theta[:L]), self.chain.views(self.grad[:L])
+        self.offsets = torch.arange(L)[:, None] * self.n
+        self.rates: list[float] = []
+        settings = [run.settings for run in self.runs]
+        self.steady = all(isinstance(one.schedule, Constant) and not one.warmup for one in settings)
+        self.summed = any(one.until.loss_over == "epoch" for one in settings)
+
+    @property
+    def last(self) -> bool:
+        """Whether the batch to come is the last of its epoch."""
+        return (self.taken + 1) * self.size >= self.n
+
+    def step(self) -> None:
+        """One step of every run, as `Stepper.take` and `Run.count` are for one; then all stand at the next batch."""
+        x, targets = self._batch()
+        n = x.shape[1]
+        tape = self.chain.forward(self.views, x)
+        slope, losses = self._slope(tape.outputs, targets, n)
+        self.chain.backward(self.views, tape, slope, self.slopes)
+        theta, grad, state = self.rows
+        self._columns()
+        self.update.step(theta, grad, state, self.columns)
+        last = self.last
+        self.taken = 0 if last else self.taken + 1
+        for row, (run, loss) in enumerate(zip(self.runs, losses, strict=True)):
+            run.count(loss, n)
+            if last:
+                run.batches.stand(0, over=True)
+                self.order[row] = run.batches.order()
+
+    def _batch(self) -> tuple[Tensor, Tensor]:
+        L = len(self.runs)
+        if self.size >= self.n and self.runs[0].settings.batch_size is None:
+            return self.x.expand(L, *self.x.shape), self.targets[:L]
+        chosen = self.order[:L, self.taken * self.size : (self.taken + 1) * self.size]
+        x = self.x.index_select(0, chosen.reshape(-1)).view(L, -1, self.x.shape[1])
+        chosen = (chosen + self.offsets).view(-1)
+        return x, self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen).view(L, x.shape[1], -1)
+
+    def _slope(self, outputs: Tensor, targets: Tensor, n: int) -> tuple[Tensor, list[float]]:
+        """The slope of each lane's mean loss at its outputs; and the losses, 0 where no run asks for them."""
+        flat = outputs.flatten(0, 1)
+        share = torch.ones((), dtype=flat.dtype) / n
+        if self.loss.name != "cross_entropy" and not self.summed:  # a graph would cost more than all the rest
+            factor = 0.5 if self.loss.name == "half_squared_error" else 1.0 / flat.shape[1]
+            return (outputs - targets).mul_(share * factor * 2), [0.0] * len(self.runs)
+        with torch.enable_grad():
+            values = self.loss.values(flat.requires_grad_(), targets.flatten(0, 1))
+        (slope,) = torch.autograd.grad(values, flat, share.expand_as(values))
+        losses = values.detach().view(len(self.runs), n).sum(1) / n
+        return slope.view_as(outputs), losses.tolist()
+
+    def _columns(self) -> None:
+        """The coefficients of the step to come, each a column (L, 1)."""
+        if self.rates and self.steady and not self.update.counts:
+            return
+        each = [stepping(run) for run in self.runs]
+        rates = [
+            run.settings.factor(run.step, run.batches.epoch) * one.lr for run, one in zip(self.runs, each, strict=True)
+        ]
+        if rates != self.rates or self.update.counts:
+            numbers = self.update.numbers(each, rates, [run.step for run in self.runs])
+            self.rates = rates
+            self.columns = {
+                name: torch.tensor(column, dtype=self.theta.dtype)[:, None] for name, column in numbers.items()
+            }
+
+    def tested(self, which: Sequence[int]) -> list[list[float]]:
+        """Loss and accuracy of some lanes on their held-out data."""
+        held = [self.runs[row].test for row in which]
+        if held and held[0] is not None:
+            outputs = self.outputs(which, held[0].x)
+            return [each.seen(f) for each, f in zip(held, outputs, strict=True) if each is not None]
+        return []
+
+    def outputs(self, which: Sequence[int], x: Tensor) -> list[Tensor]:
+        """What the networks of some lanes give for x, each (len(x), N)."""
+        found: list[Tensor] = []
+        for start in range(0, len(which), LOOKED_AT):
+            rows = list(which[start : start + LOOKED_AT])
+            views = self.chain.views(self.theta[rows])
+            parts = torch.split(x.flatten(1), CHUNK)
+            seen = [self.chain.outputs(views, part.expand(len(rows), *part.shape)) for part in parts]
+            found += torch.cat(seen, 1).unbind()
+        return found
+
+
+def memory_of(run: Run) -> int:
+    """Bytes that a lane takes beside its network's own: a row of each kind, its targets and order, a look's share."""
+    rows = 2 + len(update_of(stepping(run)).names)
+    own = sum(p.numel() * p.element_size() for p in run.stepper.parameters)
+    return rows * own + run.data.targets.numel() * run.data.targets.element_size() + 8 * len(run.data.x)
+
+
+def stepping(run: Run) -> Stepping:
+    """Return the settings of the optimiser, one that takes steps."""
+    assert not isinstance(run.settings.optimiser, Ridge)
+    return run.settings.optimiser
+
+
+def _write(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for one, value in zip(into, values, strict=True):
+            one.copy_(value)

@@ -1,0 +1,246 @@
+"""Train many networks, those of a kind as lanes of one stack: the digits of each alone, in a fraction of the time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from flatlens.errors import BadFolder
+from flatlens.estimate import Progress
+from flatlens.training import checkpoint
+from flatlens.training.held import Pair, pair
+from flatlens.training.run import Run, TrainingResult, Watcher
+from flatlens.training.settings import Training
+from flatlens.training.stack.kinds import kind_of, why_alone
+from flatlens.training.stack.lanes import Lanes
+from flatlens.training.stack.trial import verdict_on
+from flatlens.training.train import as_found, train
+
+LANES = 16
+"""Networks in a stack, unless told: on digits' MLPs more of them are no faster at batch 64, and a tenth at batch 4."""
+
+
+@dataclass(frozen=True, eq=False)
+class Member:
+    """A network to train: what `train` takes."""
+
+    model: nn.Module
+    data: Pair
+    settings: Training
+    test: Pair | None = None
+    watch: Watcher | None = None
+    save: Path | None = None
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Ended:
+    """A member whose training is over, well or not."""
+
+    number: int  #: of the member, from 0
+    result: TrainingResult | None
+    error: Exception | None
+    seconds: float  #: its share of the stack's
+    why_alone: str  #: "" where it was a lane
+
+
+def train_together(members: Iterable[Member], lanes: int = LANES) -> Iterator[Ended]:
+    """Train every member in place, up to `lanes` of them at a time; each is given back as it ends, in no fixed order.
+
+    Members are taken from the iterator as there is room, so that a population need not be in memory. What cannot be
+    stacked, or would be slower so, or would end in other digits (see `trial.py`), is trained alone, by `train`. The
+    checkpoints are those of `train`: a run begun in a stack may be finished alone, and the other way round. An error in
+    one member's run ends that run alone.
+
+    Raises:
+        BadFolder: a checkpoint cannot be read or written.
+    """
+    yield from _Together(members, lanes).go()
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A member whose run is under way."""
+
+    number: int
+    member: Member
+    run: Run
+    whose: str  #: its checkpoint's
+    began: float  #: seconds already spent on it
+    wrote: float = field(default_factory=time.monotonic)
+    entered: float = math.nan  #: what the stack's clock showed
+
+    def write(self) -> None:
+        if self.member.save is not None:
+            with as_found(self.run.model, self.run.settings.seed):  # the state of its dropout is that of a run alone
+                checkpoint.save(self.member.save, self.whose, self.run.state_dict())
+            self.wrote = time.monotonic()
+
+    def ended(self, seconds: float, error: Exception | None = None, why: str = "") -> Ended:
+        return Ended(self.number, None if error else self.run.result(), error, seconds, why)
+
+
+class _Together:
+    """A population in training."""
+
+    def __init__(self, members: Iterable[Member], capacity: int) -> None:
+        self.members, self.capacity = enumerate(members), capacity
+        self.waiting: list[_Lane] = []
+        self.inside: dict[Run, _Lane] = {}
+        self.kind: Hashable = None
+        self.lanes: Lanes | None = None
+        self.clock = 0.0  #: seconds of stepping, each over the lanes there were
+
+    def go(self) -> Iterator[Ended]:
+        """Until none is left."""
+        while True:
+            yield from self._fetch()
+            if not self.inside:
+                if not self.waiting:
+                    return
+                yield from self._open()
+            self._enter()
+            if self.lanes is not None and self.inside:
+                yield from self._step(self.lanes)
+
+    def _fetch(self) -> Iterator[Ended]:
+        """Take members while there is room; those whose training is over at once, or is their own, come back."""
+        while len(self.inside) + len(self.waiting) < self.capacity and (new := next(self.members, None)):
+            number, member = new
+            start = time.perf_counter()
+            try:
+                if why := why_alone(member.model, member.settings):
+                    result = train(
+                        member.model, member.data, member.settings,
+                        test=member.test, watch=member.watch, save=member.save, progress=member.progress,
+                    )  # fmt: skip
+                    yield Ended(number, result, None, time.perf_counter() - start, why)
+                    continue
+                lane = _begun(number, member)
+            except BadFolder:
+                raise
+            except Exception as error:
+                yield Ended(number, None, error, time.perf_counter() - start, "")
+                continue
+            lane.began = time.perf_counter() - start
+            if lane.run.outcome is None:
+                self.waiting.append(lane)
+            else:
+                lane.write()
+                yield lane.ended(lane.began)
+
+    def _open(self) -> Iterator[Ended]:
+        """A new stack for the first that waits and its like; those of a kind that is better trained alone come back."""
+        self.lanes, self.kind = None, kind_of(self.waiting[0].run)
+        alike = [lane for lane in self.waiting if kind_of(lane.run) == self.kind]
+        verdict = verdict_on(self.kind, [lane.run for lane in alike])
+        if not verdict.why_alone:
+            self.lanes = Lanes(alike[0].run, len(alike), singly=verdict.singly)
+            return
+        self.waiting = [lane for lane in self.waiting if lane not in alike]
+        for lane in alike:
+            start, error = time.perf_counter(), None
+            try:
+                with as_found(lane.run.model, lane.run.settings.seed):
+                    lane.run.go(lane.write if lane.member.save else None, lane.member.progress)
+            except BadFolder:
+                raise
+            except Exception as caught:
+                error = caught
+            yield lane.ended(lane.began + time.perf_counter() - start, error, verdict.why_alone)
+
+    def _enter(self) -> None:
+        """Those that wait, are of the stack's kind and stand at the same batch of their epoch."""
+        if self.lanes is None or not self.waiting or len(self.inside) == self.lanes.capacity:
+            return
+        for lane in list(self.waiting):
+            here = not self.inside or lane.run.batches.taken == self.lanes.taken
+            if here and len(self.inside) < self.lanes.capacity and kind_of(lane.run) == self.kind:
+                self.lanes.enter(lane.run)
+                self.waiting.remove(lane)
+                self.inside[lane.run] = lane
+                lane.entered = self.clock
+
+    def _step(self, lanes: Lanes) -> Iterator[Ended]:
+        """One step of all lanes; those that end leave."""
+        start = time.perf_counter()
+        last = lanes.last
+        with torch.inference_mode(False), torch.no_grad():
+            lanes.step()
+            failed = self._tell_watchers(lanes)
+            self._look(lanes, last)
+        self.clock += (time.perf_counter() - start) / len(lanes.runs)
+        now = time.monotonic()
+        for row in reversed(range(len(lanes.runs))):
+            run = lanes.runs[row]
+            lane, error = self.inside[run], failed.get(run)
+            if lane.member.progress is not None and run.is_check_point:
+                lane.member.progress("training steps", run.step, run.total)
+            over = run.outcome is not None or error is not None
+            if over:
+                lanes.leave(row)
+                del self.inside[run]
+            if error is None and (over or now - lane.wrote > checkpoint.INTERVAL) and lane.member.save is not None:
+                if not over:
+                    lanes.put_down(row)
+                lane.write()
+            if over:
+                run.model.zero_grad()
+                yield lane.ended(lane.began + self.clock - lane.entered, error)
+
+    def _tell_watchers(self, lanes: Lanes) -> dict[Run, Exception]:
+        """The errors that they raised."""
+        failed: dict[Run, Exception] = {}
+        for row, run in enumerate(lanes.runs):
+            due = getattr(run.watch, "due", None)
+            if run.watch is None or (due is not None and not due(run.step)):
+                continue
+            lanes.put_weights(row)
+            try:
+                with torch.enable_grad():
+                    run.tell_watcher(run.batches.epoch)
+            except BadFolder:
+                raise
+            except Exception as error:
+                failed[run] = error
+        return failed
+
+    def _look(self, lanes: Lanes, last: bool) -> None:
+        """At the loss of those runs that look now, and on held-out data where a row of the curves is due."""
+        due = [row for row, run in enumerate(lanes.runs) if run.must_look(last)]
+        rows = []
+        for row, outputs in zip(due, lanes.outputs(due, lanes.x), strict=True):
+            run = lanes.runs[row]
+            if run.settings.until.gradient_norm is not None:
+                lanes.put_weights(row)
+            with torch.enable_grad():
+                if run.judge(run.data.seen(outputs), last):
+                    rows.append(row)
+        tested = [row for row in rows if lanes.runs[row].test is not None]
+        seen = dict(zip(tested, lanes.tested(tested), strict=True))
+        for row in rows:
+            lanes.runs[row].write_row(seen.get(row, [math.nan, math.nan]))
+        if last:
+            for run in lanes.runs:
+                run.epoch_loss = [0.0, 0.0]
+
+
+def _begun(number: int, member: Member) -> _Lane:
+    """A member's run, taken up from its checkpoint if there is one, and looked at if it has not begun."""
+    data, test = pair(member.data, "data"), None if member.test is None else pair(member.test, "test")
+    with as_found(member.model, member.settings.seed):
+        whose = ""
+        if member.save is not None:
+            checkpoint.require_place(member.save)
+            whose = checkpoint.identity(member.model, data, test, member.settings)
+        run = Run(member.model, data, test, member.settings, member.watch)
+        if member.save is not None and (state := checkpoint.load(member.save, whose)) is not None:
+            run.load_state_dict(state)
+        run.begin()
+        return _Lane(number, member, run, whose, 0.0)

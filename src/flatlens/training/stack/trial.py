@@ -1,0 +1,123 @@
+"""Whether stacked networks end in the bits of each alone, on this machine, for these shapes; and whether it is faster.
+
+Nothing promises that a batched product has the bits of the single ones. On one thread it has for most shapes; where
+another kernel takes small products, or those of a single output, it has not, and each lane's are taken by themselves,
+which still saves most of what a step costs. So each kind of network is tried
+before it is stacked: three steps (a whole batch, the last one of an epoch, the first one of the next) and a look at the
+loss, with every number of lanes that can come about. Kernels are chosen by shapes, never by values.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from flatlens.training.run import Run
+from flatlens.training.stack.lanes import Lanes, stepping
+from flatlens.training.stack.updates import update_of
+from flatlens.training.stopping import Until
+
+STEPS = 3
+_KNOWN: dict[tuple[Hashable, int], Verdict] = {}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a trial found."""
+
+    why_alone: str  #: "" where stacking keeps the bits and is faster
+    singly: bool = False  #: whether each lane's products must be taken by themselves
+
+
+def verdict_on(kind: Hashable, runs: Sequence[Run]) -> Verdict:
+    """Try so many lanes, and all smaller numbers, on copies of `runs`; once a kind in this process."""
+    if (known := _KNOWN.get((kind, len(runs)))) is None:
+        known = _KNOWN[kind, len(runs)] = _try(runs)
+    return known
+
+
+def _try(runs: Sequence[Run]) -> Verdict:
+    copies = [_copy(run) for run in runs]
+    seconds = [each for run in copies for each in _steps_alone(run)]
+    wanted = [_digits_alone(run, run.data.look()) for run in copies]
+    alone = statistics.median(seconds)
+    for singly in (False, True):
+        if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
+            slower = f"its size: {together / alone:.2g} times as slow in a stack" if together > alone else ""
+            return Verdict(slower, singly)
+    return Verdict("its shapes: in a stack it would end in other digits here")
+
+
+def _stacked(runs: Sequence[Run], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
+    """Seconds of a network's step, all of them together; None where, together or fewer, they end in other digits."""
+    begun = [run.batches.state_dict() for run in runs]
+    seconds = 0.0
+    for count in range(1, len(runs) + 1):
+        lanes = Lanes(runs[0], count, singly=singly)
+        for run, where in zip(runs[:count], begun, strict=False):
+            run.step, run.epoch_loss = 0, [0.0, 0.0]
+            run.batches.load_state_dict(where)
+            lanes.enter(run)
+        seconds = statistics.median(_timed(lanes.step) for _ in range(STEPS)) / count
+        looks = [run.data.seen(f) for run, f in zip(runs, lanes.outputs(range(count), lanes.x), strict=False)]
+        if not all(_same(_digits(lanes, row, looks[row]), wanted[row]) for row in range(count)):
+            return None
+    return seconds
+
+
+def _copy(run: Run) -> Run:
+    """A run of its own from the same weights, that stands before the last but one batch of an epoch, and looks at no
+    loss in between."""
+    each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
+    settings = replace(run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=99)
+    held = run.data.x, run.data.y
+    other = Run(copy.deepcopy(run.model), held, None, settings, None)
+    other.batches.stand(max(each - 2, 0), over=False)
+    return other
+
+
+def _steps_alone(run: Run) -> list[float]:
+    batches = iter(run.batches)
+
+    def step() -> None:
+        batch = next(batches)
+        run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
+
+    return [_timed(step) for _ in range(STEPS)]
+
+
+def _timed(step: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def _digits_alone(run: Run, look: list[float]) -> list[Tensor]:
+    """All that a run has come to: losses, weights, what the optimiser keeps."""
+    of, kept = run.stepper.parameters, run.stepper.optimiser.state
+    names = update_of(stepping(run)).names
+    return [_losses(run, look), *(p.detach() for p in of), *(kept[p][name] for name in names for p in of)]
+
+
+def _digits(lanes: Lanes, row: int, look: list[float]) -> list[Tensor]:
+    """The same of a lane."""
+    rows = [lanes.theta[row], *(kept[row] for kept in lanes.state.values())]
+    return [_losses(lanes.runs[row], look), *(tensor for each in rows for tensor in lanes.chain.of_row(each))]
+
+
+def _losses(run: Run, look: list[float]) -> Tensor:
+    by_epoch = run.epoch_loss if run.settings.until.loss_over == "epoch" else []
+    return torch.tensor([*look, *by_epoch], dtype=torch.float64)
+
+
+def _same(found: list[Tensor], wanted: list[Tensor]) -> bool:
+    return len(found) == len(wanted) and all(
+        a.shape == b.shape and bool((a.eq(b) | (a.isnan() & b.isnan())).all())
+        for a, b in zip(found, wanted, strict=True)
+    )
