@@ -103,7 +103,7 @@ def test_both_roads_through_a_shared_weight_agree(P: int, monkeypatch: pytest.Mo
 def test_rows_of_a_weight_may_be_walked_apart(bytes_at_once: int, forms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a large weight's gradients are too large for is made of one row, of three rows, or of all."""
     monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
-    monkeypatch.setattr("flatlens.grams.contract.SCRATCH", bytes_at_once)
+    monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
     J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C
     M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)

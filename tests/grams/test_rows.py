@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.errors import BadModel
-from flatlens.grams.rows import CANDIDATES, FRONT, Rows, apart, meeting, splits
+from flatlens.grams.rows import CANDIDATES, FRONT, Rows, independent_rows, coupled_places, splits
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 8, 13])
@@ -37,9 +37,9 @@ def test_the_one_arrangement_that_is_true_is_left() -> None:
     weight = torch.randn(4, 3, 2, dtype=torch.float64)
     f = torch.einsum("tnd,tdk->nk", x, weight)
     fitting = [rows for rows in CANDIDATES if rows.fit(x.shape, 5)]
-    left = apart(f, {"x": x}, {"x": fitting}, torch.Generator().manual_seed(0))
+    left = independent_rows(f, {"x": x}, {"x": fitting}, torch.Generator().manual_seed(0))
     assert left == {"x": [Rows(1), Rows(1, "inner")]}  # one row of each sample: both say the same
-    assert meeting(f, {"x": x}, {"x": Rows(1)}, torch.Generator().manual_seed(0)) == []
+    assert coupled_places(f, {"x": x}, {"x": Rows(1)}, torch.Generator().manual_seed(0)) == []
 
 
 def test_one_pair_that_meets_is_found() -> None:
@@ -47,8 +47,8 @@ def test_one_pair_that_meets_is_found() -> None:
     f = x.sin()
     f = torch.cat([f[:7], (f[7] + 1e-6 * f[2])[None], f[8:]])
     generator = torch.Generator().manual_seed(0)
-    assert apart(f, {"x": x}, {"x": [FRONT]}, generator) == {"x": []}
-    assert meeting(f, {"x": x}, {"x": FRONT}, generator) == ["x"]
+    assert independent_rows(f, {"x": x}, {"x": [FRONT]}, generator) == {"x": []}
+    assert coupled_places(f, {"x": x}, {"x": FRONT}, generator) == ["x"]
 
 
 class RarelyCoupled(nn.Module):

@@ -109,7 +109,7 @@ def test_a_padding_that_acts_is_not_left_out(tagger) -> None:
     torch.manual_seed(0)
     net, x = Leaky().double(), tagger[1]
     found = fl.Lens(fl.Problem(net, "cross_entropy", (x, LABELS)))
-    assert not found.layout.hides_padding
+    assert not found.layout.ignores_padding
     full = fl.measure(found, "normalized_mls")["normalized_mls"].samples
     norms = fl.measure(found, "mls")["mls"].samples
     assert torch.allclose(full, norms.square() * net.embed(x["input_ids"]).detach().square().sum((1, 2)))

@@ -61,7 +61,7 @@ class Context:
     @property
     def first(self) -> str | None:
         """The layer that alone reads the network's input; None where it is read otherwise, as by a BatchNorm."""
-        found = self.lens.layout.input_is
+        found = self.lens.layout.input_call
         return found if found in self.layers else None
 
     @cached_property

@@ -182,9 +182,9 @@ def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why:
     shift = context.measured("representativeness")
     if why or shift.kind == "undefined":
         return Claim(gap.value, math.nan, layer, "kde", premises, note=why or shift.note)
-    stretching = context.layers[layer].stretching
-    assert stretching is not None
-    m = stretching[1].numel()
+    linear_map = context.layers[layer].linear_map
+    assert linear_map is not None
+    m = linear_map[1].numel()
     kappa = context.measured("relative_flatness", layer).value
     right = shift.value + rate(context.n, m) * kappa / (2 * m)
     error, L = math.hypot(gap.stderr, shift.stderr), _largest_loss(context)

@@ -21,9 +21,9 @@ from flatlens.curvature.operators import slopes
 from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
-from flatlens.grams.unexplained import Runner, slow_batching_is_fine
+from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.twice import require_second_derivative
+from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.kept import Kept
@@ -53,8 +53,8 @@ def bending_along(
     count, certificate = 0, Certificate(problem, model)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
-            with slow_batching_is_fine():
-                if len(weight.slots) == 1:
+            with ignore_slow_batching_warning():
+                if len(weight.products) == 1:
                     batch = problem.place(raw)
                     forms = _along_preactivation(problem, model, layout, weight, batch, directions, certificate)
                 else:
@@ -69,7 +69,7 @@ class Seen:
     """A weight that acts through one product, as one forward pass shows it."""
 
     def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
-        (slot,) = weight.slots
+        (slot,) = weight.products
         product = layout.operations(tape)[slot]
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape

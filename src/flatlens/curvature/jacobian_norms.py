@@ -17,10 +17,10 @@ from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.operators import derivative_of
 from flatlens.estimate import Progress
 from flatlens.grams import LayerGrams, Layout, PlanBroken
-from flatlens.grams.broken import samples_meet
-from flatlens.grams.contract import norm2
+from flatlens.grams.broken import samples_coupled
+from flatlens.grams.contractions import norm2
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.rows import FRONT, Rows, meeting
+from flatlens.grams.rows import FRONT, Rows, coupled_places
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
@@ -62,7 +62,7 @@ def jacobian_norms(
     seed = int(torch.randint(2**62, (), generator=generator))
     with problem.measuring(model), differentiable(model.parameters()):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
-        basis = 8 * STEPS * min(problem.outputs, layout.held)
+        basis = 8 * STEPS * min(problem.outputs, layout.activation_entries)
         most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
         for number, raw in problem.walked(most, "spectral norms", progress):
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
@@ -92,9 +92,9 @@ def _require_apart(
     planned = {f"x:{key}": Rows(layout.batch_axis[key]) for key in places if key is not None}
     for number, x in enumerate(inputs if None in places else ()):
         at[f"input:{number}"], planned[f"input:{number}"] = x, FRONT
-    failing = meeting(f, at, planned, torch.Generator().manual_seed(0)) if at else []
+    failing = coupled_places(f, at, planned, torch.Generator().manual_seed(0)) if at else []
     if any(name.startswith("input:") for name in failing):
-        raise samples_meet()
+        raise samples_coupled()
     if failing:
         raise PlanBroken([batch], failing)
 

@@ -31,7 +31,7 @@ from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.space import Space, space_of
 from flatlens.curvature.symmetry import Certificate
 from flatlens.errors import BadInput
-from flatlens.grams.twice import require_second_derivative
+from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.problem import Batch, Problem
 
 Product: TypeAlias = Callable[[Tensor], Tensor]

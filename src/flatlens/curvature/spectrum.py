@@ -13,7 +13,7 @@ from flatlens.curvature.probes import skewed
 from flatlens.curvature.recall import NEW, mixture, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
-from flatlens.grams.sketch import signs
+from flatlens.grams.sketch import random_signs
 
 SHARE = 8  #: the start vector is sought on one sample in so many...
 WORTH = 512  #: ...where there are at least so many samples
@@ -160,7 +160,7 @@ def spectral_density(
     weights = torch.zeros_like(nodes)
     open_ended = False  # whether some basis ended before it had seen all that it can reach
     for probe in range(probes):
-        krylov = Krylov(operator, signs((operator.size,), like, generator), steps)
+        krylov = Krylov(operator, random_signs((operator.size,), like, generator), steps)
         while not krylov.full:
             krylov.extend()
             if progress is not None:

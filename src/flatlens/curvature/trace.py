@@ -19,11 +19,11 @@ from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
-from flatlens.grams.contract import pieces
-from flatlens.grams.unexplained import slow_batching_is_fine
+from flatlens.grams.contractions import pieces
+from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.grams.record import run_recorded
-from flatlens.grams.sketch import signs
-from flatlens.grams.twice import require_second_derivative
+from flatlens.grams.sketch import random_signs
+from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.state import differentiable
@@ -48,7 +48,7 @@ class Curved:
 def curved_parameters(problem: Problem, layout: Layout) -> Curved:
     """Leaves out what the network is (piecewise) affine in: there H = GGN, and nothing is to be added."""
     curved = problem.parameters & layout.structure.curved
-    once = {layer: weight for layer, weight in layout.weights.items() if len(weight.slots) == 1}
+    once = {layer: weight for layer, weight in layout.weights.items() if len(weight.products) == 1}
     weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
     biases = {layer: w.bias for layer, w in once.items() if w.bias is not None and w.bias in curved}
     return Curved(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
@@ -79,7 +79,7 @@ def bending_trace(
         agreed(problem.ranks),
         problem.measuring(model),
         differentiable(parameters.values()),
-        slow_batching_is_fine(),
+        ignore_slow_batching_warning(),
     ):
         for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, certificate)
@@ -128,7 +128,7 @@ class _Chunk:
     def probe(self, generator: torch.Generator) -> Tensor:
         """One double backward: the share of each of `curved.names`, float64."""
         moves = {layer: self._move(layer, weight, generator) for layer, weight in self.layers.items()}
-        steps = {name: signs(p.shape, p, generator) for name, p in self.others.items()}
+        steps = {name: random_signs(p.shape, p, generator) for name, p in self.others.items()}
         if self.weighted:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
         onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
@@ -153,7 +153,7 @@ class _Chunk:
         if layer in self.curved.weights:
             parts[self.curved.weights[layer]] = self._weight_move(weight, self.phi[layer], z, generator)
         if layer in self.curved.biases:
-            b = signs((*z.shape[:3], 1), z, generator)
+            b = random_signs((*z.shape[:3], 1), z, generator)
             if self.weighted:
                 assert weight.bias_value is not None
                 b = b * weight.bias_value.reshape(z.shape[1], z.shape[2], 1)
@@ -166,10 +166,10 @@ class _Chunk:
         d = W.shape[1]
         if self.weighted and P == 1:  # sum_t v_st W_st phi_t has the second moments of one sign times the root of this
             size = (W.square() @ phi.square()).sqrt()
-            return signs((n, g, d, 1), phi, generator) * size
+            return random_signs((n, g, d, 1), phi, generator) * size
         U = torch.empty_like(z)
         for piece in pieces(n, g * d * m * phi.element_size()):
-            V = signs((len(phi[piece]), g, d, m), phi, generator)
+            V = random_signs((len(phi[piece]), g, d, m), phi, generator)
             U[piece] = (V * W if self.weighted else V) @ phi[piece]
         return U
 

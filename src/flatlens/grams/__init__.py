@@ -1,7 +1,7 @@
 """The one pass: Gram matrices of every place of a network, from one forward and N backward passes."""
 
 from flatlens.grams.broken import PlanBroken, agreed
-from flatlens.grams.contract import quadratic, trace
+from flatlens.grams.contractions import quadratic, trace
 from flatlens.grams.features import feature_spread
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight

@@ -24,7 +24,7 @@ class PlanBroken(Exception):
         )  #: places whose samples do not lie where the plan has them, or `BATCHING`
 
 
-def samples_meet() -> BadModel:
+def samples_coupled() -> BadModel:
     """The error of a network whose samples see each other on some batch."""
     return BadModel(
         "Problem(model=...): on some batch the outputs of a sample depend on other samples: per-sample derivatives do "
@@ -32,17 +32,17 @@ def samples_meet() -> BadModel:
     )
 
 
-AUTOGRADS = ("inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch")
+_AUTOGRAD_WORDS = ("inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch")
 """What autograd's own errors speak of; others are the network's."""
 
 
 @contextmanager
-def differentiated() -> Iterator[None]:
+def clear_autograd_errors() -> Iterator[None]:
     """Give what autograd refuses in one line."""
     try:
         yield
     except RuntimeError as error:
-        if isinstance(error, FlatlensError) or not any(word in str(error) for word in AUTOGRADS):
+        if isinstance(error, FlatlensError) or not any(word in str(error) for word in _AUTOGRAD_WORDS):
             raise
         if "loss" in str(error):  # a kernel of torch's for a loss
             raise BadLoss(

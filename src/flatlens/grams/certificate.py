@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.broken import BATCHING, PlanBroken, samples_meet
-from flatlens.grams.contract import norm2
+from flatlens.grams.broken import BATCHING, PlanBroken, samples_coupled
+from flatlens.grams.contractions import norm2
 from flatlens.grams.layout import Layout
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.rows import FRONT, Rows, apart
-from flatlens.grams.trial import hides
-from flatlens.grams.unexplained import one_by_one
+from flatlens.grams.rows import FRONT, Rows, independent_rows
+from flatlens.grams.trial import padding_ignored
+from flatlens.grams.unexplained import each_sample_alone
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take
@@ -52,7 +52,7 @@ def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Judge:
+class Checker:
     """Holds a chunk's slopes against its certificate."""
 
     problem: Problem
@@ -79,9 +79,9 @@ class Judge:
         """
         flags = torch.cat([certificate.holds(found, self.tolerance), *self.same_gradients(certificate, rebuilt)])
         hidden = flags.new_ones(())
-        if self.layout.hides_padding and tape.mask is not None:
+        if self.layout.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
-            hidden = hides(tape.mask, at_inputs)
+            hidden = padding_ignored(tape.mask, at_inputs)
         places = [*certificate.totals, *(_PARAMETER + self.place_of(tape, name) for name in rebuilt)]
         return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]), batched)
 
@@ -102,11 +102,11 @@ class Judge:
         failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
         wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]
         suspected = [name for name in failing if not name.startswith(_PARAMETER)]
-        meeting = self._meeting(verdict.batch, suspected) if suspected else []
-        if any(name.startswith("input:") for name in meeting):
-            raise samples_meet()
-        if meeting or wrong or not hidden:
-            raise PlanBroken([verdict.batch], [*meeting, *wrong])
+        coupled = self._coupled_places(verdict.batch, suspected) if suspected else []
+        if any(name.startswith("input:") for name in coupled):
+            raise samples_coupled()
+        if coupled or wrong or not hidden:
+            raise PlanBroken([verdict.batch], [*coupled, *wrong])
         if suspected and verdict.batched:  # rounding, or a wrong batching rule: one by one there is none
             raise PlanBroken([], [BATCHING])
 
@@ -116,11 +116,11 @@ class Judge:
         """Return the gradients by sample of the parameters left over, sample by sample where batching is wrong."""
         wrong = self._wrong(certificate, explicit)
         if wrong:  # torch's batching rules are wrong for some operations
-            explicit = explicit | one_by_one(self.problem, self.model, batch, wrong, rows)
+            explicit = explicit | each_sample_alone(self.problem, self.model, batch, wrong, rows)
             inputs = [f"input:{number}" for number in range(len(self.layout.inputs))]
             still = self._wrong(certificate, explicit)  # as rounding alone is, of slopes that cancel
-            if still and (self._alone_differ(batch) or self._meeting(batch, inputs)):
-                raise samples_meet()
+            if still and (self._alone_differ(batch) or self._coupled_places(batch, inputs)):
+                raise samples_coupled()
         return explicit
 
     def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
@@ -132,7 +132,7 @@ class Judge:
         same = self.same_gradients(certificate, sums)
         return tuple(name for name, right in zip(sums, same, strict=True) if not bool(right))
 
-    def _meeting(self, batch: Batch, places: list[str]) -> list[str]:
+    def _coupled_places(self, batch: Batch, places: list[str]) -> list[str]:
         """Return the places, of those given, where samples do not lie as planned or see each other."""
         layout = self.layout
         tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
@@ -145,7 +145,7 @@ class Judge:
                 at[name], planned[name] = tape.linear[key].x, [Rows(layout.batch_axis[key])]
             else:
                 at[name], planned[name] = operations[name].edge, [layout.rows[name]]
-        left = apart(f, at, planned, torch.Generator().manual_seed(0))
+        left = independent_rows(f, at, planned, torch.Generator().manual_seed(0))
         return [name for name in places if not left[name]]
 
     def _alone_differ(self, batch: Batch) -> bool:

@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, norm2, quadratic
+from flatlens.grams.contractions import gram, norm2, quadratic
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -18,7 +18,7 @@ class DenseJacobian:
 
     J: Tensor  #: df/dz, (n, N, d), in the network's dtype
     weight: WeightMatrix
-    below: Tensor | None  #: df/dx through the layer where it is not to be made of J, (n, N, m)
+    at_x: Tensor | None  #: df/dx through the layer where it is not to be made of J, (n, N, m)
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
@@ -26,9 +26,9 @@ class DenseJacobian:
     @cached_property
     def Jx(self) -> Tensor:
         """df/dx through the layer, J W, (n, N, m)."""
-        if self.below is not None:
-            return self.below
-        return self.weight.below(self.J)
+        if self.at_x is not None:
+            return self.at_x
+        return self.weight.at_input(self.J)
 
     @cached_property
     def _JJ(self) -> Tensor:
@@ -45,7 +45,7 @@ class DenseJacobian:
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
         """R, of the layer reading phi / scale with W * scale for `scale` of shape (m,)."""
         if scale is None:
-            return self.phi_norm2[:, None, None] * self.weight.gram_below(self.J)
+            return self.phi_norm2[:, None, None] * self.weight.gram_at_input(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
     @cached_property

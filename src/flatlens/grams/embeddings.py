@@ -10,21 +10,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import joined
+from flatlens.grams.contractions import concatenated
 from flatlens.grams.shared import ExplicitJacobian
 from flatlens.operations.reads import Lookup, Operation
 
 
-def looked_up(weight: Tensor, lookups: list[tuple[Operation, Tensor, Tensor]], C: Tensor) -> ExplicitJacobian:
+def embedding_jacobian(weight: Tensor, lookups: list[tuple[Operation, Tensor, Tensor]], C: Tensor) -> ExplicitJacobian:
     """The Jacobian in the embedding `weight` (V, D), from its lookups: each with its ids (n, T) and the slopes
     (n, N, T, D) at its output."""
-    ids = joined([mine for _, mine, _ in lookups], 1)
+    ids = concatenated([mine for _, mine, _ in lookups], 1)
     trained = [
         J if not isinstance(lookup, Lookup) or lookup.padding < 0
         else J * torch.ne(mine, lookup.padding)[:, None, :, None].to(J)
         for lookup, mine, J in lookups
     ]  # fmt: skip
-    J = joined(trained, 2)
+    J = concatenated(trained, 2)
     first = (ids[:, :, None] == ids[:, None]).to(torch.uint8).argmax(2)  # where each id came up, (n, T)
     place = torch.nn.functional.one_hot(first, ids.shape[1]).to(J)  # (n, T, T)
     M = torch.einsum("nkpd,npq->nkqd", J, place)

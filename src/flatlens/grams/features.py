@@ -13,13 +13,13 @@ from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
 
-DEAD = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
+_DEAD_UNIT = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
 
 
 def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, tuple[Tensor, int]]:
     """Standard deviation of each feature over samples and positions, per layer: ((g, m), how many are constant).
 
-    A constant feature has none: its unit is its absolute value, and `DEAD` where it is always 0, which leaves its
+    A constant feature has none: its unit is its absolute value, and `_DEAD_UNIT` where it is always 0, which leaves its
     weights out, so that what rests on this scale does not move when features are rescaled. One forward pass.
     """
     moments = feature_moments(problem, model, layout)
@@ -41,12 +41,12 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
             batch = problem.place(raw)
             with record(model, batch) as tape:
                 problem.run(model, batch)
-            if tape.linear.keys() - layout.structure.sometimes != layout.structure.calls.keys():
+            if tape.linear.keys() - layout.structure.varying_calls != layout.structure.calls.keys():
                 raise PlanBroken([batch])
             for layer, weight in layout.weights.items():
                 for key in () if weight.unplaced else weight.calls:
                     x = by_sample(tape.linear[key].read, layout.batch_axis[key])
-                    there = tape.mask if layout.hides_padding else None
+                    there = tape.mask if layout.ignores_padding else None
                     moments[layer] = _merge(moments.get(layer), _by_feature(weight, x, there))
     return moments
 
@@ -80,4 +80,4 @@ def _scale(weight: Weight, count: int, mean: Tensor, squares: Tensor) -> tuple[T
     spread = (squares / count).sqrt()
     constant = is_constant(mean, spread)
     units = torch.where(constant, mean.abs(), spread)
-    return weight.adapter.per_feature(torch.where(units == 0, DEAD, units)), int(constant.sum())
+    return weight.adapter.per_feature(torch.where(units == 0, _DEAD_UNIT, units)), int(constant.sum())

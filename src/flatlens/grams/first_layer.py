@@ -13,31 +13,31 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.grams.contract import gram, pieces, quadratic
+from flatlens.grams.contractions import gram, pieces, quadratic
 from flatlens.grams.layout import Weight
 from flatlens.operations.layers import Adapter, Convolution
 
 
-def knows_its_input(weight: Weight) -> bool:
+def input_side_follows(weight: Weight) -> bool:
     """Whether `input_gram` covers the layer."""
-    return weight.whole and len(weight.calls) == 1 and (weight.dense or _flips(weight.adapter))
+    return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
 
 
 def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
     if weight.dense:
-        return weight.matrix.gram_below(J)
+        return weight.matrix.gram_at_input(J)
     return torch.cat([gram(rows) for rows in _transposed(weight, J, out)])
 
 
 def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
     """||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
     if weight.dense:
-        return quadratic(None, weight.matrix.below(J))
+        return quadratic(None, weight.matrix.at_input(J))
     return torch.cat([quadratic(None, rows) for rows in _transposed(weight, J, out)])
 
 
-def _flips(adapter: Adapter) -> bool:
+def _by_flipped_kernel(adapter: Adapter) -> bool:
     """Whether it is a plane convolution of stride 1, of one group, whose kernel reaches over its zero padding."""
     return (
         isinstance(adapter, Convolution)

@@ -10,16 +10,16 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, joined, norm2, quadratic
+from flatlens.grams.contractions import gram, concatenated, norm2, quadratic
 from flatlens.grams.dense import DenseJacobian
-from flatlens.grams.embeddings import looked_up
+from flatlens.grams.embeddings import embedding_jacobian
 from flatlens.grams.first_layer import input_gram, input_squares
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.output_jacobians import is_first
+from flatlens.grams.output_jacobians import is_first_layer
 from flatlens.grams.record import Tape
 from flatlens.grams.shared import ExplicitJacobian, GramKind, SharedJacobian
-from flatlens.grams.small_parameters import entry_jacobian
+from flatlens.grams.small_parameters import entrywise_jacobian
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation
 from flatlens.problem import Problem
@@ -38,7 +38,7 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
         for k, place in enumerate(layout.places(tape, name))
     }
     for weight in (*layout.weights.values(), *layout.outside.values()):
-        reads |= {(weight.layer, k): (operations[slot], slot) for k, slot in enumerate(weight.slots)}
+        reads |= {(weight.layer, k): (operations[slot], slot) for k, slot in enumerate(weight.products)}
     for at, (read, slot) in reads.items():
         if (tensor := read.kept()) is not None:
             found[at] = layout.rows[slot].in_front(tensor, n)
@@ -52,13 +52,13 @@ class ChunkJacobians:
     problem: Problem
     tape: Tape
     layout: Layout
-    slopes: dict[str, Tensor]
+    output_jacobians: dict[str, Tensor]
     saved: Saved
     explicit: dict[str, Tensor]
     C: Tensor
     needs: frozenset[str]
 
-    def layers(self, place: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
+    def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
         """Every call of a linear layer, in execution order; the first call of a weight carries the weight."""
         layers, layout = {}, self.layout
         for key in dict.fromkeys((*layout.structure.calls, *layout.weights)):
@@ -68,7 +68,7 @@ class ChunkJacobians:
                 read = layout.unpadded(by_sample(call.read, layout.batch_axis[key]), self.tape)
                 x = read.reshape(len(self.C), -1)
                 x_norm2 = norm2(x)
-            grams = place(None, None, x, x_norm2)
+            grams = make_grams(None, None, x, x_norm2)
             if (weight := layout.weights.get(key)) is not None:
                 self._put_weight(grams, weight, scale.get(key))
             if "G" in self.needs and key in layout.batch_axis:
@@ -78,23 +78,23 @@ class ChunkJacobians:
         return layers
 
     def _put_weight(self, grams: LayerGrams, weight: Weight, scale: Tensor | None) -> None:
-        if not weight.slots and weight.parameter not in self.explicit:
-            grams.readable = False
+        if not weight.products and weight.parameter not in self.explicit:
+            grams.has_derivative = False
             return
         grams.weight = self.jacobian(weight)
-        grams.readable, grams.whole = weight.readable, weight.whole
+        grams.has_derivative, grams.pure = weight.has_derivative, weight.pure
         grams.counts_weight = weight.parameter in self.problem.parameters
         grams.counts_bias = weight.bias in self.problem.parameters
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
     def _input_side(self, key: str, jacobian: object) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
         """Return functions that make G and the squared slopes at a call's input; a dense `jacobian` has them."""
-        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].whole:
+        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure:
             return jacobian.input_gram, lambda: jacobian.input_squares
-        if is_first(self.layout, key):
-            known = (self.layout.weights[key], self.slopes[f"z:{key}"], self._shape(key)[2:])
+        if is_first_layer(self.layout, key):
+            known = (self.layout.weights[key], self.output_jacobians[f"z:{key}"], self._shape(key)[2:])
             return partial(input_gram, *known), partial(input_squares, *known)
-        below = self.slopes[f"x:{key}"]
+        below = self.output_jacobians[f"x:{key}"]
         return partial(gram, below), partial(quadratic, None, below)
 
     def _shape(self, key: str) -> torch.Size:
@@ -106,25 +106,25 @@ class ChunkJacobians:
         """The parameter side of a weight."""
         layout = self.layout
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
-        if not weight.slots:
+        if not weight.products:
             M = self.explicit[weight.parameter or ""]
             stored = M.reshape(*M.shape[:2], *weight.value.shape)
             return SharedJacobian(
                 torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted
             )
         n = len(self.C)
-        inputs = [self.saved[weight.layer, k] for k in range(len(weight.slots))]
+        inputs = [self.saved[weight.layer, k] for k in range(len(weight.products))]
         if weight.dense:
-            (slot,) = weight.slots
-            at_x = self.slopes.get(f"x:{weight.layer}") if weight.whole else None
+            (slot,) = weight.products
+            at_x = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
             phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
-            return DenseJacobian(self.slopes[slot], weight.matrix, at_x, phi, norm2(phi), self.C)
+            return DenseJacobian(self.output_jacobians[slot], weight.matrix, at_x, phi, norm2(phi), self.C)
 
         def phi_of(piece: slice) -> Tensor:
             folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
-            return joined([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
+            return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
-        J = joined([self.slopes[slot] for slot in weight.slots], 4)
+        J = concatenated([self.output_jacobians[slot] for slot in weight.products], 4)
         return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted)
 
     def others(self, named: Mapping[str, Tensor]) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
@@ -140,22 +140,22 @@ class ChunkJacobians:
             found[name] = self._small(name, named[name].detach())
         for name in layout.embeddings:
             parts: list[tuple[Operation, Tensor, Tensor]] = [
-                (read, self.saved[name, k].reshape(len(self.C), -1), self.slopes[slot])
+                (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[slot])
                 for k, (read, slot) in enumerate(layout.places(self.tape, name))
             ]
-            found[name] = looked_up(named[name].detach(), parts, self.C)
+            found[name] = embedding_jacobian(named[name].detach(), parts, self.C)
         return found
 
     def _small(self, name: str, theta: Tensor) -> ExplicitJacobian:
         """A parameter that acts entry by entry; zero where no operation reads it."""
-        M = self._entries(name, self.slopes)
+        M = self._entries(name, self.output_jacobians)
         if M is None:
             M, theta = self.C.new_zeros(*self.C.shape[:2], 1), theta.new_zeros(1)
         return ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
 
     def _entries(self, name: str, slopes: Mapping[str, Tensor]) -> Tensor | None:
         parts = [
-            entry_jacobian(read, self.layout.rows[slot], slopes[slot], self.saved.get((name, k)))
+            entrywise_jacobian(read, self.layout.rows[slot], slopes[slot], self.saved.get((name, k)))
             for k, (read, slot) in enumerate(self.layout.places(self.tape, name))
         ]
         return None if not parts else parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
@@ -177,15 +177,15 @@ class ChunkJacobians:
                     norm2(torch.cat([totals[slot].flatten()[None] for slot in slots], 1)).sqrt(),
                 )
         for weight in (*layout.weights.values(), *layout.outside.values()) if weights else ():
-            if weight.slots and all(slot in totals for slot in weight.slots):
+            if weight.products and all(slot in totals for slot in weight.products):
                 found |= self._rebuilt_weight(weight, totals)
         return found
 
     def _rebuilt_weight(self, weight: Weight, totals: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         n, g, d = len(self.C), *weight.matrix.W.shape[:2]
-        J = joined([totals[slot].reshape(n, g, d, -1) for slot in weight.slots], 3).to(torch.float64)
-        kept = [self.saved[weight.layer, k] for k in range(len(weight.slots))]
-        phi = joined([weight.adapter.patches(x, n) for x in kept], 3).to(torch.float64)
+        J = concatenated([totals[slot].reshape(n, g, d, -1) for slot in weight.products], 3).to(torch.float64)
+        kept = [self.saved[weight.layer, k] for k in range(len(weight.products))]
+        phi = concatenated([weight.adapter.patches(x, n) for x in kept], 3).to(torch.float64)
         found = {}
         if weight.parameter is not None:
             whole = weight.adapter.as_stored(torch.einsum("ngdp,ngmp->gdm", J, phi), weight.value.shape)
@@ -196,11 +196,11 @@ class ChunkJacobians:
 
 
 def network_input(
-    slopes: dict[str, Tensor], inputs: list[Tensor], place: Callable[..., LayerGrams]
+    slopes: dict[str, Tensor], inputs: list[Tensor], make_grams: Callable[..., LayerGrams]
 ) -> LayerGrams | None:
     """The network's own input: all its floating tensors side by side."""
     if not inputs:
         return None
-    Jx = joined([slopes[f"input:{number}"] for number in range(len(inputs))], 2)
-    x = joined([x.reshape(len(Jx), -1) for x in inputs], 1)
-    return place(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))
+    Jx = concatenated([slopes[f"input:{number}"] for number in range(len(inputs))], 2)
+    x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
+    return make_grams(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))

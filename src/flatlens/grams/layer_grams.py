@@ -33,8 +33,8 @@ class LayerGrams:
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
     counts_weight: bool = False  #: whether the weight is among the parameters measured
     counts_bias: bool = False
-    readable: bool = True  #: whether the derivative in the whole weight is had, so that R is about it
-    whole: bool = False  #: whether the layer is dense and does nothing else, so that R follows from G
+    has_derivative: bool = True  #: whether the derivative in the whole weight is had, so that R is about it
+    pure: bool = False  #: whether the layer is dense and does nothing else, so that R follows from G
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), where asked for
     tokens: Tokens | None = None  #: where the outputs are rows of tokens: which of them count
 
@@ -91,7 +91,7 @@ class LayerGrams:
         """The flatness family's Gram: (W^T M_k . W^T M_k')_kk', (n, N, N); ||phi||^2 G for a dense layer."""
         if isinstance(self.linear, SharedJacobian):
             return self.linear.relative_gram()
-        if self.input_gram is None or not self.whole:
+        if self.input_gram is None or not self.pure:
             return self.linear.relative_gram()
         return self.linear.phi_norm2[:, None, None] * self.G
 

@@ -35,7 +35,7 @@ class Weight:
 
     layer: str  #: of the first call; of a product outside layers the parameter's name
     calls: tuple[str, ...]  #: of the layer
-    slots: tuple[str, ...]  #: names of the products it acts through; empty where autograd takes its slopes by sample
+    products: tuple[str, ...]  #: names of the products it acts through; empty where autograd takes its slopes by sample
     adapter: Adapter
     value: Tensor  #: as stored
     bias_value: Tensor | None
@@ -43,10 +43,10 @@ class Weight:
     bias: str | None  #: None where the bias also acts elsewhere
     explained: bool  #: whether the weight acts through these calls and nothing else
     dense: bool  #: applied once per sample, at one position
-    whole: bool  #: whether the layer's calls multiply, add the bias and do nothing else
+    pure: bool  #: whether the layer's calls multiply, add the bias and do nothing else
     positions: int  #: per sample, over all its calls
     module: nn.Module | None = None
-    stretching: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
+    linear_map: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
     unplaced: str = ""  #: why the inputs of the layer's calls cannot be told apart by sample
     measured: bool = True  #: whether it is among the problem's parameters: a frozen one is not
 
@@ -57,9 +57,9 @@ class Weight:
         return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias)
 
     @property
-    def readable(self) -> bool:
+    def has_derivative(self) -> bool:
         """Return whether the derivative in the whole weight is known, so that measures of its curvature are defined."""
-        return bool(self.slots) or (self.parameter is not None and self.measured)
+        return bool(self.products) or (self.parameter is not None and self.measured)
 
     @property
     def neurons(self) -> int:
@@ -80,13 +80,13 @@ class Weight:
     def spectral_norm(self) -> float:
         """||W||_2 of the map from one sample's input to its output; of a convolution, of the operator, not its
         kernel."""
-        assert self.stretching is not None
-        adapter, size = self.stretching
+        assert self.linear_map is not None
+        adapter, size = self.linear_map
         tolerance = 1e-10 if size.numel() <= 4096 else 1e-6  # of the square: its error is that squared
         return map_norm(adapter, self.value, size, tolerance)
 
 
-GRAMS = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
+_GRAM_BYTES = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,12 +104,12 @@ class Layout:
     unplaced: dict[str, str]  #: the other calls -> why not
     inputs: tuple[int, ...]  #: which of the floating tensors fed in the outputs depend on
     input_is_embedded: bool  #: token ids go in, so the input is what the first embedding makes of them
-    input_is: str | None  #: the one call whose input is the network's input, if there is one
-    held: int  #: numbers that the calls read and give, per sample
-    sloped: int  #: bytes of one output's slopes at all of these, per sample
+    input_call: str | None  #: the one call whose input is the network's input, if there is one
+    activation_entries: int  #: numbers that the calls read and give, per sample
+    jacobian_bytes: int  #: bytes of one output's slopes at all of these, per sample
     unexplained_size: int  #: entries of the parameters left over
     itemsize: int  #: bytes of a number in the network's arithmetic
-    hides_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
+    ignores_padding: bool  #: whether what an attention_mask calls padding has no effect: its features do not count
     batched: bool  #: whether several backward passes may be taken in one
 
     @cached_property
@@ -125,7 +125,7 @@ class Layout:
     def bytes_per_sample(self, rows: int) -> int:
         """Return a pass's bytes per sample: slopes of `rows` outputs, activations, gradients of unexplained, Grams."""
         unexplained = self.unexplained_size * rows * (8 + 2 * self.itemsize)
-        return rows * self.sloped + 6 * self.itemsize * self.held + unexplained + GRAMS * rows**2 * len(self.weights)
+        return rows * self.jacobian_bytes + 6 * self.itemsize * self.activation_entries + unexplained + _GRAM_BYTES * rows**2 * len(self.weights)
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
         """Return how many samples fit in `memory` bytes in a pass over so many outputs, beside what does not grow.
@@ -139,7 +139,7 @@ class Layout:
 
     def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
         """Features with their samples in front, those of padding zero."""
-        return unpadded(x, tape.mask if self.hides_padding else None)
+        return unpadded(x, tape.mask if self.ignores_padding else None)
 
     def last(self) -> str | None:
         """The last linear layer."""
@@ -156,7 +156,7 @@ class Layout:
         if unfit:
             raise PlanBroken([batch], unfit)
         for weight in (*self.weights.values(), *self.outside.values()):
-            if weight.dense and operations[weight.slots[0]].shape.numel() != n * weight.neurons:
+            if weight.dense and operations[weight.products[0]].shape.numel() != n * weight.neurons:
                 raise PlanBroken([batch])  # at several positions, here
 
     def operations(self, tape: Tape) -> dict[str, Operation]:

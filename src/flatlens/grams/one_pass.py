@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.estimate import Progress
-from flatlens.grams.broken import differentiated
-from flatlens.grams.certificate import ChunkCheck, Judge
+from flatlens.grams.broken import clear_autograd_errors
+from flatlens.grams.certificate import ChunkCheck, Checker
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
@@ -53,24 +53,24 @@ def one_pass(
     rows = problem.outputs if sketch is None else 2
     most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, rows, needs))
     # differentiable, so that the graph shows frozen parameters, too
-    with differentiated(), problem.measuring(model), differentiable(model.parameters()):
-        walk = _Walk(
+    with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
+        walk = _Pass(
             problem,
             model,
             layout,
             feature_scale or {},
-            Pool(problem.memory, batches=layout.batched),
+            Pool(problem.memory, batched=layout.batched),
             frozenset(needs),
-            Judge(problem, model, layout),
+            Checker(problem, model, layout),
         )
         for number, raw in problem.walked(most, "one pass", progress, ranks):
             yield from walk.chunk(problem.place(raw), sketch, number)
-            walk.settle(1)
-        walk.settle(0)
+            walk.require_certificates(1)
+        walk.require_certificates(0)
 
 
 @dataclass(frozen=True, eq=False)
-class _Walk:
+class _Pass:
     """What stays the same from chunk to chunk."""
 
     problem: Problem
@@ -79,20 +79,20 @@ class _Walk:
     scale: Mapping[str, Tensor]
     pool: Pool
     needs: frozenset[str]
-    judge: Judge
-    open: list[ChunkCheck] = field(default_factory=list)  #: of the last chunks, not looked at
+    checker: Checker
+    pending: list[ChunkCheck] = field(default_factory=list)  #: of the last chunks, not looked at
 
-    def settle(self, most: int) -> None:
+    def require_certificates(self, most: int) -> None:
         """Look at certificates until `most` are left open: a chunk's own, while the device works on it."""
-        while len(self.open) > most:
-            self.judge.require(self.open.pop(0))
+        while len(self.pending) > most:
+            self.checker.require(self.pending.pop(0))
 
     def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
         """One chunk: once as it is, or once for each probe."""
         problem = self.problem
         tape, inputs, f, y = run_recorded(problem, self.model, batch)
         self.layout.require_same(tape, inputs, self.model, batch)
-        seen = _Seen(
+        seen = _ForwardPass(
             tape, [inputs[number] for number in self.layout.inputs], batch, number, saved_of(self.layout, tape, len(f))
         )
         per_mass = problem.n / problem.mass
@@ -115,7 +115,7 @@ class _Walk:
 
     def _grams(
         self,
-        seen: _Seen,
+        seen: _ForwardPass,
         f: Tensor,
         C: Tensor,
         *,
@@ -126,7 +126,7 @@ class _Walk:
     ) -> tuple[LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
         """(network's input, layers, parameters outside them) for outputs f, `rows` of the network's where given."""
         problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
-        live = None if tokens is None else _live(f, tokens)
+        live = None if tokens is None else _live_outputs(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
         proved = (*layout.unexplained, *layout.small_parameters)  # weights are proved on the trials
         asked = {name: named[name] for name in proved}
@@ -137,25 +137,25 @@ class _Walk:
         )  # fmt: skip
         explicit = per_sample_gradients(problem, self.model, seen.batch, layout.unexplained, rows)
         if slopes.certificate is not None:
-            explicit = self.judge.unexplained(seen.batch, explicit, slopes.certificate, rows)
-        place = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
+            explicit = self.checker.unexplained(seen.batch, explicit, slopes.certificate, rows)
+        make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
         chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
         if slopes.certificate is not None:
             rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=False)
-            batched = self.pool.batches is True
-            self.open.append(self.judge.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched))
-        layers = chunk.layers(place, self.scale)
-        if layout.input_is is not None:
-            network: LayerGrams | None = layers[layout.input_is]
+            batched = self.pool.batched is True
+            self.pending.append(self.checker.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched))
+        layers = chunk.layers(make_grams, self.scale)
+        if layout.input_call is not None:
+            network: LayerGrams | None = layers[layout.input_call]
         else:
             held = [layout.unpadded(x.detach().to(f.dtype), tape) for x in seen.inputs]
-            network = network_input(slopes.found, held, place) if "G" in needs else None
-        others = {name: place(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
+            network = network_input(slopes.found, held, make_grams) if "G" in needs else None
+        others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
         return network, layers, others
 
 
 @dataclass(frozen=True, eq=False)
-class _Seen:
+class _ForwardPass:
     """A chunk's forward pass."""
 
     tape: Tape
@@ -165,7 +165,7 @@ class _Seen:
     saved: Saved
 
 
-def _live(f: Tensor, tokens: Tokens) -> list[bool]:
+def _live_outputs(f: Tensor, tokens: Tokens) -> list[bool]:
     """Which outputs are those of no masked token, on one sample at least: the others are zero."""
     counts: list[bool] = tokens.counted.any(0).repeat_interleave(f.shape[1] // tokens.counted.shape[1]).tolist()
     return counts

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.certificate import Certificate
-from flatlens.grams.first_layer import knows_its_input
+from flatlens.grams.first_layer import input_side_follows
 from flatlens.grams.layout import Layout
 from flatlens.grams.record import Call, Tape
 from flatlens.grams.rows import FRONT, Rows
-from flatlens.grams.unexplained import slow_batching_is_fine
+from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
@@ -31,10 +31,10 @@ class Pool:
     """Buffers that live as long as the pass, for slopes that come output by output: fresh memory for every chunk would
     cost as much as the arithmetic."""
 
-    def __init__(self, memory: int, *, batches: bool = True) -> None:
+    def __init__(self, memory: int, *, batched: bool = True) -> None:
         self._kept: dict[str, Tensor] = {}
-        self.together = memory // MEMORY_SHARE  #: bytes of slopes that one batched pass may give
-        self.batches: bool | None = None if batches else False
+        self.batch_bytes = memory // MEMORY_SHARE  #: bytes of slopes that one batched pass may give
+        self.batched: bool | None = None if batched else False
         """Whether torch batches the network's operations; None where nobody tried."""
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Pool:
 
 
 @dataclass(frozen=True, eq=False)
-class _Slot:
+class _WatchedPlace:
     """A place where slopes are wanted, and the form in which they are held."""
 
     at: Place
@@ -74,7 +74,7 @@ class PassStart:
     def slopes(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
         """Return the slopes of several outputs, (count, ...) each."""
         onto = self.rows[rows, None].expand(-1, *self.at.shape)
-        with slow_batching_is_fine():
+        with ignore_slow_batching_warning():
             return torch.autograd.grad(
                 self.at, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
             )
@@ -116,7 +116,7 @@ def output_jacobians(
     ever asked for. `live`: which outputs have any slope at all, where some have none. With a generator to `certify`
     by, the certificate comes with them, and its slopes in some `parameters`.
     """
-    slots = slots_of(tape, layout, inputs, len(f), needs)
+    slots = watched_places(tape, layout, inputs, len(f), needs)
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     start, known = PassStart(f, units), {}
     head = _head(tape, f)
@@ -126,7 +126,7 @@ def output_jacobians(
     asked = {name: slots[name] for name in slots if name not in known}
     shown = {name: slot for name, slot in asked.items() if not _implied(name, tape, layout)}
     certificate = None if certify is None else certificate_of(PassStart(f, units), f, shown, parameters or {}, certify)
-    found = _filled(asked, start, f, pool, live, keep_graph)
+    found = _all_outputs(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
     return OutputJacobians(found, certificate)
 
@@ -134,11 +134,11 @@ def output_jacobians(
 def _implied(name: str, tape: Tape, layout: Layout) -> bool:
     """Return whether samples are apart at a call's input because they are at its output: each goes by itself."""
     kind, _, key = name.partition(":")
-    return kind == "x" and tape.linear[key].whole and f"z:{key}" in layout.rows and not layout.hides_padding
+    return kind == "x" and tape.linear[key].pure and f"z:{key}" in layout.rows and not layout.ignores_padding
 
 
 def certificate_of(
-    start: PassStart, f: Tensor, slots: dict[str, _Slot], parameters: dict[str, Tensor], generator: torch.Generator
+    start: PassStart, f: Tensor, slots: dict[str, _WatchedPlace], parameters: dict[str, Tensor], generator: torch.Generator
 ) -> Certificate:
     """Take the backward pass of a random combination of the outputs, at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -153,9 +153,9 @@ def certificate_of(
     return Certificate(u, totals, dict(zip(slots, rows, strict=False)), found)
 
 
-def is_first(layout: Layout, key: str) -> bool:
+def is_first_layer(layout: Layout, key: str) -> bool:
     """Return whether the call alone reads the network's input and its slope there follows from that at its output."""
-    return key == layout.input_is and key in layout.weights and knows_its_input(layout.weights[key])
+    return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
 
 
 def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
@@ -184,66 +184,66 @@ def _is_parameter(node: Any) -> bool:
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
-def slots_of(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _Slot]:
+def watched_places(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _WatchedPlace]:
     """Return a slot for each place at which slopes are wanted."""
-    dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.slots}
+    dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.products}
     operations = layout.operations(tape)
     slots = {name: _slot(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
     for key, axis in layout.batch_axis.items() if "G" in needs else ():
-        if not is_first(layout, key):
+        if not is_first_layer(layout, key):
             x = tape.linear[key].x
             plain = f"z:{key}" in dense and axis == 0
 
             def flat(slope: Tensor, axis: int = axis) -> Tensor:
                 return by_sample(slope, axis).reshape(n, -1)
 
-            slots[f"x:{key}"] = _Slot(x, x.shape, flat, plain)
-    if layout.input_is is None and "G" in needs:
+            slots[f"x:{key}"] = _WatchedPlace(x, x.shape, flat, plain)
+    if layout.input_call is None and "G" in needs:
         for number, x in enumerate(inputs):
-            slots[f"input:{number}"] = _Slot(x, x.shape, lambda slope: slope.reshape(n, -1), True)
+            slots[f"input:{number}"] = _WatchedPlace(x, x.shape, lambda slope: slope.reshape(n, -1), True)
     return slots
 
 
-def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _Slot:
+def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _WatchedPlace:
     """The output of an operation: (n, d) of a dense product, (n, g, d, P) of others, (n, T, D) of a lookup, (n, w, the
     other axes) of what acts entry by entry."""
     if dense:
-        return _Slot(
+        return _WatchedPlace(
             operation.edge, operation.shape, lambda slope: rows.in_front(slope, n).reshape(n, -1), rows == FRONT
         )
     if isinstance(operation, Product | Bias):
         adapter = operation.adapter
-        return _Slot(operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n))
+        return _WatchedPlace(operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n))
     if isinstance(operation, Lookup):
         width = operation.shape[-1]
-        return _Slot(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width))
-    return _Slot(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n))
+        return _WatchedPlace(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width))
+    return _WatchedPlace(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n))
 
 
-def _filled(
-    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
+def _all_outputs(
+    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
 ) -> dict[str, Tensor]:
     """The slopes of all outputs: of several at once where that can be."""
     if not slots:
         return {}
-    if live is None and pool.batches is not False and all(slot.plain for slot in slots.values()):
+    if live is None and pool.batched is not False and all(slot.plain for slot in slots.values()):
         each = sum(slot.size.numel() for slot in slots.values()) * f.element_size()
-        count = min(f.shape[1], pool.together // max(1, each))
+        count = min(f.shape[1], pool.batch_bytes // max(1, each))
         if count > 1:
             try:
-                found = _together(slots, start, f, pool, count, keep_graph)
+                found = _several_outputs(slots, start, f, pool, count, keep_graph)
             except RuntimeError as error:  # a function of the user's own without a batching rule
-                if "memory" in str(error) or pool.batches:
+                if "memory" in str(error) or pool.batched:
                     raise
-                pool.batches = False
+                pool.batched = False
             else:
-                pool.batches = True
+                pool.batched = True
                 return found
-    return _one_by_one(slots, start, f, pool, live or [True] * f.shape[1], keep_graph)
+    return _each_output_alone(slots, start, f, pool, live or [True] * f.shape[1], keep_graph)
 
 
-def _together(
-    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
+def _several_outputs(
+    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
     """Several outputs' backward passes in one. Small networks gain most: there a pass costs more to call than to
     compute."""
@@ -252,7 +252,7 @@ def _together(
     found = {} if count == N else {name: slot.buffer(name, f, pool) for name, slot in slots.items()}
     for first in range(0, N, count):
         rows = slice(first, min(N, first + count))
-        retain = keep_graph or rows.stop < N or pool.batches is None  # should the first attempt fail
+        retain = keep_graph or rows.stop < N or pool.batched is None  # should the first attempt fail
         slopes = start.slopes(wanted, rows, retain)
         for (name, slot), slope in zip(slots.items(), slopes, strict=True):
             slope = f.new_zeros(rows.stop - first, *slot.size) if slope is None else slope
@@ -264,8 +264,8 @@ def _together(
     return found
 
 
-def _one_by_one(
-    slots: dict[str, _Slot], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+def _each_output_alone(
+    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
 ) -> dict[str, Tensor]:
     """A backward pass for each output that lives."""
     wanted = [slot.at for slot in slots.values()]

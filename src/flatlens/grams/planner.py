@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.broken import BATCHING, differentiated
+from flatlens.grams.broken import BATCHING, clear_autograd_errors
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.proof import unproved
 from flatlens.grams.record import Call
 from flatlens.grams.rows import Rows
-from flatlens.grams.structure import Structure, meet
+from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.reads import Bias, Entrywise, Lookup, Product
@@ -28,12 +28,12 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
     """
     generator = torch.Generator().manual_seed(0)
     # differentiable, so that the graph shows frozen parameters, too
-    with differentiated(), measuring(model), differentiable(model.parameters()):
+    with clear_autograd_errors(), measuring(model), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
-        structure = meet(trial.structure for trial in trials)
+        structure = common_structure(trial.structure for trial in trials)
         for trial in trials:
-            trial.look(structure, generator)
+            trial.find_rows(structure, generator)
         layout = _Planner(problem, model, trials, structure, distrusted).plan()
         wrong = {place for trial in trials for place in unproved(problem, model, layout, trial, generator)}
         return layout if not wrong else _Planner(problem, model, trials, structure, {*distrusted, *wrong}).plan()
@@ -66,7 +66,7 @@ class _Planner:
         """Put together what every trial shows."""
         self.axes, self.unplaced = self._axes()
         weights = self._weights()
-        of_layers = {name for w in weights.values() if w.slots for name in (w.parameter, w.bias) if name}
+        of_layers = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
         outside: dict[str, Weight] = {}
         small: dict[str, tuple[str, ...]] = {}  # with the names of their operations
         embeddings: dict[str, tuple[str, ...]] = {}
@@ -85,7 +85,7 @@ class _Planner:
         known = of_layers | outside.keys() | small.keys() | embeddings.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
         unexplained = tuple(name for name in sizes if name not in known)
-        needed = {slot for w in (*weights.values(), *outside.values()) for slot in w.slots}
+        needed = {slot for w in (*weights.values(), *outside.values()) for slot in w.products}
         needed |= {slot for slots in (*small.values(), *embeddings.values()) for slot in slots}
         axes = self.axes
         calls, n = self.first.tape.linear, self.first.n
@@ -102,14 +102,14 @@ class _Planner:
             batch_axis=axes,
             unplaced=self.unplaced,
             inputs=tuple(sorted(self.structure.inputs)),
-            input_is_embedded=any(trial.embeds for trial in self.trials),
-            input_is=self._input_is(axes, weights),
-            held=sum(shape.numel() for shape, _ in shapes) // n,
-            sloped=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
+            input_is_embedded=any(trial.input_is_embedding for trial in self.trials),
+            input_call=self._input_call(axes, weights),
+            activation_entries=sum(shape.numel() for shape, _ in shapes) // n,
+            jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
             unexplained_size=sum(sizes[name] for name in unexplained)
             + sum(self.parameters[name].numel() for name in small),
             itemsize=self.first.f.element_size(),
-            hides_padding=all(trial.hides_padding for trial in self.trials),
+            ignores_padding=all(trial.ignores_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,
         )
 
@@ -117,9 +117,9 @@ class _Planner:
         """Per call of a layer the axis of its input that counts samples; the other calls, with the reason."""
         axes: dict[str, int] = {}
         unplaced: dict[str, str] = {}
-        for key in (*self.structure.calls, *sorted(self.structure.sometimes)):
+        for key in (*self.structure.calls, *sorted(self.structure.varying_calls)):
             rows = self.rows.get(f"x:{key}")
-            if key in self.structure.sometimes:
+            if key in self.structure.varying_calls:
                 unplaced[key] = "the layer is not called in the same way on every batch"
             elif rows is None or rows.order != "outer":
                 unplaced[key] = "its calls do not see every sample of a batch, each by itself, along one axis"
@@ -149,9 +149,9 @@ class _Planner:
         value = module.weight
         assert isinstance(value, Tensor)
         own = tuple(f"z:{key}" for key in keys)
-        slots = self._products(parameter, value.shape) if parameter is not None else self._of_calls(keys)
+        slots = self._products(parameter, value.shape) if parameter is not None else self._products_in_calls(keys)
         explained = bool(slots) and set(slots) == set(own)
-        whole = explained and all(call.whole for call in calls)
+        pure = explained and all(call.pure for call in calls)
         operations = [self.first.operations[slot] for slot in slots]
         adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
         bias = module.bias
@@ -159,7 +159,7 @@ class _Planner:
         return Weight(
             layer=keys[0],
             calls=tuple(keys),
-            slots=slots,
+            products=slots,
             adapter=adapter,
             value=value.detach(),
             bias_value=bias.detach() if isinstance(bias, Tensor) else None,
@@ -167,10 +167,10 @@ class _Planner:
             bias=self._bias(calls, slots, names) if explained else None,
             explained=explained,
             dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
-            whole=whole,
+            pure=pure,
             positions=positions,
             module=module,
-            stretching=_stretching(calls[0], adapter, whole),
+            linear_map=_linear_map(calls[0], adapter, pure),
             unplaced=next((self.unplaced[key] for key in keys if key in self.unplaced), ""),
             measured=parameter is None or parameter in self.problem.parameters,
         )
@@ -190,7 +190,7 @@ class _Planner:
         only = all(isinstance(read, Product) for read in reads) and len(kinds) == 1
         return slots if slots and only and all(shape == stored for _, shape in kinds) else ()
 
-    def _of_calls(self, keys: list[str]) -> tuple[str, ...]:
+    def _products_in_calls(self, keys: list[str]) -> tuple[str, ...]:
         """The products in a layer's calls, whose weight is made from other parameters."""
         slots = tuple(f"z:{key}" for key in keys)
         known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
@@ -218,15 +218,15 @@ class _Planner:
         dense = adapter.token_wise and len(slots) == 1 and positions == 1
         return Weight(name, (), slots, adapter, value, None, name, None, True, dense, False, positions)
 
-    def _input_is(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
+    def _input_call(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
         key = self.structure.first
         return key if key is not None and axes.get(key) == 0 and key in weights else None
 
 
-def _stretching(call: Call, adapter: Adapter, whole: bool) -> tuple[Adapter, torch.Size]:
+def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torch.Size]:
     """The linear map that a layer applies: as its operation has it, or, with a padding of its own before that, as torch
     defines the module."""
     torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
-    if call.product is not None and not whole and not torchs_own:
+    if call.product is not None and not pure and not torchs_own:
         return adapter, call.product.kept().shape[1:]
     return layer_of(call.module), call.x.shape[1:]

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from flatlens.grams.certificate import Judge
+from flatlens.grams.certificate import Checker
 from flatlens.grams.jacobians import ChunkJacobians, saved_of
 from flatlens.grams.layout import Layout
-from flatlens.grams.output_jacobians import PassStart, certificate_of, slots_of
+from flatlens.grams.output_jacobians import PassStart, certificate_of, watched_places
 from flatlens.grams.trial import Trial
 from flatlens.problem import Problem
 
@@ -21,16 +21,16 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     """Return the places through which some parameter's gradient does not come out right on a trial."""
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
-    weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.slots]
+    weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.products]
     names = dict.fromkeys(
         (*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    slots = slots_of(tape, layout, [], n, ())
+    slots = watched_places(tape, layout, [], n, ())
     certificate = certificate_of(PassStart(f, units), f, slots, {name: named[name] for name in names}, generator)
     like = f.new_zeros(n, 1, 1, dtype=torch.float64)
     jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
     rebuilt = jacobians.rebuilt(certificate.totals, weights=True)
-    judge = Judge(problem, model, layout)
-    same = judge.same_gradients(certificate, rebuilt)
-    return [judge.place_of(tape, name) for name, right in zip(rebuilt, same, strict=True) if not bool(right)]
+    checker = Checker(problem, model, layout)
+    same = checker.same_gradients(certificate, rebuilt)
+    return [checker.place_of(tape, name) for name, right in zip(rebuilt, same, strict=True) if not bool(right)]

@@ -31,7 +31,7 @@ class Call:
     began: int  #: when, as autograd numbers operations
     ended: int
     product: Product | None = None  #: the one operation in the call that multiplies by the layer's weight
-    whole: bool = False  #: whether the call does that, adds its bias, and nothing else
+    pure: bool = False  #: whether the call does that, adds its bias, and nothing else
 
     @property
     def read(self) -> Tensor:
@@ -65,7 +65,7 @@ class Tape:
             call.product = _product_in(call, inside, own.get(id(call.module._parameters.get("weight"))))
             if call.product is not None:
                 node = call.product.node
-                call.whole = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
+                call.pure = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
 
 
 def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
@@ -104,7 +104,7 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
         named = "input" if "input" in kwargs else "x"
         x = args[0] if args else kwargs.get(named)
         inputs.setdefault(module, []).append(None)
-        if (differentiating and not torch.is_grad_enabled()) or not _is_followed(x):
+        if (differentiating and not torch.is_grad_enabled()) or not _is_recorded(x):
             return args, kwargs
         x = (x if x.requires_grad or not differentiating else x.detach().requires_grad_()).clone()
         inputs[module][-1] = x
@@ -117,7 +117,7 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
         times = sum(call.module is module for call in tape.linear.values())
         key = names[module] if times == 0 else f"{names[module]}:{times}"
         handed_on = z.clone()
-        tape.linear[key] = Call(key, names[module], module, x, z, _turn(x, -1), _turn(handed_on, 2**63))
+        tape.linear[key] = Call(key, names[module], module, x, z, _sequence_number(x, -1), _sequence_number(handed_on, 2**63))
         return handed_on
 
     def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:
@@ -127,26 +127,26 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
     with ExitStack() as hooks:
         for module in names:
             if is_linear(module):
-                _until_left(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
-                _until_left(hooks, module.register_forward_hook(leave, with_kwargs=True))
+                _remove_at_exit(hooks, module.register_forward_pre_hook(enter, with_kwargs=True))
+                _remove_at_exit(hooks, module.register_forward_hook(leave, with_kwargs=True))
             if isinstance(module, nn.Embedding):
-                _until_left(hooks, module.register_forward_hook(embed))
+                _remove_at_exit(hooks, module.register_forward_hook(embed))
         yield tape
 
 
-def _is_followed(x: object) -> TypeGuard[Tensor]:
+def _is_recorded(x: object) -> TypeGuard[Tensor]:
     """Return whether a call's input is a floating tensor of the graph, and none of a transform of torch.func."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
-def _turn(tensor: Tensor, otherwise: int) -> int:
+def _sequence_number(tensor: Tensor, otherwise: int) -> int:
     """When a tensor was made, as autograd numbers operations."""
     return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
-def _until_left(hooks: ExitStack, handle: RemovableHandle) -> None:
+def _remove_at_exit(hooks: ExitStack, handle: RemovableHandle) -> None:
     hooks.callback(handle.remove)
 
 

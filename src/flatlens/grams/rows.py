@@ -53,7 +53,7 @@ def splits(n: int) -> Iterator[Tensor]:
         yield ~mask
 
 
-def apart(
+def independent_rows(
     f: Tensor, at: Mapping[str, Place], allowed: Mapping[str, list[Rows]], generator: torch.Generator
 ) -> dict[str, list[Rows]]:
     """Return, by place, the arrangements under which no sample's outputs respond to another sample's rows.
@@ -73,7 +73,7 @@ def apart(
     return left
 
 
-def meeting(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator) -> list[str]:
+def coupled_places(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator) -> list[str]:
     """The places where samples do not lie as planned, or see each other.
 
     Two backward passes: each sample's rows must follow a weight given to its outputs. Where they do not, to rounding,
@@ -92,5 +92,5 @@ def meeting(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], gen
             off = torch.linalg.vector_norm(other - weights.to(mine)[:, None] * mine, dim=1)
             if not bool((off <= 1e4 * torch.finfo(f.dtype).eps * mine.norm(dim=1).max()).all()):
                 odd.append(name)
-    left = apart(f, {name: at[name] for name in odd}, {name: [planned[name]] for name in odd}, generator)
+    left = independent_rows(f, {name: at[name] for name in odd}, {name: [planned[name]] for name in odd}, generator)
     return [name for name in odd if not left[name]]

@@ -19,12 +19,12 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram, pieces, quadratic
+from flatlens.grams.contractions import gram, pieces, quadratic
 from flatlens.grams.weight import WeightMatrix, row_factor
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
-NARROW = 16  #: rows of a weight below which a product for each position takes longer to begin than to do
+_NARROW = 16  #: rows of a weight below which a product for each position takes longer to begin than to do
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,17 +77,17 @@ class SharedJacobian:
         return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
 
     @cached_property
-    def _swept(self) -> dict[GramKind, Tensor]:
+    def _computed(self) -> dict[GramKind, Tensor]:
         """Whatever the pass was asked for, from per-sample gradients formed once."""
         wanted = set(self.wanted)
-        return self._sweep(wanted | {"K"} if wanted & {"K", "R"} else wanted)
+        return self._compute(wanted | {"K"} if wanted & {"K", "R"} else wanted)
 
     def _get(self, what: GramKind) -> Tensor:
         if what not in self.wanted and not (what == "K" and "R" in self.wanted):
-            return self._sweep({what})[what]
-        return self._swept[what]
+            return self._compute({what})[what]
+        return self._computed[what]
 
-    def _sweep(self, wanted: set[GramKind]) -> dict[GramKind, Tensor]:
+    def _compute(self, wanted: set[GramKind]) -> dict[GramKind, Tensor]:
         """One walk over the samples, a cache's worth at a time."""
         found: dict[GramKind, Tensor] = {}
         if wanted & {"diagonal", "columns", "adaptive", "plain diagonal", "plain columns"}:
@@ -207,7 +207,7 @@ def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
     if T is not None:
         rows = (rows.flatten(1, 3) @ T.mT).reshape(*rows.shape[:4], -1)
     moved = (A.transpose(0, 1) @ rows.flatten(3)).view(rows.shape)
-    if rows.shape[4] < NARROW:
+    if rows.shape[4] < _NARROW:
         return (moved.transpose(2, 3).flatten(3) @ rows.transpose(2, 3).flatten(3).mT).sum(0)
     return (moved @ rows.mT).sum((0, 2))
 

@@ -22,30 +22,30 @@ from torch import Tensor
 from flatlens.problem import Loss
 
 
-def signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
+def random_signs(shape: tuple[int, ...], like: Tensor, generator: torch.Generator) -> Tensor:
     """Independent +1 and -1, the probes of least variance."""
     return torch.randint(0, 2, shape, generator=generator).mul_(2).sub_(1).to(like)
 
 
 _FEW = 4  #: probes up to which signs too often agree
-ROUNDS = 20  #: of scaling rows and columns
+_ROUNDS = 20  #: of scaling rows and columns
 
 
-def balanced(normal: Tensor) -> Tensor:
+def _balanced(normal: Tensor) -> Tensor:
     """Combinations (probes, n, N) from normal numbers: an output's squares add up over probes, a probe's over outputs,
     as those of signs do.
 
     So means over the probes have the variance of signs, or less, and no products of theirs that agree. Signs of rows
     being random and probes exchangeable, E[u u^T] = I.
     """
-    for _ in range(ROUNDS):
+    for _ in range(_ROUNDS):
         normal = normal / normal.square().mean(2, keepdim=True).sqrt()
         normal = normal / normal.square().mean(0, keepdim=True).sqrt()
     return normal
 
 
 @dataclass(frozen=True)
-class Stream:
+class _Stream:
     """Random numbers by sample: those of a sample are the same whichever samples are asked for beside it."""
 
     seed: int
@@ -88,8 +88,8 @@ class Sketch:
 
     def combinations(self, first: int, n: int, outputs: int) -> Iterator[Tensor]:
         """u of each probe, (n, N) float64, for samples from `first` on."""
-        streams = [Stream(self.seed, probe) for probe in range(self.probes)]
+        streams = [_Stream(self.seed, probe) for probe in range(self.probes)]
         if self.probes > _FEW:
             yield from (stream.signs(first, n, outputs) for stream in streams)
         else:
-            yield from balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]))
+            yield from _balanced(torch.stack([stream.normal(first, n, outputs) for stream in streams]))

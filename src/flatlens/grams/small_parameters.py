@@ -9,7 +9,7 @@ from flatlens.grams.rows import Rows
 from flatlens.operations.reads import Entrywise, Operation
 
 
-def entry_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
+def entrywise_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
     """Return df/dtheta through one operation, (n, N, size) float64, from the slopes J at its output.
 
     J is (n, N, d) or (n, N, g, d, P) where theta is the bias of a product, else (n, N, w, other axes). `factor` is what

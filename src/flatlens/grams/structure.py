@@ -26,14 +26,14 @@ class Structure:
     calls: Mapping[str, Signature | None]
     """Calls of linear layers that every batch has: (operation, geometry, whether the call does nothing else); None
     where no single operation multiplies by the layer's weight."""
-    sometimes: frozenset[str]  #: calls that some batches have and others have not, or not in the same form
+    varying_calls: frozenset[str]  #: calls that some batches have and others have not, or not in the same form
     reads: Mapping[str, tuple[Signature, ...] | None]  #: by parameter: the operations that read it; None: not known
     curved: frozenset[str]  #: parameters that the outputs are not piecewise linear in
     curved_calls: frozenset[str]  #: and calls whose product they are not piecewise linear in
     inputs: frozenset[int]  #: which of the network's inputs the outputs depend on
     first: str | None  #: the call that alone reads the network's input, as it is
 
-    def meet(self, other: Structure) -> Structure:
+    def common_with(self, other: Structure) -> Structure:
         """The claims that hold on both."""
         same = {key: found for key, found in self.calls.items() if key in other.calls and other.calls[key] == found}
         missing = (self.calls.keys() | other.calls.keys()) - same.keys()
@@ -42,7 +42,7 @@ class Structure:
         }  # both are of the same model
         return Structure(
             same,
-            self.sometimes | other.sometimes | missing,
+            self.varying_calls | other.varying_calls | missing,
             reads,
             self.curved | other.curved,
             self.curved_calls | other.curved_calls,
@@ -52,12 +52,12 @@ class Structure:
 
     def covers(self, other: Structure) -> bool:
         """Return whether every claim made here holds on the other, too."""
-        return self.meet(other) == self
+        return self.common_with(other) == self
 
 
-def meet(structures: Iterable[Structure]) -> Structure:
+def common_structure(structures: Iterable[Structure]) -> Structure:
     """The claims that hold on all of them, at least one."""
-    return reduce(Structure.meet, structures)
+    return reduce(Structure.common_with, structures)
 
 
 def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structure:
@@ -93,7 +93,7 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
 
 
 def _call_signature(call: Call) -> Signature | None:
-    return None if call.product is None else (*call.product.signature, call.whole)
+    return None if call.product is None else (*call.product.signature, call.pure)
 
 
 def _node(graph: Graph, x: Tensor) -> Node | None:
@@ -106,7 +106,7 @@ def _first(graph: Graph, tape: Tape, inputs: list[Tensor], connected: frozenset[
     """The call whose input is the network's only input, reshaped at most, where nothing else reads that."""
     if len(connected) != 1:
         return None
-    calls = {call.x.grad_fn: key for key, call in tape.linear.items() if call.whole}
+    calls = {call.x.grad_fn: key for key, call in tape.linear.items() if call.pure}
     (number,) = connected
     node = _node(graph, inputs[number])
     while node is not None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadModel
 from flatlens.grams.record import Tape, run_recorded
-from flatlens.grams.rows import CANDIDATES, Rows, apart
+from flatlens.grams.rows import CANDIDATES, Rows, independent_rows
 from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
 from flatlens.operations.reads import Bias, Entrywise, Operation, Product
@@ -47,19 +47,19 @@ class Trial:
                 "torch.no_grad() or detach() inside forward()?"
             )
         self.n = len(self.f)
-        self.embeds = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
+        self.input_is_embedding = len(self.inputs) == 1 and any(self.inputs[0] is x for x in self.tape.embedded[:1])
         self.structure = structure_of(self.tape, self.inputs, model)
         self.operations: dict[str, Operation] = {}
         self.names: dict[Node, str] = {}
         self.rows: dict[str, list[Rows]] = {}  #: by place: all arrangements of samples that are possible
 
-    def look(self, structure: Structure, generator: torch.Generator) -> None:
+    def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
         """Find the arrangements at all operations that the trials' common structure claims, and at the inputs."""
         self.operations = operations_of(self.tape, structure)
         self.names = {operation.node: name for name, operation in self.operations.items()}
         at, shapes = self._places()
         candidates = {name: self._candidates(name, shape) for name, shape in shapes.items()}
-        self.rows = apart(self.f, at, candidates, generator)
+        self.rows = independent_rows(self.f, at, candidates, generator)
 
     def _places(self) -> tuple[dict[str, Place], dict[str, torch.Size]]:
         at: dict[str, Place] = {name: found.edge for name, found in self.operations.items()}
@@ -79,17 +79,17 @@ class Trial:
         return fitting
 
     @property
-    def hides_padding(self) -> bool:
+    def ignores_padding(self) -> bool:
         """Return whether nothing flows back to the features of padded tokens, at any call and at the input."""
         if self.tape.mask is None:
             return False
         read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
         u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
         slopes = torch.autograd.grad((u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True)
-        return bool(hides(self.tape.mask, list(slopes)))
+        return bool(padding_ignored(self.tape.mask, list(slopes)))
 
 
-def hides(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:
+def padding_ignored(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:
     """Return whether slopes at inputs of calls are zero at padded tokens."""
     there = [(unpadded(slope, mask) == slope).all() for slope in slopes if slope is not None]
     return torch.stack(there).all() if there else torch.tensor(True)

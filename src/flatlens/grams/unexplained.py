@@ -18,7 +18,7 @@ from flatlens.problem.state import differentiable
 
 
 @contextmanager
-def slow_batching_is_fine() -> Iterator[None]:
+def ignore_slow_batching_warning() -> Iterator[None]:
     """Without torch's warning for each operation it batches by a loop: that is slower, and as right."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
@@ -49,15 +49,15 @@ def per_sample_gradients(
     except Exception as error:  # data-dependent control flow, no batching rule: whatever forward() makes of symbols
         if "memory" in str(error):
             raise
-        return one_by_one(problem, model, batch, names, rows)
+        return each_sample_alone(problem, model, batch, names, rows)
 
 
-def one_by_one(
+def each_sample_alone(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The same from a forward pass of each sample alone and a backward pass for each of its outputs."""
     each = [
-        _of_one(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
+        _single_sample(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
         for i in range(size(batch))
     ]
     return {name: torch.stack([row[name] for row in each]) for name in names}
@@ -82,7 +82,7 @@ def _batched(
         return result
 
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
-    with slow_batching_is_fine():
+    with ignore_slow_batching_warning():
         found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
     return {name: _rows(found[f"model.{name}"].detach()) for name in names}
 
@@ -92,7 +92,7 @@ def _rows(gradients: Tensor) -> Tensor:
     return gradients.reshape(*gradients.shape[:2], -1).to(torch.float64)
 
 
-def _of_one(
+def _single_sample(
     problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
 ) -> dict[str, Tensor]:
     """df/dtheta of a batch of one, (N, size) each; of its outputs combined by (r, N), where given."""

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contract import gram
+from flatlens.grams.contractions import gram
 
 
 def row_factor(W: Tensor) -> Tensor:
@@ -46,16 +46,16 @@ class WeightMatrix:
         """T with T^T T = W W^T, (g, min(d, m), d)."""
         return row_factor(self.W)
 
-    def below(self, J: Tensor) -> Tensor:
+    def at_input(self, J: Tensor) -> Tensor:
         """J W: a dense layer's slopes at its input, (n, N, m), from those at its output, (n, N, d)."""
         W = self.W[0].to(J.dtype)  # the network's own arithmetic, as autograd would use
         return _by_rows(J, lambda rows: rows @ W)
 
-    def gram_below(self, J: Tensor) -> Tensor:
+    def gram_at_input(self, J: Tensor) -> Tensor:
         """(J W)(J W)^T, (n, N, N), as (J T^T)(J T^T)^T: of min(d, m) columns.
 
         >>> W, J = torch.randn(1, 3, 7, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
-        >>> torch.allclose(WeightMatrix(W).gram_below(J), (J @ W) @ (J @ W).mT)
+        >>> torch.allclose(WeightMatrix(W).gram_at_input(J), (J @ W) @ (J @ W).mT)
         True
         """
         T = self.row_factor[0].to(J.dtype)

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from flatlens.errors import BadInput
-from flatlens.grams.contract import pieces
+from flatlens.grams.contractions import pieces
 
 EPS = torch.finfo(torch.float64).eps
 DIRECT = 2048  #: up to so many rows the Newton system is solved directly, beyond by conjugate gradients

@@ -12,7 +12,7 @@ from flatlens.curvature.blocks import dense_blocks
 from flatlens.curvature.features import feature_norms
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
-from flatlens.grams.contract import gram
+from flatlens.grams.contractions import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of, whole_weights
 from flatlens.measures.left_out import left_out

@@ -113,7 +113,7 @@ def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, La
         yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
     elif measure.place == "weight":
         scaled = measure.needs_feature_scale is not None and bool(measure.option(measure.needs_feature_scale))
-        known = ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.readable)
+        known = ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.has_derivative)
         yield from ((name, g) for name, g in known if g.feature_scale is not None or not scaled)
     else:
         yield from ((name, g) for name, g in chunk.layers.items() if g.counts_weight or g.counts_bias)

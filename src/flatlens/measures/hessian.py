@@ -81,7 +81,7 @@ def require_tolerance(tol: object) -> None:
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
     """Layers whose weight is a parameter, those that are measured."""
     every = lens.layout.weights.items()
-    return {name: w for name, w in every if w.parameter is not None and w.readable and (w.measured or run.frozen)}
+    return {name: w for name, w in every if w.parameter is not None and w.has_derivative and (w.measured or run.frozen)}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:

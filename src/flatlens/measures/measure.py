@@ -168,7 +168,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
     if one.place == "weight":
         missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
         made = "the weight is made from other parameters, by more than the layer's own call"
-        layers |= {name: undefined(w.unplaced if w.readable else made) for name, w in missing.items()}
+        layers |= {name: undefined(w.unplaced if w.has_derivative else made) for name, w in missing.items()}
         layers = {name: layers[name] for name in lens.layout.weights if name in layers}
     if one.place == "input":
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}

@@ -19,7 +19,7 @@ from flatlens.curvature.probes import of_forms
 from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
-from flatlens.grams.sketch import signs
+from flatlens.grams.sketch import random_signs
 from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.normalised import adaptive_sharpness_ggn
@@ -203,7 +203,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     def draw(probes: int) -> Tensor:
         rows = []
         for number in range(probes):
-            v = signs((operator.size,), like, run.generator)
+            v = random_signs((operator.size,), like, run.generator)
             rows.append((v * operator(v)).sum(dtype=torch.float64).cpu())
             if run.progress is not None:
                 run.progress("curvature products", number + 1, probes)

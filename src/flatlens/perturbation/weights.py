@@ -13,7 +13,7 @@ from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
 from flatlens.grams.unexplained import Runner
-from flatlens.grams.sketch import signs
+from flatlens.grams.sketch import random_signs
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
@@ -62,7 +62,7 @@ class Elsewhere:
         own arithmetic is worth."""
         here, step = self.outcomes(self.here).risk, torch.finfo(self.here.dtype).eps * self.here.abs()
         generator = torch.Generator().manual_seed(0)
-        moved = [self.outcomes(self.here + step * signs(step.shape, step, generator)).risk for _ in range(4)]
+        moved = [self.outcomes(self.here + step * random_signs(step.shape, step, generator)).risk for _ in range(4)]
         return max(abs(risk - here) for risk in moved)
 
     def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:

@@ -26,7 +26,7 @@ from torch import Generator, Tensor
 
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.grams.record import Call
-from flatlens.grams.sketch import signs
+from flatlens.grams.sketch import random_signs
 from flatlens.operations.layers import is_linear, layer_of
 from flatlens.training.losses import TrainingLoss
 
@@ -99,7 +99,7 @@ class RelativeFlatness:
     def value(self, seen: Pass, generator: Generator) -> Tensor:
         """The penalty on a batch, before its coefficient; differentiable."""
         calls = self._chosen(seen.linear)
-        u = signs(tuple(seen.outputs.shape), seen.outputs, generator)
+        u = random_signs(tuple(seen.outputs.shape), seen.outputs, generator)
         slopes = torch.autograd.grad(
             seen.outputs, [call.z for call in calls], seen.loss.curved(seen.outputs, u), create_graph=True
         )
@@ -133,7 +133,7 @@ def _jacobian_penalty(form: Form, seen: Pass, at: Sequence[Tensor], generator: G
         u = torch.randn(f.shape, generator=generator, dtype=torch.float64)
         u = (u / u.norm()).to(f)
     else:
-        u = signs(tuple(f.shape), f, generator)
+        u = random_signs(tuple(f.shape), f, generator)
     rows = torch.autograd.grad(f, at, u, create_graph=True, allow_unused=True)
     square = torch.stack([row.square().sum() for row in rows if row is not None]).sum()
     if form == "mean_square":

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-REFUSES = "Error"  #: how the names of nodes end that stand for a derivative nobody wrote
+_ERROR_SUFFIX = "Error"  #: how the names of nodes end that stand for a derivative nobody wrote
 
 
 def has_second_derivative(gradients: Iterable[Tensor | None]) -> bool:
@@ -22,7 +22,7 @@ def has_second_derivative(gradients: Iterable[Tensor | None]) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if node.name().endswith(REFUSES):
+        if node.name().endswith(_ERROR_SUFFIX):
             return False
         waiting.extend(parent for parent, _ in node.next_functions)
     return True

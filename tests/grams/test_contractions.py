@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.contract import WIDENED, gram, quadratic
+from flatlens.grams.contractions import CACHE_BYTES, gram, quadratic
 from flatlens.grams.weight import WeightMatrix
 
 n, N, M = 150, 10, 512  # three pieces, the last one short
@@ -27,7 +27,7 @@ def slopes(layout: str) -> Tensor:
 
 @pytest.mark.parametrize("layout", ["samples first", "outputs first", "the same for all"])
 def test_pieces_of_float32_are_widened_exactly(layout: str) -> None:
-    assert 2 * WIDENED < n * N * M * 8 < 3 * WIDENED
+    assert 2 * CACHE_BYTES < n * N * M * 8 < 3 * CACHE_BYTES
     A = slopes(layout)
     wide = A.double()
     assert torch.allclose(gram(A), wide @ wide.mT, rtol=1e-13, atol=1e-11)
@@ -44,8 +44,8 @@ def test_slopes_below_a_dense_layer(layout: str, shape: tuple[int, int]) -> None
     J = torch.randn(7, N, d, generator=torch.Generator().manual_seed(3)).double()
     J = J if layout == "samples first" else J.transpose(0, 1).contiguous().transpose(0, 1)
     below = J @ W[0]
-    assert torch.allclose(WeightMatrix(W).below(J), below, rtol=1e-12, atol=1e-12)
-    assert torch.allclose(WeightMatrix(W).gram_below(J), below @ below.mT, rtol=1e-11, atol=1e-11)
+    assert torch.allclose(WeightMatrix(W).at_input(J), below, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(WeightMatrix(W).gram_at_input(J), below @ below.mT, rtol=1e-11, atol=1e-11)
 
 
 def test_a_pass_in_float32_is_that_in_float64_but_for_the_slopes_rounding() -> None:

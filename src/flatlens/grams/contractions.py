@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-SCRATCH = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
-WIDENED = 2**21  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
-LAUNCHED = 2**26  #: elsewhere, where many small products take longer to begin than to do
+SCRATCH_BYTES = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
+CACHE_BYTES = 2**21  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
+DEVICE_BYTES = 2**26  #: elsewhere, where many small products take longer to begin than to do
 
 
 def gram(A: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def gram(A: Tensor) -> Tensor:
     if A.dtype == torch.float64:
         return A @ A.mT
     K = A.new_empty(n, N, N, dtype=torch.float64)
-    cuts = list(pieces(n, N * M * 8, WIDENED if A.device.type == "cpu" else LAUNCHED))
+    cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     scratch = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
     for piece in cuts:
         wide = scratch[: piece.stop - piece.start].copy_(A[piece])
@@ -33,7 +33,7 @@ def gram(A: Tensor) -> Tensor:
     return K
 
 
-def joined(parts: list[Tensor], dim: int) -> Tensor:
+def concatenated(parts: list[Tensor], dim: int) -> Tensor:
     """torch.cat, without its copy where there is one part only."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -63,10 +63,10 @@ def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
     return out.reshape(len(A), *A.shape[2:])
 
 
-def pieces(n: int, bytes_each: int, within: int = SCRATCH) -> Iterator[slice]:
+def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[slice]:
     """Cut n samples so that each piece's scratch stays within so many bytes.
 
-    >>> [piece.stop - piece.start for piece in pieces(5, SCRATCH // 2)]
+    >>> [piece.stop - piece.start for piece in pieces(5, SCRATCH_BYTES // 2)]
     [2, 2, 1]
     """
     most = max(1, within // max(1, bytes_each))
