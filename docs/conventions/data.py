@@ -33,7 +33,8 @@ def representativeness(networks: Networks) -> Quantity:
         f"`{name}`",
         net.name,
         "random splits, Gaussian kernels, absolute value, spread over splits as its error",
-        "It is a guess from the sample alone, whatever the choice; the last row needs held-out data and no density.",
+        "Every choice estimates it from the sample alone and is rough; the last row needs held-out data and no "
+        "density.",
         rows,
     )
 
@@ -53,6 +54,6 @@ def locally_constant_labels(networks: Networks) -> Quantity:
         f"`{name}`",
         net.name,
         "the mean, `.worst` beside it",
-        "The definition speaks of all directions; draws are some of them. At the default, δ = 0.1, it is 0 here.",
+        "The definition is about all directions; random draws are some of them. At the default, δ = 0.1, it is 0 here.",
         rows,
     )

@@ -51,7 +51,8 @@ def sharpness(networks: Networks) -> Quantity:
         "`sharpness`",
         net.name,
         "the largest algebraic eigenvalue, mean over samples, all trainable parameters, no weight decay",
-        "Lanczos stops on its residual, which says how near an eigenvalue lies; a steady value says nothing.",
+        "Lanczos' method stops by its residual, which says how near an eigenvalue lies; a value that no longer "
+        "changes does not.",
         rows,
     )
 
@@ -75,7 +76,8 @@ def sharpness_with_batchnorm(networks: Networks) -> Quantity:
         "`sharpness` with BatchNorm",
         net.name,
         'running statistics, as after training; `Problem(batchnorm="train", ghost_batch=...)` for the others',
-        "Samples stay apart, so that per-sample measures are defined. The sharpness that training feels is the other.",
+        "Samples do not influence each other, so per-sample measures are defined. The other convention is the "
+        "sharpness during training.",
         rows,
     )
 
@@ -94,7 +96,7 @@ def ggn_norm(networks: Networks) -> Quantity:
         "`ggn_norm`",
         net.name,
         "Gauss-Newton with the loss's own C",
-        "Three matrices, three names: never one for another.",
+        "The three matrices have three names.",
         rows,
     )
 

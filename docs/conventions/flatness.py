@@ -76,7 +76,8 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
         "`relative_flatness_ggn`",
         net.name,
         "each under its own name",
-        "Equal in the last layer, in ReLU networks and at interpolation; else, below a smooth activation, they part.",
+        "They are equal in the last layer, in ReLU networks and at interpolation, and differ elsewhere below a "
+        "smooth activation.",
         rows,
     )
 
@@ -103,7 +104,7 @@ def kappa_trace(networks: Networks) -> Quantity:
         "`kappa_trace`",
         net.name,
         "the sum over layers, the trace not divided; `.max` and every layer beside it",
-        "One layer is a choice that has to be named: ask for it.",
+        "A single layer is a choice, so it has to be named.",
         rows,
     )
 
@@ -124,7 +125,8 @@ def neuron_flatness(networks: Networks) -> Quantity:
         "`neuron_flatness`, `neuron_flatness_ggn`",
         net.name,
         "the sum; `.max` and all columns beside it",
-        f"In a ReLU network the Gauss-Newton part is all of it; on `tanh` the whole is {parted:.4g} times as large.",
+        f"In a ReLU network the Gauss-Newton part is the whole value; on `tanh` the whole is {parted:.4g} times as "
+        f"large.",
         rows,
     )
 
@@ -148,8 +150,8 @@ def maximal_relative_flatness(networks: Networks) -> Quantity:
     return Quantity(
         "`maximal_relative_flatness`",
         net.name,
-        "Definition 13: row by row",
-        "The layer's own eigenvalue has another name.",
+        "Definition 13, row by row",
+        "The eigenvalue of the whole layer has another name.",
         rows,
     )
 
@@ -182,6 +184,6 @@ def adaptive_sharpness(networks: Networks) -> Quantity:
         "`adaptive_sharpness`, `adaptive_sharpness_ggn`",
         net.name,
         "every parameter in units of its own size, biases too",
-        "Only so does it survive a rescaling of neurons, biases included. For finite steps see `average_sharpness`.",
+        "Only then does it survive a rescaling of neurons, biases included. For finite steps see `average_sharpness`.",
         rows,
     )

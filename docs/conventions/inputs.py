@@ -33,7 +33,7 @@ def mls(networks: Networks) -> Quantity:
         "`mls`",
         net.name,
         "the mean, spectral, of what the network returns, not squared",
-        "As defined. If your network ends in a softmax or sigmoid, it is part of f, and so of the number.",
+        "As defined. If your network ends in a softmax or sigmoid, this is part of f, so it changes the number.",
         rows,
     )
 
@@ -60,7 +60,8 @@ def jacobian_norm(networks: Networks) -> Quantity:
         "`jacobian_norm`",
         net.name,
         "the maximum, of the logits",
-        "The softmax saturates as training goes on and hides the growth of the logits: ask for it by name.",
+        "The softmax saturates during training and hides the growth of the logits; the variant with it has its own "
+        "name.",
         rows,
     )
 
@@ -120,7 +121,8 @@ def jacobian_frobenius(networks: Networks) -> Quantity:
         "`jacobian_frobenius`",
         net.name,
         "the mean over samples, squared, no half",
-        "It does not grow with the data. The sketch with u lacks a factor sqrt(n N): strengths do not carry over.",
+        "It does not grow with the data. The estimate with u lacks a factor sqrt(n N), so the strength of a "
+        "regulariser cannot be taken over.",
         rows,
     )
 
@@ -155,7 +157,8 @@ def local_volume(networks: Networks) -> Quantity:
         "`local_volume`, `network_volume`",
         net.name,
         "det(J Jᵀ), all N eigenvalues; 0 where the rank is lower",
-        "What the definition means where N < M. With many outputs use `top_k`, and say which k: the unit changes.",
+        "This is what the definition means where N < M. With many outputs use `top_k`, and say which k: the unit "
+        "changes.",
         rows,
     )
 
@@ -177,7 +180,7 @@ def log_volume(networks: Networks) -> Quantity:
         "`log_volume`",
         net.name,
         "the natural log, before the mean; samples of lower rank left out, their share said",
-        "The log of 0 is no number; a sample left out silently would be worse.",
+        "The log of 0 does not exist, and samples must not be left out silently.",
         rows,
         difference=True,
     )

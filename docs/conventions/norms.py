@@ -49,7 +49,7 @@ def weight_norm(networks: Networks) -> Quantity:
         "`weight_norm`",
         net.name,
         "rooted, weights of linear layers, no biases",
-        "It is the norm of one vector, and scales as the weights do.",
+        "It is the norm of one vector, and scales with the weights.",
         rows,
     )
 
@@ -79,7 +79,7 @@ def norm_of_a_convolution(networks: Networks) -> Quantity:
         "`weight_norm.spectral` of a convolution",
         net.name,
         "the operator's, with the layer's own padding and stride, on its own input's size; `.kernel` by name",
-        "Bounds need the operator; the kernel as a matrix is another one.",
+        "Bounds need the norm of the operator; the kernel as a matrix has another norm.",
         rows,
         at=", layer `conv2`",
     )
@@ -105,7 +105,11 @@ def matrix_normalized_sharpness(networks: Networks) -> Quantity:
         Convention("‖W_l‖_F sqrt(positions)", "sharpdim `get_nmls` (its norm of a convolution)", sum(spread.values())),
     ]
     return Quantity(
-        f"`{name}`", net.name, "the operator's norm, S of the weight alone", "As the inequality's proof uses it.", rows
+        f"`{name}`",
+        net.name,
+        "the operator's norm, S of the weight alone",
+        "The proof of the inequality uses it.",
+        rows,
     )
 
 
@@ -127,7 +131,7 @@ def normalized_sharpness(networks: Networks) -> Quantity:
         "`normalized_sharpness`",
         net.name,
         "λ = 1; the minimum, certified",
-        'λ only divides the value. A descent that stops early does not give a minimum: see `arrays["gap"]`.',
+        'λ only divides the value. A descent that stops early does not reach the minimum: see `arrays["gap"]`.',
         rows,
     )
 
@@ -154,7 +158,7 @@ def fisher_rao(networks: Networks) -> Quantity:
         "`fisher_rao`",
         net.name,
         "the number of weight layers; not squared; `.parameters` beside it",
-        "The closed form equals sqrt(θᵀFθ) only without biases: the note says how far they part.",
+        "The closed form equals sqrt(θᵀFθ) only without biases: the note says how far they differ.",
         rows,
     )
 

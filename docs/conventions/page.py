@@ -16,26 +16,27 @@ FILLED_BY = (risk, inputs, traces, eigenvalues, flatness, norms, perturbation, d
 PREFACE = """\
 # Conventions
 
-The same name often stands for several numbers: a sum or a mean, squared or not, one layer or all. Here is, for every
-measure, which conventions are about, which one flatlens uses and why, and what each gives on one small network. The
-numbers are computed: `python docs/conventions > docs/conventions.md` makes this page anew.
+The same name often stands for several numbers: a sum or a mean, squared or not, one layer or all. For every measure,
+this page lists the conventions in use, says which one flatlens uses and why, and gives the value of each on one small
+network. A script computes the numbers: `python docs/conventions > docs/conventions.md` writes this page.
 
-**Before you compare a number with a published one, find its row.** *Ratio*: the row's value over flatlens's; where
-theory knows it, how. *for scale*: found in no source, there to compare sizes. n: samples, N: outputs, P: parameters,
-L: weight layers, m: inputs of a layer, d: its outputs. [measures.md](measures.md) defines the measures,
-[choosing.md](choosing.md#sources) has the papers behind the names, the [last section](#public-code-looked-at) the
-code."""
+**Before you compare a number with a published one, find its row.** *Ratio*: the row's value divided by flatlens's,
+and its formula where theory gives one. *for scale*: found in no source, only to compare sizes. n: samples, N:
+outputs, P: parameters, L: weight layers, m: inputs of a layer, d: its outputs. [measures.md](measures.md) defines the
+measures, [choosing.md](choosing.md#sources) has the papers behind the names, and the [last
+section](#public-code-looked-at) has the code."""
 
 NETWORKS = f"""\
-All on scikit-learn's digits: {TRAIN} to train on, {TEST} to test. Where batches matter, they are of {BATCHES[0]}, so
-that the last has {BATCHES[-1]}. float64, Adam, fixed seeds. Random rows are one draw, always the same."""
+All on scikit-learn's digits: {TRAIN} for training, {TEST} for the test. Where batches matter, they have {BATCHES[0]}
+samples, and the last one {BATCHES[-1]}. float64, Adam, fixed seeds. Rows with random numbers show one draw, always the
+same."""
 
 
-GLANCE = "For each quantity the convention of some source that is furthest from flatlens's."
+GLANCE = "For each quantity: the published convention whose value is furthest from that of flatlens."
 
 CODE_PREFACE = """\
-Facts about these files at these commits, found by reading them: what a name in the tables computes there, not how well.
-Later versions may differ."""
+What the names in the tables compute in these files at these commits, found by reading them. This says nothing about
+their quality. Later versions may differ."""
 
 
 Made = list[tuple[Entry, Quantity | Agreed]]

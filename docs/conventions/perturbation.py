@@ -49,7 +49,7 @@ def average_sharpness(networks: Networks) -> Quantity:
         "`average_sharpness`",
         net.name,
         "with 2/ρ², adaptive, in pairs +d and -d",
-        "With the factor it is a curvature and comparable between ρ; without, it shrinks as ρ².",
+        "With the factor it is a curvature that can be compared between values of ρ; without, it shrinks like ρ².",
         rows,
     )
 
@@ -74,7 +74,7 @@ def worst_sharpness(networks: Networks) -> Quantity:
             "SAM (Foret et al. 2021)",
             net("worst_sharpness"),
         ),
-        Convention("one step along the slope", "davda54/sam `first_step`", _one_step(net, ones, RADIUS)),
+        Convention("one step along the gradient", "davda54/sam `first_step`", _one_step(net, ones, RADIUS)),
         Convention(
             "every 50 samples apart: `m=50`",
             "sharpness-vs-generalization (batch by batch)",
@@ -94,7 +94,7 @@ def worst_sharpness(networks: Networks) -> Quantity:
         "`worst_sharpness`",
         net.name,
         "the Euclidean ball, all samples together, the best of several searches",
-        "A single step finds less than there is. The same ρ means different things in different balls: quote both.",
+        "A single step does not find the maximum. The same ρ means different things in different balls: state both.",
         rows,
     )
 
@@ -146,7 +146,8 @@ def pac_bayes_flatness(networks: Networks) -> Quantity:
         "`pac_bayes_flatness`",
         net.name,
         "σ is the standard deviation",
-        "In a PAC-Bayes bound, σ² is the variance. Values made with σ² as the deviation are the root of these.",
+        "In a PAC-Bayes bound, σ² is the variance. Values computed with σ² as the standard deviation are the square "
+        "root of these.",
         rows,
     )
 
@@ -184,7 +185,8 @@ def feature_robustness(networks: Networks) -> Quantity:
         "`feature_robustness`",
         net.name,
         "random rotations in pairs A and -A, labels kept, last linear layer",
-        "It is what Theorem 5 bounds. The mean over A and -A has no first-order term; a single feature has.",
+        "Theorem 5 bounds this. The mean over A and -A has no first-order term; the change of a single feature has "
+        "one.",
         rows,
     )
 
@@ -204,7 +206,7 @@ def mls_by_search(networks: Networks) -> Quantity:
     net = networks.relu
     rows = [
         Convention("mean of the steepest ‖f(x + d) - f(x)‖ / ‖d‖, ‖d‖ = 0.001 ‖x‖", "flatlens", net("mls_by_search")),
-        Convention("the slope itself: `mls`", "compression Def. 3.7", net("mls")),
+        Convention("the derivative itself: `mls`", "compression Def. 3.7", net("mls")),
         Convention("long secants, ‖d‖ = ‖x‖ / 2: `radius=0.5`", "for scale", net("mls_by_search(radius=0.5)")),
         Convention(
             "mean of ‖f(x + d) - f(x)‖² / ‖d‖, d in a box of 0.1, 30 steps",
@@ -216,6 +218,7 @@ def mls_by_search(networks: Networks) -> Quantity:
         "`mls_by_search`",
         net.name,
         "one length of d for all, relative to the input; nothing squared, as in compression Eq. 47",
-        "A secant across kinks can be steeper than the slope. With a square on top the value grows with the box.",
+        "A secant across kinks can be steeper than the derivative. With a square in the numerator the value grows "
+        "with the box.",
         rows,
     )

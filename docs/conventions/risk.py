@@ -49,8 +49,8 @@ def loss(networks: Networks) -> Quantity:
         "`loss`, `test_loss`",
         net.name,
         "the loss you name, its mean over samples",
-        "Divided once, by the number of samples: batches do not matter. **What scales the loss scales its Hessian, and "
-        "all that is made of it.**",
+        "It is divided once, by the number of samples, so batches do not matter. **A factor on the loss is a factor "
+        "on its Hessian, and on everything computed from it.**",
         rows,
     )
 
@@ -72,7 +72,8 @@ def smoothed_loss(networks: Networks) -> Quantity:
         f"`loss` with label smoothing {SMOOTHING}",
         net.name,
         "smoothing where the loss has it; no entropy subtracted",
-        "The second derivatives are the smoothed loss's; its entropy is a constant that no derivative sees.",
+        "The second derivatives are those of the smoothed loss; its entropy is a constant, so no derivative depends "
+        "on it.",
         rows,
     )
 
@@ -86,7 +87,7 @@ def accuracy(networks: Networks) -> Quantity:
         Convention("share, of 1", "sharpening B.3", value),
         Convention("per cent", "sharpdim `accuracy`", 100 * value, "100"),
     ]
-    return Quantity("`accuracy`, `test_accuracy`", net.name, "a share", "No unit to forget.", rows)
+    return Quantity("`accuracy`, `test_accuracy`", net.name, "a share", "It has no unit.", rows)
 
 
 @covers("generalisation_gap")
@@ -120,6 +121,7 @@ def generalisation_gap(networks: Networks) -> Quantity:
         "`generalisation_gap`",
         net.name,
         "the signed difference of mean losses",
-        "A sign can be taken away, not put back. Here, as in reparam2019, the test set is a fifth of the training set.",
+        "A sign can be removed later, but not restored. Here, as in reparam2019, the test set is a fifth of the "
+        "training set.",
         rows,
     )

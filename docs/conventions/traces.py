@@ -33,7 +33,8 @@ def interpolation_sharpness(networks: Networks) -> Quantity:
         "`interpolation_sharpness`, `parameter_jacobian_frobenius`",
         net.name,
         "squared, all trainable parameters, biases too",
-        "Squares add up over layers and equal the trace; take the root for the figures. Two names, one number.",
+        "Squares add up over layers and equal the trace; the papers' figures plot the square root. Both names give "
+        "the same number.",
         rows,
     )
 
@@ -72,7 +73,8 @@ def ggn_trace(networks: Networks) -> Quantity:
         "`ggn_trace`",
         net.name,
         "the loss's own C, mean over samples, not divided by P",
-        "The empirical Fisher vanishes with the slopes at interpolation; the Gauss-Newton matrix need not.",
+        "At interpolation the empirical Fisher vanishes, as the gradients of the losses do; the Gauss-Newton matrix "
+        "need not.",
         rows,
     )
 
@@ -105,8 +107,10 @@ def hessian_trace(networks: Networks) -> Quantity:
     return Quantity(
         "`hessian_trace`",
         net.name,
-        "the sum over all parameters: exact Gauss-Newton part, plus probes only for what a smooth network bends",
-        "A mean that stands still for one probe says nothing of its error: estimates here have a standard error.",
+        "the sum over all parameters: exact Gauss-Newton part, plus probes only for the functional Hessian of "
+        "smooth networks",
+        "A running mean that does not change for one probe says nothing about its error; estimates here have a "
+        "standard error.",
         rows,
     )
 
@@ -126,7 +130,7 @@ def spectral_density(networks: Networks) -> Quantity:
         "`spectral_density`",
         net.name,
         "8 probes, and a standard error at every point of the curve",
-        "One probe has no error bar. The curve depends on the smoothing, too: 1% of the range here.",
+        "One probe gives no error bar. The curve also depends on the smoothing, here 1% of the range.",
         rows,
     )
 
