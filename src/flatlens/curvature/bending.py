@@ -21,9 +21,9 @@ from flatlens.curvature.operators import slopes
 from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
-from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.grams.record import Tape, run_recorded
 from flatlens.grams.second_derivative import require_second_derivative
+from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.kept import Kept

@@ -20,10 +20,10 @@ from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contractions import pieces
-from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.grams.record import run_recorded
-from flatlens.grams.sketch import random_signs
 from flatlens.grams.second_derivative import require_second_derivative
+from flatlens.grams.sketch import random_signs
+from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.state import differentiable

@@ -7,8 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-SCRATCH_BYTES = 2**23  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
-CACHE_BYTES = 2**21  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
+SCRATCH_BYTES = (
+    2**23
+)  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
+CACHE_BYTES = (
+    2**21
+)  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
 DEVICE_BYTES = 2**26  #: elsewhere, where many small products take longer to begin than to do
 
 

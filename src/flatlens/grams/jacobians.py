@@ -10,7 +10,7 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import gram, concatenated, norm2, quadratic
+from flatlens.grams.contractions import concatenated, gram, norm2, quadratic
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.embeddings import embedding_jacobian
 from flatlens.grams.first_layer import input_gram, input_squares

@@ -86,7 +86,9 @@ class Weight:
         return map_norm(adapter, self.value, size, tolerance)
 
 
-_GRAM_BYTES = 2 * 5 * 8  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
+_GRAM_BYTES = (
+    2 * 5 * 8
+)  #: bytes of G, R, K and its two parts, a number each, of two chunks: one dies when the next is there
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +127,12 @@ class Layout:
     def bytes_per_sample(self, rows: int) -> int:
         """Return a pass's bytes per sample: slopes of `rows` outputs, activations, gradients of unexplained, Grams."""
         unexplained = self.unexplained_size * rows * (8 + 2 * self.itemsize)
-        return rows * self.jacobian_bytes + 6 * self.itemsize * self.activation_entries + unexplained + _GRAM_BYTES * rows**2 * len(self.weights)
+        return (
+            rows * self.jacobian_bytes
+            + 6 * self.itemsize * self.activation_entries
+            + unexplained
+            + _GRAM_BYTES * rows**2 * len(self.weights)
+        )
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:
         """Return how many samples fit in `memory` bytes in a pass over so many outputs, beside what does not grow.

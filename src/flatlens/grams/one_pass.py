@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flatlens.estimate import Progress
 from flatlens.grams.broken import clear_autograd_errors
-from flatlens.grams.certificate import ChunkCheck, Checker
+from flatlens.grams.certificate import Checker, ChunkCheck
 from flatlens.grams.jacobians import ChunkJacobians, Saved, network_input, saved_of
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout
@@ -143,7 +143,9 @@ class _Pass:
         if slopes.certificate is not None:
             rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=False)
             batched = self.pool.batched is True
-            self.pending.append(self.checker.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched))
+            self.pending.append(
+                self.checker.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched)
+            )
         layers = chunk.layers(make_grams, self.scale)
         if layout.input_call is not None:
             network: LayerGrams | None = layers[layout.input_call]

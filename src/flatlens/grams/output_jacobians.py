@@ -138,7 +138,11 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
 
 
 def certificate_of(
-    start: PassStart, f: Tensor, slots: dict[str, _WatchedPlace], parameters: dict[str, Tensor], generator: torch.Generator
+    start: PassStart,
+    f: Tensor,
+    slots: dict[str, _WatchedPlace],
+    parameters: dict[str, Tensor],
+    generator: torch.Generator,
 ) -> Certificate:
     """Take the backward pass of a random combination of the outputs, at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -184,7 +188,9 @@ def _is_parameter(node: Any) -> bool:
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
-def watched_places(tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]) -> dict[str, _WatchedPlace]:
+def watched_places(
+    tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
+) -> dict[str, _WatchedPlace]:
     """Return a slot for each place at which slopes are wanted."""
     dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.products}
     operations = layout.operations(tape)
@@ -213,10 +219,14 @@ def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _WatchedPlac
         )
     if isinstance(operation, Product | Bias):
         adapter = operation.adapter
-        return _WatchedPlace(operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n))
+        return _WatchedPlace(
+            operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n)
+        )
     if isinstance(operation, Lookup):
         width = operation.shape[-1]
-        return _WatchedPlace(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width))
+        return _WatchedPlace(
+            operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width)
+        )
     return _WatchedPlace(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n))
 
 

@@ -117,7 +117,9 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
         times = sum(call.module is module for call in tape.linear.values())
         key = names[module] if times == 0 else f"{names[module]}:{times}"
         handed_on = z.clone()
-        tape.linear[key] = Call(key, names[module], module, x, z, _sequence_number(x, -1), _sequence_number(handed_on, 2**63))
+        tape.linear[key] = Call(
+            key, names[module], module, x, z, _sequence_number(x, -1), _sequence_number(handed_on, 2**63)
+        )
         return handed_on
 
     def embed(module: nn.Module, args: tuple[Any, ...], z: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ def independent_rows(
     return left
 
 
-def coupled_places(f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator) -> list[str]:
+def coupled_places(
+    f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator
+) -> list[str]:
     """The places where samples do not lie as planned, or see each other.
 
     Two backward passes: each sample's rows must follow a weight given to its outputs. Where they do not, to rounding,

@@ -12,8 +12,8 @@ from torch.func import functional_call
 from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
-from flatlens.grams.unexplained import Runner
 from flatlens.grams.sketch import random_signs
+from flatlens.grams.unexplained import Runner
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
