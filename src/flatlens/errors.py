@@ -70,14 +70,14 @@ class UnknownName(BadInput, KeyError):
     """A name that is not in the list it was looked up in."""
 
     @classmethod
-    def among(cls, what: str, name: str, known: Iterable[str]) -> UnknownName:
+    def among(cls, what: str, name: object, known: Iterable[str]) -> UnknownName:
         """The error for `name`, with the nearest known names.
 
         >>> print(UnknownName.among("measure", "ml", ["mls", "nmls"]))
         no measure is called 'ml': did you mean mls, nmls?
         """
-        known = sorted(known)
-        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        known = sorted(map(str, known))
+        near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
         more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
         hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:SHOWN])}{more}"
         return cls(f"no {what} is called {name!r}: {hint}")
@@ -101,7 +101,7 @@ def one_line(error: BaseException, longest: int | None = None) -> str:
     >>> one_line(ValueError("shapes do\\n  not fit"), 9), one_line(MemoryError())
     ('shapes do', 'MemoryError')
     """
-    return " ".join(str(error).split())[:longest] or type(error).__name__
+    return " ".join(message_of(error).split())[:longest] or type(error).__name__
 
 
 def typed_line(error: BaseException, longest: int | None = None) -> str:
@@ -110,4 +110,12 @@ def typed_line(error: BaseException, longest: int | None = None) -> str:
     >>> typed_line(ValueError("shapes do\\n  not fit")), typed_line(MemoryError())
     ('ValueError: shapes do not fit', 'MemoryError: no message')
     """
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:longest] or 'no message'}"
+    return f"{type(error).__name__}: {' '.join(message_of(error).split())[:longest] or 'no message'}"
+
+
+def message_of(error: BaseException) -> str:
+    """Return an exception's message; empty where showing it fails."""
+    try:
+        return str(error)
+    except Exception:  # whatever the __str__ of a class of the user's own does
+        return ""

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -92,7 +92,8 @@ class Report(Mapping[Key, Estimate]):
 
     def __contains__(self, key: object) -> bool:
         pair = (key, None) if isinstance(key, str) else key
-        return isinstance(pair, Hashable) and pair in self._estimates
+        named = isinstance(pair, tuple) and all(part is None or isinstance(part, str) for part in pair)
+        return named and pair in self._estimates
 
     def __repr__(self) -> str:
         return self.frame().to_string(max_rows=60)

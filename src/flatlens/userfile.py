@@ -9,15 +9,15 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar
+from typing import TypeVar, final
 
-from flatlens.errors import BadInput, FlatlensError, UnknownName, typed_line
+from flatlens.errors import BadInput, FlatlensError, UnknownName, message_of, typed_line
 
 T = TypeVar("T")
+OURS = str(Path(__file__).parent)
 
 
 def is_userfile(spec: str) -> bool:
@@ -56,23 +56,37 @@ def guarded(call: Callable[[], T], what: str) -> T:
         raise BadInput(f"{what} raised {said(error)}") from error
 
 
-@contextmanager
-def users_code(failed: Callable[[str], FlatlensError]) -> Iterator[None]:
-    """Raise `failed(line)` in place of what the user's code raises in here, `line` being what is `said` of it.
+@final
+class users_code:  # noqa: N801 (a context; one made of a generator would let a StopIteration pass)
+    """Raises `failed(line)` in place of what the user's code raises in here, `line` being what is `said` of it.
 
-    Errors of flatlens pass, and an exit that no code of the user's asked for: that of a signal's handler.
+    Errors of flatlens pass, and an exit that no code of the user's asked for: that of a signal's handler. With `hooks`
+    all errors pass but those of code of the user's that torch called, such as a backward hook.
     """
-    try:
-        yield
-    except (Exception, SystemExit) as error:
-        if type(error).__module__.startswith("flatlens.") or (isinstance(error, SystemExit) and _is_a_signals(error)):
-            raise
-        raise failed(said(error)) from error
+
+    def __init__(self, failed: Callable[[str], FlatlensError], *, hooks: bool = False) -> None:
+        self.failed, self.hooks = failed, hooks
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if not isinstance(error, Exception | SystemExit) or type(error).__module__.startswith("flatlens."):
+            return
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, SystemExit) and files[-1].startswith(OURS):
+            return
+        own = [number for number, file in enumerate(files) if _is_own(file)]
+        if self.hooks and (not own or "site-packages" not in files[own[-1] - 1]):
+            return
+        raise self.failed(said(error)) from error
 
 
 def said(error: BaseException) -> str:
     """Return in one line what the user's code raised, and the last line of the user's own that it came through."""
-    if re.match(r"Caught \w+ in \w+ worker process", text := str(error)):  # a traceback in words, of another process
+    if re.match(
+        r"Caught \w+ in \w+ worker process", text := message_of(error)
+    ):  # a traceback in words, of another process
         places = [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+)', text)]
         return " ".join(text.split("\n  ")[-1].splitlines()[1:])[:200] + _last_own(places)
     frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -122,13 +136,13 @@ def _listing(file: str, public: list[str]) -> str:
     return f"it defines {', '.join(public[:8])}" if public else f"{Path(file).name} defines no function"
 
 
-def _is_a_signals(error: SystemExit) -> bool:
-    frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename.startswith(str(Path(__file__).parent))
-
-
 def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
     """The last place that is the user's own; a SyntaxError's message has it already."""
-    foreign = ("<", sysconfig.get_path("stdlib"), str(Path(__file__).parent))
-    own = [place for place in places if "site-packages" not in place[0] and not place[0].startswith(foreign)]
+    own = [place for place in places if _is_own(place[0])]
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
+
+
+def _is_own(file: str) -> bool:
+    """Whether a file of a traceback is the user's: of no package, and not Python's or flatlens' own."""
+    foreign = ("<", sysconfig.get_path("stdlib"), OURS)
+    return "site-packages" not in file and not file.startswith(foreign)

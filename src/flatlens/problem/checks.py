@@ -37,6 +37,10 @@ def require_usable(model: object, dtype: object) -> None:
                 f"Problem(model=...): {name!r} is on the meta device, without numbers: make the model on a device "
                 f"(model.to_empty(device=...), then load weights into it)"
             )
+        if p.is_floating_point() and p.element_size() == 1:
+            raise BadModel(
+                f"Problem(model=...): {name!r} is {p.dtype}, in which nothing can be computed: call model.float() first"
+            )
         if p.layout != torch.strided and isinstance(p, nn.Parameter):
             raise BadModel(f"Problem(model=...): {name!r} is sparse: hold it as a dense parameter, p.to_dense()")
         if p.is_inference():

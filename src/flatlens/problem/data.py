@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias, cast, final
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flatlens.errors import BadData
-from flatlens.problem.loaders import fixed_order, kept, read
+from flatlens.errors import BadData, typed_line
+from flatlens.problem.loaders import fixed_order, kept, random_kept, read
 from flatlens.problem.ranks import ALONE, Ranks
 
 Batch: TypeAlias = Any
@@ -79,7 +80,8 @@ def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
 
 def checksum(tensor: Tensor, start: int = 0) -> int:
     """Of a tensor's bytes, carried on from `start`."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+    flat = dense.cpu().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
 
 
@@ -178,7 +180,7 @@ class Data:
             return
         assert self._source is not None
         self._readings += 1
-        with torch.random.fork_rng(), kept(self._source):  # a loader draws a base seed from the global generator
+        with random_kept(), kept(self._source):  # a loader draws a base seed from the global generator
             torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
             held = 0
             for number, raw in read(self._source, ranks, self.where):
@@ -261,9 +263,9 @@ def _as_tensors(part: Any, where: str) -> Any:
     if isinstance(part, Mapping | tuple):
         return _plain(part)
     try:
-        return torch.as_tensor(part)
-    except (TypeError, ValueError, RuntimeError) as error:
+        return torch.as_tensor(part if isinstance(part, Tensor) or not hasattr(part, "__array__") else np.asarray(part))
+    except Exception as error:  # whatever reading a thing of an unknown kind raises
         raise BadData(
-            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({error}): give tensors or arrays of "
-            f"numbers, samples first"
+            f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "
+            f"tensors or arrays of numbers, samples first"
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from typing import Generic, TypeVar
 
 import torch
@@ -42,7 +42,13 @@ class Kept(Generic[Name]):
             places[name] = slice(start, stop)
 
     def joined(self, ranks: Ranks) -> dict[Name, Tensor]:
-        """All ranks' rows by name, in the data's order, on the host: nothing waits for a device before."""
+        """Give up all ranks' rows by name, in the data's order, on the host: nothing waits for a device before."""
+        if ranks.size == 1:  # one name after another, so that all rows are not held twice
+            places = [self._chunks[number] for number in sorted(self._chunks)]
+            return {
+                name: torch.cat([buffer[at[name]] for at in places if name in at]).cpu()
+                for name, buffer in self._emptied()
+            }
         whole = {name: buffer[: self._filled[name]].cpu() for name, buffer in self._buffers.items()}
         every = ranks.in_order(
             {
@@ -52,3 +58,8 @@ class Kept(Generic[Name]):
         )
         names = dict.fromkeys(name for one in every for name in one)
         return {name: torch.cat([one[name] for one in every if name in one]) for name in names}
+
+    def _emptied(self) -> Iterator[tuple[Name, Tensor]]:
+        """Give the buffers up one by one."""
+        for name in list(self._buffers):
+            yield name, self._buffers.pop(name)

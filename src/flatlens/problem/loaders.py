@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, Subset
@@ -39,7 +41,7 @@ def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
         return loader
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
-    with torch.random.fork_rng(), kept(loader), _failing(where, "its sampler"):
+    with random_kept(), kept(loader), _failing(where, "its sampler"):
         if loader.batch_size is None:
             picked = sorted(index for batch in loader.batch_sampler for index in batch)
         else:
@@ -48,6 +50,18 @@ def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
     return DataLoader(
         Subset(loader.dataset, picked), batch_size=batch_size, collate_fn=collate, num_workers=loader.num_workers
     )
+
+
+@contextmanager
+def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
+    """Leave the global random states of torch (on these CUDA devices, or all), NumPy and Python where they were."""
+    theirs = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(theirs[0])
+        np.random.set_state(theirs[1])
 
 
 @contextmanager

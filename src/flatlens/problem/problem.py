@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -211,7 +212,6 @@ class Problem:
         if self._works_in == "bfloat16":
             with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
                 outputs, targets, counted = self._forward(model, batch)
-            outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         else:
             outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor) and outputs.is_complex():
@@ -224,6 +224,7 @@ class Problem:
                 f"Problem(model=...): the outputs are {outputs.dtype}: floating ones are needed, before they are "
                 f"rounded or compared"
             )
+        outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 0:
             raise BadModel(f"Problem(model=...): outputs of shape {tuple(outputs.shape)} hold no number: N is 0")
         if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == n:
@@ -272,7 +273,7 @@ class Problem:
         again, _ = self.run(model, self.place(first))  # a fresh copy: forward() may write to what it is fed
         if not finite(once):
             return  # the census names the sample
-        apart = float((once - again).abs().max())
+        apart = _largest_difference(once, again)
         scale = float(once.abs().max()) + 1e-30
         eps = torch.finfo(once.dtype).eps
         if apart > 100 * eps * scale:
@@ -290,7 +291,7 @@ class Problem:
         order = torch.randperm(len(f), generator=torch.Generator().manual_seed(len(f)))
         for rows in (part.sort().values for part in order.chunk(2)):
             alone, whole = self.run(model, self.place(select(raw, rows)))[0], f[rows.to(f.device)]
-            apart, scale = float((whole - alone).abs().max()), float(f.abs().max()) + 1e-30
+            apart, scale = _largest_difference(whole, alone), float(f.abs().max()) + 1e-30
             if apart > 1e4 * torch.finfo(f.dtype).eps * scale:
                 raise BadModel(
                     f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
@@ -347,6 +348,11 @@ class Problem:
                     f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
                     f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
                 )
+            if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
+                raise BadModel(
+                    f"Problem({data.where}): the model gives {outputs} outputs for the samples before {n}, and "
+                    f"{f.shape[1]} for sample {n}: every sample needs as many"
+                )
             if len(f) > 1 and not self.coupled:
                 self._require_samples_apart(model, raw, f)
             self._require_losses(f.to(torch.float64), y, n, data.where)
@@ -393,6 +399,12 @@ class Problem:
             )
         with self._losing(where, f, y):
             self.loss.require_apart(f, y)
+
+
+def _largest_difference(one: Tensor, other: Tensor) -> float:
+    """Between entries of two tensors; infinite where one is NaN, or their shapes differ."""
+    apart = float((one - other).abs().max()) if one.shape == other.shape else math.inf
+    return math.inf if math.isnan(apart) else apart
 
 
 def _failing(where: str) -> Callable[[str], ForwardFailed]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.errors import BadModel
+from flatlens.errors import BadModel, ForwardFailed
 from flatlens.problem.data import checksum
+from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
     plain_embeddings,
     plain_hardsigmoid,
@@ -20,6 +21,7 @@ from flatlens.problem.plain import (
     plain_parametrizations,
     plain_weight_norms,
 )
+from flatlens.userfile import users_code
 
 
 @contextmanager
@@ -43,7 +45,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     which keeps 10 of its 23 bits, is off but with `tf32`.
     With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
 
-    `.grad` is never touched: everything inside uses `torch.autograd.grad`. Buffers that forward() writes to are put
+    `.grad` is set aside: nothing inside needs it. Buffers that forward() writes to are put
     back; one that writes to parameters is refused when the Problem is made (`untouched`).
 
     >>> net = nn.Dropout(0.5)
@@ -60,10 +62,13 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
+        for p, _ in grads:
+            p.grad = None  # forward() may add to what is there
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
         with (
+            users_code(_failed, hooks=True),
             modes_kept(model),
-            torch.random.fork_rng(devices),
+            random_kept(devices),
             torch.inference_mode(False),
             torch.enable_grad(),
             sdpa_kernel(SDPBackend.MATH),
@@ -87,11 +92,14 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
         for norm, tracked in norms:
             norm.track_running_stats = tracked
         for p, grad in grads:
-            if p.grad is not grad:
-                p.grad = grad
+            p.grad = grad
         with torch.no_grad():
             for buffer, memory, before in buffers:
                 _put_back(buffer, memory, before)
+
+
+def _failed(line: str) -> ForwardFailed:
+    return ForwardFailed(f"Problem(model=...): code of the network's own, such as a hook, failed ({line})")
 
 
 @contextmanager

@@ -48,6 +48,7 @@ def whole(value: object, name: str, least: int) -> int:
         number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    if number < least:
-        raise BadInput(f"Tracker({name}={value!r}): a whole number of at least {least} is needed")
+    if not least <= number < 2**63:  # what a column of integers holds
+        most = "" if number < least else ", and below 2**63,"
+        raise BadInput(f"Tracker({name}={value!r}): a whole number of at least {least}{most} is needed")
     return number

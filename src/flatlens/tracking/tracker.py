@@ -93,6 +93,10 @@ class Tracker:
         self._next, self._latest = 0, -1
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
 
+    def due(self, step: int) -> bool:
+        """Return whether `step` would measure after this many training steps, but for the budget."""
+        return self._schedule.due(step)
+
     def step(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
         """Measure, if it is due after `step` training steps; the report, or None.
 

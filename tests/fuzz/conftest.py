@@ -1,0 +1,6 @@
+"""The helper modules beside the tests, and those of tests/soundness."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "soundness")]

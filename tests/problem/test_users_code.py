@@ -1,0 +1,235 @@
+"""The user's own code fails: one line names what failed, on which sample, and the place in the user's file."""
+
+from __future__ import annotations
+
+import inspect
+import random
+import signal
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import flatlens as fl
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
+from flatlens.userfile import users_code
+
+N = 1100
+X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0)).clamp(-3, 3)
+Y = torch.arange(N) % 2
+
+
+def line_of(code: Callable[..., object], holds: str) -> str:
+    """The place in this file of the line of `code` that holds some text."""
+    lines, first = inspect.getsourcelines(code)
+    return f"test_users_code.py, line {first + next(k for k, line in enumerate(lines) if holds in line)}"
+
+
+class FailsAt(nn.Linear):
+    """Fails at some call, or on a large input."""
+
+    def __init__(self, error: BaseException, call: int = 0) -> None:
+        super().__init__(3, 2)
+        self.error, self.call, self.calls = error, call, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == self.call or bool((x > 9).any()):
+            raise self.error
+        return super().forward(x)
+
+
+ERRORS = [
+    ValueError("one\ntwo"),
+    SystemExit(3),
+    KeyError("key"),
+    AssertionError(),
+    StopIteration("stop"),
+    RuntimeError("x"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 8, 11])
+def test_forward_fails_at_any_call(error: BaseException, call: int) -> None:
+    model = FailsAt(error, call)
+    with pytest.raises(ForwardFailed) as caught:
+        fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))))
+    told = str(caught.value)
+    assert model.calls >= call
+    assert caught.value.__cause__ is error
+    assert line_of(FailsAt.forward, "raise self.error") in told
+    assert type(error).__name__ in told
+    assert "\n" not in told
+
+
+@pytest.mark.parametrize("sample", [0, 700, 1030, 1099])
+def test_the_sample_that_forward_fails_on_is_named(sample: int) -> None:
+    x = X.clone()
+    x[sample, 1] = 10.0
+    with pytest.raises(ForwardFailed, match="first batch" if sample < 256 else f"on sample {sample} of the data"):
+        fl.Problem(FailsAt(ValueError("large")), "cross_entropy", (x, Y))
+
+
+def test_a_held_out_sample_is_named() -> None:
+    x = X.clone()
+    x[5] = 10.0
+    with pytest.raises(ForwardFailed, match="on sample 5 of the held-out data"):
+        fl.Problem(FailsAt(ValueError("large")), "cross_entropy", (X, Y), test=(x, Y))
+
+
+class Samples(Dataset):
+    """Two features from `ragged` on, an error at `broken`."""
+
+    def __init__(self, broken: int = -1, ragged: int = N, error: BaseException | None = None) -> None:
+        self.broken, self.ragged, self.error = broken, ragged, error or OSError("no such picture")
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        if i == self.broken:
+            raise self.error
+        return X[i] if i < self.ragged else X[i, :2], int(Y[i])
+
+
+def read(data: object) -> fl.Problem:
+    return fl.Problem(nn.Linear(3, 2), "cross_entropy", data)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("sample", [3, 700])
+def test_the_sample_that_cannot_be_read_is_named(sample: int, workers: int) -> None:
+    place = line_of(Samples.__getitem__, "raise self.error")
+    with pytest.raises(
+        BadData, match=rf"sample {sample} cannot be read \(OSError: no such picture \({place}\)\)"
+    ) as caught:
+        read(DataLoader(Samples(sample), batch_size=64, num_workers=workers))
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_data_set_that_exits_is_named() -> None:
+    with pytest.raises(BadData, match=r"sample 300 cannot be read \(SystemExit: 5"):
+        read(Samples(300, error=SystemExit(5)))
+
+
+@pytest.mark.parametrize("sample", [3, 700])
+def test_samples_that_do_not_go_together_are_named(sample: int) -> None:
+    with pytest.raises(
+        BadData, match=rf"samples \d+ and {sample} do not go into one batch.*\(3,\), int and \(2,\), int"
+    ):
+        read(Samples(ragged=sample))
+
+
+def test_a_collate_that_fails_on_the_last_batch_is_named() -> None:
+    def together(rows: list[tuple[Tensor, int]]) -> tuple[Tensor, Tensor]:
+        if len(rows) < 256:
+            raise TypeError("too few")
+        return torch.stack([x for x, _ in rows]), torch.tensor([y for _, y in rows])
+
+    place = line_of(together, "raise TypeError")
+    with pytest.raises(
+        BadData, match=rf"collate of batch 4, of samples 1024 to 1099, failed \(TypeError: too few \({place}"
+    ):
+        read(DataLoader(Samples(), batch_size=256, collate_fn=together))
+
+
+def test_a_stream_that_fails_names_the_batch() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self):
+            yield from (Samples()[i] for i in range(100))
+            raise ConnectionError("gone")
+
+    with pytest.raises(BadData, match=r"batch 3 cannot be read \(ConnectionError: gone"):
+        read(DataLoader(Stream(), batch_size=32))
+
+
+def test_a_sampler_that_fails_is_named() -> None:
+    class Order(torch.utils.data.Sampler[int]):
+        def __iter__(self):
+            raise LookupError("no order")
+
+    with pytest.raises(BadData, match=r"its sampler failed \(LookupError: no order"):
+        read(DataLoader(Samples(), sampler=Order()))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 5, 9, 14, 20])
+def test_a_loss_fails_at_any_call(call: int) -> None:
+    calls = []
+
+    def loss(f: Tensor, y: Tensor) -> Tensor:
+        calls.append(len(f))
+        if len(calls) == call:
+            raise ZeroDivisionError("as told")
+        return (f[:, 0] - y).square()
+
+    with pytest.raises(BadLoss, match="ZeroDivisionError: as told") as caught:
+        fl.measure(fl.Lens(fl.Problem(nn.Linear(3, 2), loss, (X[:9], Y[:9]))), ["ggn_trace", "sharpness"])
+    assert line_of(loss, "raise Zero") in str(caught.value)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert isinstance(caught.value, LossFailed) or "parts of it" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("in a hook"), SystemExit(4)], ids=repr)
+def test_a_backward_hook_that_fails_is_one_line(error: BaseException) -> None:
+    def fails(*given: object) -> None:
+        raise error
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
+    model[1].register_full_backward_hook(fails)
+    with pytest.raises(BadModel, match=r"such as a hook, failed .*test_users_code\.py, line") as caught:
+        fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))))
+    assert caught.value.__cause__ is error
+
+
+def test_a_progress_callback_may_stop_the_work_by_an_error_of_its_own() -> None:
+    class Enough(Exception):
+        pass
+
+    def stop(what: str, done: int, total: int) -> None:
+        raise Enough
+
+    lens = fl.Lens(fl.Problem(nn.Linear(3, 2), "cross_entropy", (X[:9], Y[:9])))
+    with pytest.raises(Enough):
+        fl.measure(lens, ["average_sharpness"], progress=stop)
+    assert fl.measure(lens, "mls")["mls"].kind == "exact"
+
+
+def test_an_exit_that_a_signals_handler_of_ours_asks_for_is_no_failure_of_the_users_code(monkeypatch) -> None:
+    def forward() -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("flatlens.userfile.OURS", __file__)  # as if this handler were flatlens' own
+    before = signal.signal(signal.SIGTERM, lambda *given: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit), users_code(BadInput):
+            forward()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_an_error_that_cannot_be_shown() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no")
+
+    with pytest.raises(ForwardFailed, match="Silent: no message"):
+        fl.Problem(FailsAt(Silent(), 1), "cross_entropy", (X, Y))
+
+
+def test_random_numbers_that_the_users_code_draws_are_put_back() -> None:
+    class Drawn(Samples):
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            random.random(), np.random.rand(), torch.rand(())
+            return super().__getitem__(i)
+
+    data = Drawn()
+    model = nn.Linear(3, 2)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)), "mls")
+    assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
