@@ -74,7 +74,7 @@ def test_the_table_of_invariances_is_the_catalogue():
 
 def test_the_questions_star_what_is_run_only_when_named():
     questions = (ROOT / "docs" / "choosing.md").read_text().partition("## Between")[0]
-    products = {name for name, one in fl.measures.MEASURES.items() if one.place == "request"}
+    products = {name for name, one in fl.measures.MEASURES.items() if one.on_request}
     assert set(re.findall(r"`(\w+)`\\\*", questions)) == products
     assert set(re.findall(r"`(\w+)`", questions)) >= set(fl.measures.MEASURES)
 

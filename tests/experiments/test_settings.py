@@ -68,7 +68,7 @@ def test_quantities_are_undefined_rather_than_wrong():
 
 def test_a_study_measures_and_compares_all_that_needs_no_products_and_says_something_new():
     study = Study.digits("smoke")
-    left_out = {*LEFT_OUT, *(name for name, one in MEASURES.items() if one.place == "request")}
+    left_out = {*LEFT_OUT, *(name for name, one in MEASURES.items() if one.on_request)}
     assert set(study.base.measures) == set(MEASURES) - left_out
     axes = {q.column for q in study.quantities}
     assert axes >= {name for name in study.base.measures if MEASURES[name].card.family != "generalisation"}

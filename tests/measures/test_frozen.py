@@ -9,7 +9,7 @@ from torch import nn
 import flatlens as fl
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 3
-WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if m.place == "weight"]
+WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if getattr(m, "place", "") == "weight"]
 OF_LAYERS = ["layer_sharpness", "maximal_relative_flatness", "layer_factors"]
 
 

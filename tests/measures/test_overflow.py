@@ -67,7 +67,7 @@ def test_slopes_that_overflow_themselves(scales: tuple[float, ...], dtype: torch
             sound(fl.measure(lens(scales, dtype), name))
 
 
-@pytest.mark.parametrize("name", [m for m, one in MEASURES.items() if one.place == "request" and m not in SLOW])
+@pytest.mark.parametrize("name", [m for m, one in MEASURES.items() if one.on_request and m not in SLOW])
 def test_nor_is_what_takes_products(name: str) -> None:
     if not MEASURES[name].held_out:
         sound(fl.measure(lens(CASES[0], torch.float64), name))

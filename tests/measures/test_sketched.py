@@ -17,7 +17,7 @@ from flatlens.measures.card import per_sample
 from flatlens.problem.losses import as_loss
 
 BY_PROBES = [
-    m for m in fl.measures.MEASURES.values() if m.place not in ("network", "request") and m.sketched == "probes"
+    m for m in fl.measures.MEASURES.values() if isinstance(m, fl.measures.PassMeasure) and m.sketched == "probes"
 ]
 TOP = ["mls", "nmls", "jacobian_norm", "normalized_mls", "jacobian_norm(softmax=True)", "mls(softmax=True)"]
 

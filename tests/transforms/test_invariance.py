@@ -33,7 +33,7 @@ def test_every_default_cell_agrees_both_ways(table):
     assert [cell for cell in table if cell.unchanged != cell.declared] == []
     assert all(cell.agrees for cell in table)
     assert table.disagreeing == []
-    default = [one.key for one in MEASURES.values() if one.place != "request"]
+    default = [one.key for one in MEASURES.values() if not one.on_request]
     for move in ("layerwise", "neuronwise", "permutation", "feature_normalisation"):
         assert [name for name in default if (name, move) not in {(c.measure, c.transform) for c in table}] == []
 

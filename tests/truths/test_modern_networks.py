@@ -15,7 +15,7 @@ from torch.autograd.functional import jacobian
 import flatlens as fl
 from flatlens.operations.layers import is_linear
 
-ONE_PASS = [name for name, m in fl.measures.MEASURES.items() if m.place != "request" and not m.held_out]
+ONE_PASS = [name for name, m in fl.measures.MEASURES.items() if not m.on_request and not m.held_out]
 REQUESTED = ["sharpness(tol=1e-8)", "ggn_norm(tol=1e-8)", "hessian_trace(exact=True)", "jacobian_norm(softmax=True)",
              "local_volume(top_k=2)"]  # fmt: skip
 

@@ -13,7 +13,9 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, log_positive_volume, output_slope2, rank, weight_slope2
 from flatlens.grams import Weight
-from flatlens.measures import interpolation_sharpness, jacobian_frobenius, log_volume, mls
+from flatlens.measures.gauss_newton import interpolation_sharpness
+from flatlens.measures.sensitivity import jacobian_frobenius, mls
+from flatlens.measures.volume import log_volume
 
 
 @bound(

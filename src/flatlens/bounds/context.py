@@ -19,7 +19,7 @@ from flatlens.distributions import Distribution, Rule
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Key, Progress, Report
 from flatlens.grams import Weight
-from flatlens.measures import Lens, Measure, named
+from flatlens.measures import Lens, PassMeasure, named
 from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.perturbation import Elsewhere
@@ -89,16 +89,16 @@ class Context:
         """Below it slopes, or their squares, underflow."""
         return 1e-150 if self.lens.problem.dtype == torch.float64 else 1e-35
 
-    def ask(self, *quantities: Measure) -> Mapping[Key, Tensor]:
+    def ask(self, *quantities: PassMeasure) -> Mapping[Key, Tensor]:
         """Numbers per sample at all places, of one pass where they are asked for together."""
         asked = {one.key: one for one in (*quantities, *TOGETHER)}
         return self.lens.per_sample(asked.values(), self.progress, self.generator)
 
-    def each(self, quantity: Measure, place: str | None = None) -> Tensor:
+    def each(self, quantity: PassMeasure, place: str | None = None) -> Tensor:
         """One number per sample at a place: a layer, or None for the network's input."""
         return self.ask(quantity)[quantity.key, place]
 
-    def total(self, quantity: Measure) -> Tensor:
+    def total(self, quantity: PassMeasure) -> Tensor:
         """The sum over all places of parameters, per sample."""
         found = [v for (key, at), v in list(self.ask(quantity).items()) if key == quantity.key and at is not None]
         return torch.stack(found).sum(0) if found else torch.zeros(self.n, dtype=torch.float64)

@@ -13,7 +13,7 @@ from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.covered import Covered, convex_support, covered, spread, steepest
-from flatlens.measures import jacobian_norm
+from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
 

@@ -14,7 +14,9 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import adaptive_slope2, adaptive_weight_slope2, input_norm2, weight_slope2
 from flatlens.grams import LayerGrams, one_pass, quadratic
-from flatlens.measures import input_invariant_mls, mls, normalized_mls, normalized_sharpness, relative_flatness_ggn
+from flatlens.measures.flatness import relative_flatness_ggn
+from flatlens.measures.normalised import normalized_sharpness
+from flatlens.measures.sensitivity import input_invariant_mls, mls, normalized_mls
 
 
 @bound(

@@ -16,7 +16,7 @@ from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
 from flatlens.bounds.skips import Block, Wiring, wiring
 from flatlens.errors import typed_line
 from flatlens.grams.one_pass import PASS_CHUNK
-from flatlens.measures import interpolation_sharpness
+from flatlens.measures.gauss_newton import interpolation_sharpness
 
 
 @bound(

@@ -14,7 +14,7 @@ from flatlens.bounds.context import Context
 from flatlens.bounds.covered import ROUNDING, Covered, convex_support, covered, spread, steepest
 from flatlens.bounds.target import Target
 from flatlens.distributions import Distribution, PushForward, Sphere
-from flatlens.measures import jacobian_norm
+from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.variation import found_variation, unit
 

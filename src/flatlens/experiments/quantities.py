@@ -58,7 +58,7 @@ LEFT_OUT = {
 }
 """Measures that would say nothing more of ReLU networks that interpolate under the half squared error."""
 
-STUDIED = tuple(name for name, one in MEASURES.items() if one.place != "request" and name not in LEFT_OUT)
+STUDIED = tuple(name for name, one in MEASURES.items() if not one.on_request and name not in LEFT_OUT)
 """What a study measures: all that needs no products and says something of its own."""
 
 SHOWN = {

@@ -208,7 +208,8 @@ def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enoug
         columns += y.sum(0)
         sizes += y.abs().sum(0)
     if gap <= enough:
-        far = [_reach(-_above_tiny(x).log(), -_above_tiny(z).log(), roots) for x, z in ((p, q), (q, p))]
+        there, back = (_above_tiny(x).log_().neg_() for x in (p, q))
+        far = [_reach(there, back, roots), _reach(back, there, roots)]
         for left, (x, z) in zip(
             (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
         ):

@@ -3,30 +3,26 @@ unchanged."""
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
+from flatlens.grams import Weight
 from flatlens.measures.reduce import Reduced, mean
-
-if TYPE_CHECKING:
-    from flatlens.grams import Weight
-    from flatlens.measures.lens import Lens
 
 LAYERWISE = "layerwise"  #: one layer times a, another divided by it
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by it
 PERMUTATION = "permutation"  #: neurons of a layer in another order
 FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
 
-Place: TypeAlias = Literal["input", "parameters", "weight", "network", "request"]
+Where: TypeAlias = Literal["input", "parameters", "weight"]
 Need: TypeAlias = Literal["C", "G", "K", "R", "diagonal", "columns", "adaptive"]
 Sketched: TypeAlias = Literal["probes", "top", "never"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
@@ -65,27 +61,11 @@ class Measure:
 
     card: Card
     compute: Callable[..., Any]
-    reduce: Callable[[Tensor], Reduced]
-    place: Place
-    """Evaluated at inputs of layers, at parameters, at weights of linear layers, on the network as a whole, or there
-    when asked for by name."""
-    answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
     options: tuple[tuple[str, Option], ...] = ()
-    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes them
-    needs: frozenset[Need] = frozenset()  #: what of the pass it reads: one that reads nothing new comes along for free
-    sketched: Sketched = "never"
-    """How it is had of a few combinations of many outputs: as a mean over random ones, from the largest eigenvalue of
-    G alone, or not at all."""
-    total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
-    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = (
-        None  #: in place of `reduce`, where the weight is needed
-    )
-    curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None  #: to be added where the outputs curve in z
-    works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
-    works_coarse: bool = True  #: whether it is defined of coarse products, or rests on small eigenvalues of G
-    of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
-    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
+    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes the card's
+    on_request: bool = False  #: whether it runs only when asked for by name
     held_out: bool = False  #: whether it needs held-out data
+    works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
 
     @cached_property
     def key(self) -> str:
@@ -110,7 +90,7 @@ class Measure:
         parameters = inspect.signature(self.compute).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
-    def __call__(self, **options: Option) -> Measure:
+    def __call__(self, **options: Option) -> Self:
         """The same measure with options set."""
         defaults = self._defaults()
         for name in options:
@@ -130,6 +110,50 @@ class Measure:
         return self.key
 
 
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class PassMeasure(Measure):
+    """A measure made of the Gram matrices of the pass: one number for each sample and place."""
+
+    place: Where  #: evaluated at inputs of layers, at parameters, or at weights of linear layers
+    answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
+    reduce: Callable[[Tensor], Reduced] = mean
+    needs: frozenset[Need] = frozenset()  #: what it reads of the pass: one that reads nothing new comes along for free
+    sketched: Sketched = "never"
+    """How to estimate it from random combinations of many outputs: as a mean over them, from the largest eigenvalue of
+    G alone, or not at all."""
+    total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
+    finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
+    curvature: Callable[..., Tensor] | None = None
+    """(lens, layer, measure, run) -> what is added where the outputs are curved in a layer's pre-activation."""
+    needs_full_precision: bool = False  #: whether it rests on small eigenvalues of G
+    needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class NetworkMeasure(Measure):
+    """A measure of the network as a whole, from a lens."""
+
+    of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
+
+
+REGISTERED: dict[str, Measure] = {}
+"""Every measure of the catalogue by name; each module of measures adds its own."""
+
+
+def _register(measure: Measure) -> None:
+    """Add a measure to the catalogue, if its card names a row there, such as M9 or H1."""
+    if measure.card.id[:1].isupper():
+        REGISTERED[measure.card.name] = measure
+
+
+def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
+    """Return the one-pass measures that read nothing of the pass beyond what those asked for read already."""
+    asked = list(asked)
+    keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
+    known = [measure for measure in REGISTERED.values() if isinstance(measure, PassMeasure)]
+    return [measure for measure in known if measure.needs <= read and measure.key not in keys]
+
+
 def per_sample(
     *,
     id: str,
@@ -138,7 +162,7 @@ def per_sample(
     source: str,
     unit: str,
     reduce: Callable[[Tensor], Reduced] = mean,
-    place: Place,
+    place: Where,
     needs: Iterable[Need],
     sketched: Sketched = "never",
     total: bool = False,
@@ -147,31 +171,33 @@ def per_sample(
     cost: str = "one pass",
     invariant_under: Iterable[str] = (),
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
-    curvature: Callable[[Lens, str, Measure, Run], Tensor] | None = None,
+    curvature: Callable[..., Tensor] | None = None,
     needs_feature_scale: str | None = None,
-    works_coarse: bool = True,
-) -> Callable[[Callable[..., Any]], Measure]:
+    needs_full_precision: bool = False,
+) -> Callable[[Callable[..., Any]], PassMeasure]:
     """Make a function of one place and one chunk, giving a number per sample (or a total over them), a measure."""
 
-    def decorate(function: Callable[..., Any]) -> Measure:
-        card = Card(
-            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
-        )
-        return Measure(
-            card,
+    def decorate(function: Callable[..., Any]) -> PassMeasure:
+        made = PassMeasure(
+            Card(
+                function.__name__, id, family, symbol, _meaning(function), source, unit, cost,
+                frozenset(invariant_under),
+            ),
             function,
-            reduce,
-            place,
-            answer,
             invariances=invariances,
+            reduce=reduce,
+            place=place,
+            answer=answer,
             needs=frozenset(needs),
             sketched=sketched,
             total=total,
             finish=finish,
             curvature=curvature,
             needs_feature_scale=needs_feature_scale,
-            works_coarse=works_coarse,
-        )
+            needs_full_precision=needs_full_precision,
+        )  # fmt: skip
+        _register(made)
+        return made
 
     return decorate
 
@@ -190,29 +216,28 @@ def on_lens(
     works_coupled: bool = False,
     of_parameters: bool = True,
     on_request: bool = False,
-) -> Callable[[Callable[..., Estimate | Parts]], Measure]:
+) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
     """Make a function of the whole network, giving an Estimate or several parts, a measure.
 
     The function takes the lens; with `on_request` the lens and the run: it costs products, searches or random draws,
     and is run when asked for by name.
     """
 
-    def decorate(function: Callable[..., Estimate | Parts]) -> Measure:
-        card = Card(
-            function.__name__, id, family, symbol, _meaning(function), source, unit, cost, frozenset(invariant_under)
-        )
-        place: Place = "request" if on_request else "network"
-        return Measure(
-            card,
+    def decorate(function: Callable[..., Estimate | Parts]) -> NetworkMeasure:
+        made = NetworkMeasure(
+            Card(
+                function.__name__, id, family, symbol, _meaning(function), source, unit, cost,
+                frozenset(invariant_under),
+            ),
             function,
-            mean,
-            place,
-            "input",
             invariances=invariances,
+            on_request=on_request,
             held_out=held_out,
             works_coupled=works_coupled,
             of_parameters=of_parameters,
-        )
+        )  # fmt: skip
+        _register(made)
+        return made
 
     return decorate
 
@@ -220,22 +245,3 @@ def on_lens(
 def _meaning(function: Callable[..., Any]) -> str:
     """The docstring's first line."""
     return (inspect.getdoc(function) or "").partition("\n")[0]
-
-
-def parse(spelling: str, known: Mapping[str, Measure]) -> Measure:
-    """A measure from the way the command line spells it: `mls`, `local_volume(top_k=3)`."""
-    try:
-        tree = ast.parse(spelling.strip(), mode="eval").body
-        name = tree.func if isinstance(tree, ast.Call) else tree
-        if not isinstance(name, ast.Name) or (isinstance(tree, ast.Call) and tree.args):
-            raise ValueError(spelling)
-        options = (
-            {k.arg: ast.literal_eval(k.value) for k in tree.keywords if k.arg} if isinstance(tree, ast.Call) else {}
-        )
-    except (SyntaxError, ValueError) as error:
-        raise BadInput(
-            f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)"
-        ) from error
-    if name.id not in known:
-        raise UnknownName.among("measure", name.id, known)
-    return known[name.id](**options)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -16,9 +15,7 @@ from flatlens.grams.contractions import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of, whole_weights
 from flatlens.measures.left_out import left_out
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
+from flatlens.measures.lens import Lens
 
 
 @on_lens(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -11,10 +9,8 @@ from flatlens.curvature.directions import Columns, Rows
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
 from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, Run, per_sample
+from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, mean
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 # with the features' standard deviations as units, their scale drops out
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalize", "std"): FUNCTION}
@@ -29,30 +25,6 @@ def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
         raise BadInput(f"relative_flatness(normalize={normalize!r}): None, 'std' or 'variance' (as printed) is needed")
     assert g.feature_scale is not None
     return g.relative_gram(g.feature_scale if normalize == "std" else g.feature_scale.square())
-
-
-@per_sample(
-    id="M9",
-    family="flatness",
-    symbol=r"\kappa_{Tr}^{GN}",
-    source="relative2021 Def. 3, Gauss-Newton part",
-    unit="loss",
-    reduce=mean,
-    place="weight",
-    needs={"C", "R"},
-    sketched="probes",
-    answer="last",
-    invariant_under={LAYERWISE, PERMUTATION},
-    invariances=UNITS,
-    needs_feature_scale="normalize",
-)
-def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
-    """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
-
-    R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer
-    is the last linear layer's, as published; `.sum` and `.max` over layers stand beside it.
-    """
-    return trace(g.C, in_units_of_features(g, normalize))
 
 
 def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
@@ -96,6 +68,30 @@ def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     return trace(g.C, in_units_of_features(g, normalize))
 
 
+@per_sample(
+    id="M9",
+    family="flatness",
+    symbol=r"\kappa_{Tr}^{GN}",
+    source="relative2021 Def. 3, Gauss-Newton part",
+    unit="loss",
+    reduce=mean,
+    place="weight",
+    needs={"C", "R"},
+    sketched="probes",
+    answer="last",
+    invariant_under={LAYERWISE, PERMUTATION},
+    invariances=UNITS,
+    needs_feature_scale="normalize",
+)
+def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
+    """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
+
+    R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer
+    is the last linear layer's, as published; `.sum` and `.max` over layers stand beside it.
+    """
+    return trace(g.C, in_units_of_features(g, normalize))
+
+
 def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """The same for ||W||^2 Tr H."""
     W = lens.layout.weights[layer].matrix.W
@@ -133,30 +129,6 @@ def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduce
     )
 
 
-@per_sample(
-    id="M11",
-    family="flatness",
-    symbol=r"\rho_\sigma^{GN}",
-    source="reparam2019 App. B, Gauss-Newton part",
-    unit="loss",
-    place="weight",
-    needs={"C", "columns"},
-    sketched="probes",
-    total=True,
-    finish=columns_of,
-    cost="one pass, per-sample gradients of shared weights",
-    invariant_under=FUNCTION,
-)
-def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
-    """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.
-
-    rho(j) = mean_i ||C_i^(1/2) sum_p phi_pj J_p w_j||^2 for column j of a layer's W: what leaves the layer's input j.
-    The columns of a convolution are (input channel, place in the kernel); positions are summed before squaring.
-    `.max` is the largest column's, at a layer rho^l and over layers rho^max; `arrays["columns"]` has them all.
-    """
-    return g.linear.columns().sum(0)
-
-
 def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """What the literal definition adds where the outputs curve in the layer's pre-activation."""
     return lens.bending(layer, Columns(), run, each=True)
@@ -183,5 +155,29 @@ def neuron_flatness(g: LayerGrams) -> Tensor:
     w_j is column j of a layer's W and H_jj the Hessian in it. Survives all linear reparametrisations. Equals
     `neuron_flatness_ggn` for the last linear layer and in piecewise-linear networks that use the weight once; elsewhere
     one product a column is run, when asked for by name. `.max` and `arrays["columns"]` as there.
+    """
+    return g.linear.columns().sum(0)
+
+
+@per_sample(
+    id="M11",
+    family="flatness",
+    symbol=r"\rho_\sigma^{GN}",
+    source="reparam2019 App. B, Gauss-Newton part",
+    unit="loss",
+    place="weight",
+    needs={"C", "columns"},
+    sketched="probes",
+    total=True,
+    finish=columns_of,
+    cost="one pass, per-sample gradients of shared weights",
+    invariant_under=FUNCTION,
+)
+def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
+    """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.
+
+    rho(j) = mean_i ||C_i^(1/2) sum_p phi_pj J_p w_j||^2 for column j of a layer's W: what leaves the layer's input j.
+    The columns of a convolution are (input channel, place in the kernel); positions are summed before squaring.
+    `.max` is the largest column's, at a layer rho^l and over layers rho^max; `arrays["columns"]` has them all.
     """
     return g.linear.columns().sum(0)

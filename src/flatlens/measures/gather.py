@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flatlens.curvature.jacobian_norms import Place, jacobian_norms
 from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
-from flatlens.measures.card import Measure
+from flatlens.measures.card import PassMeasure
 from flatlens.problem import Problem
 from flatlens.problem.kept import Kept
 from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
@@ -41,7 +41,7 @@ class Gatherer:
     scale: Mapping[str, Tensor]  #: the features' spread, where a measure asks for it
     progress: Progress | None
 
-    def by_pass(self, measures: list[Measure], sketch: Sketch | None = None) -> Gathered:
+    def by_pass(self, measures: list[PassMeasure], sketch: Sketch | None = None) -> Gathered:
         """Of every output, or of a sketch's combinations of them, each a pass of its own."""
         probes = 1 if sketch is None else sketch.probes
         kept: Kept[tuple[Key, int]] = Kept()
@@ -69,7 +69,7 @@ class Gatherer:
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in by_probe.items()}
         return Gathered(values, from_rows(ends.joined(ranks)))
 
-    def by_top(self, measures: list[Measure], generator: torch.Generator) -> Iterator[Gathered]:
+    def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
         """Of the largest eigenvalue of each G, for the logits and for the softmax in turn."""
         for softmax in (False, True):
             mine = [m for m in measures if bool(dict(m.options).get("softmax")) == softmax]
@@ -77,13 +77,15 @@ class Gatherer:
             if wanted:
                 yield self._top(mine, wanted, softmax, generator)
 
-    def _sought(self, measure: Measure) -> list[Place]:
+    def _sought(self, measure: PassMeasure) -> list[Place]:
         """The network's input, or every call of a layer where the measure adds them up."""
         if measure.answer == "input":
             return [None] if self.layout.inputs else []
         return list(self.layout.batch_axis)
 
-    def _top(self, measures: list[Measure], wanted: list[Place], softmax: bool, generator: torch.Generator) -> Gathered:
+    def _top(
+        self, measures: list[PassMeasure], wanted: list[Place], softmax: bool, generator: torch.Generator
+    ) -> Gathered:
         kept: Kept[tuple[Key, Literal["value", "residual"]]] = Kept()
         products = 0
         walk = jacobian_norms(
@@ -105,7 +107,7 @@ class Gatherer:
         return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 
 
-def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
+def places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
     """Where a measure is evaluated."""
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
@@ -120,7 +122,7 @@ def places(measure: Measure, chunk: ChunkGrams) -> Iterator[tuple[str | None, La
         yield from chunk.others.items()
 
 
-def frames(measures: Iterable[Measure]) -> Iterator[tuple[bool, list[Measure]]]:
+def frames(measures: Iterable[PassMeasure]) -> Iterator[tuple[bool, list[PassMeasure]]]:
     """(whether weighted by the loss, measures) of each kind of combination asked for."""
     for weighted in (False, True):
         mine = [measure for measure in measures if ("C" in measure.needs) == weighted]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -11,9 +10,7 @@ from torch import Tensor
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, on_lens
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
+from flatlens.measures.lens import Lens
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are no class labels"

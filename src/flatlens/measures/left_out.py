@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
+from flatlens.measures.lens import Lens
 
 NAMED = 3  #: names that a note spells out
 

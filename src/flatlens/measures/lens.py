@@ -16,9 +16,8 @@ from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
-from flatlens.measures.card import Measure, Run
+from flatlens.measures.card import PassMeasure, Run, comes_along
 from flatlens.measures.gather import Gathered, Gatherer, frames
-from flatlens.measures.registry import comes_along
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import checksum
@@ -92,7 +91,7 @@ class Lens:
 
     def per_sample(
         self,
-        measures: Iterable[Measure],
+        measures: Iterable[PassMeasure],
         progress: Progress | None = None,
         generator: torch.Generator | None = None,
     ) -> Mapping[Key, Tensor]:
@@ -108,10 +107,10 @@ class Lens:
             self._run(missing, progress, generator)
         return self._values
 
-    def _run(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
+    def _run(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
         self.planned(lambda: self._walk(measures, progress, generator))
 
-    def _walk(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
+    def _walk(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
         start = time.perf_counter()
         state = None if generator is None else generator.get_state()
         try:
@@ -122,7 +121,9 @@ class Lens:
             raise
         self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
 
-    def _gather(self, measures: list[Measure], progress: Progress | None, generator: torch.Generator | None) -> None:
+    def _gather(
+        self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None
+    ) -> None:
         scaled = any(m.needs_feature_scale and m.option(m.needs_feature_scale) for m in measures)
         scale = self.feature_scale() if scaled else {}
         gatherer = Gatherer(self.problem, self.model, self.layout, scale, progress)
@@ -135,7 +136,7 @@ class Lens:
             self.passes += 1
 
     def _walks(
-        self, gatherer: Gatherer, measures: list[Measure], generator: torch.Generator | None
+        self, gatherer: Gatherer, measures: list[PassMeasure], generator: torch.Generator | None
     ) -> Iterator[Gathered]:
         """One walk where every output is taken; else one for each kind of combination, and one for spectral norms."""
         if self.probes is None:
@@ -184,6 +185,14 @@ class Lens:
         )  # fmt: skip
         self.products += products
         return rows.sum(0) if each else rows
+
+    def count(self, products: int) -> None:
+        """Add to the products with curvature matrices that were taken."""
+        self.products += products
+
+    def remember(self, key: Key, found: Remembered) -> None:
+        """Keep leading eigenpairs for the search at a later moment of the network."""
+        self.remembered[key] = found
 
     def require_fresh(self) -> None:
         """Refuse to mix numbers of two networks."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from flatlens.curvature.probes import of_forms
 from flatlens.errors import BadInput, FlatlensError, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
-from flatlens.measures.card import Measure, Parts, Run
+from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
@@ -63,7 +63,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         lens.model
     ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
-        from_pass = [m for m in defined if m.place not in ("network", "request")]
+        from_pass = [m for m in defined if isinstance(m, PassMeasure)]
         # of Grams that overflow: each measure says so for itself
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
             lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
@@ -73,7 +73,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
             if one in defined:
                 found = lens.planned(partial(_answers, lens, one, asked, run))
-            if lens.problem.arithmetic != "full" and not one.works_coarse:
+            if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
                 why = f"small eigenvalues drown in {lens.problem.arithmetic}: full arithmetic is needed"
                 found = dict.fromkeys(found, undefined(why))
             seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
@@ -85,14 +85,15 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
 
 def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
     """All rows of a measure; undefined where the network cannot be differentiated as it asks."""
-    if one.place == "request" and one.of_parameters and not lens.problem.parameters:
-        return {(one.key, None): undefined("no parameter is measured")}
     try:
-        if one.place == "network":
+        if isinstance(one, PassMeasure):
+            return dict(_assemble(lens, one, asked, run))
+        assert isinstance(one, NetworkMeasure)
+        if not one.on_request:
             return _parts(one, one.evaluate(lens))
-        if one.place == "request":
-            return _parts(one, one.evaluate(lens, run))
-        return dict(_assemble(lens, one, asked, run))
+        if one.of_parameters and not lens.problem.parameters:
+            return {(one.key, None): undefined("no parameter is measured")}
+        return _parts(one, one.evaluate(lens, run))
     except (RuntimeError, ArithmeticError) as error:
         if "memory" in str(error) or isinstance(error, FlatlensError):
             raise
@@ -101,10 +102,11 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
 
 def _finite(lens: Lens, estimate: Estimate) -> Estimate:
     """Undefined where a number on the way overflowed, and left the value NaN or infinite."""
-    if estimate.kind == "undefined" or math.isfinite(estimate.value):
+    if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.stderr)):
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
-    note = f"it comes out as {estimate.value}: a number on the way overflows: {mend} may mend it"
+    met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
+    note = f"it comes out as {met}: a number on the way overflows: {mend} may mend it"
     return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
 
 
@@ -117,7 +119,7 @@ COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for
 
 def _default(lens: Lens) -> list[Measure]:
     """Whatever needs no products."""
-    exact = [m for m in MEASURES.values() if m.place != "request"]
+    exact = [m for m in MEASURES.values() if not m.on_request]
     return [m for m in exact if lens.problem.test is not None or not m.held_out]
 
 
@@ -153,7 +155,7 @@ def about(lens: Lens) -> dict[str, Any]:
     }
 
 
-def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
+def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
     """The network's answer, its parts and every layer's value."""
     if why := _unsketched(lens, one, asked):
         yield (one.key, None), undefined(why)
@@ -196,7 +198,7 @@ def _assemble(lens: Lens, one: Measure, asked: bool, run: Run) -> Iterator[tuple
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
 
-def _unsketched(lens: Lens, one: Measure, asked: bool) -> str:
+def _unsketched(lens: Lens, one: PassMeasure, asked: bool) -> str:
     """Why a measure is not taken of a few combinations of the outputs; empty where it is."""
     if lens.probes is None or one.sketched == "probes":
         return ""
@@ -205,7 +207,7 @@ def _unsketched(lens: Lens, one: Measure, asked: bool) -> str:
     return "" if asked or one.answer == "input" else "ask by name: with many outputs it takes a search at every layer"
 
 
-def _at_input(lens: Lens, one: Measure, values: Tensor) -> Estimate:
+def _at_input(lens: Lens, one: PassMeasure, values: Tensor) -> Estimate:
     """The network's answer at its own input."""
     if lens.probes is not None and one.sketched == "probes":
         return _estimate(lens, by_probes(one.reduce, values))
@@ -246,7 +248,7 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
     return last if last in layers else next(reversed(layers))
 
 
-def _at_layer(lens: Lens, one: Measure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
+def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
     """A layer's value, and the largest of its terms where the measure has one."""
     before = lens.products
     values = lens.per_sample([one], run.progress, run.generator)[one.key, layer]
@@ -280,7 +282,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
     return replace(whole, value=largest, stderr=float(of_forms(probes)[1]), arrays={"probes": probes})
 
 
-def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
+def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduced:
     if one.finish is None:
         return one.reduce(values)
     weight = lens.layout.weights[layer]
@@ -289,7 +291,7 @@ def _reduced(lens: Lens, one: Measure, layer: str, values: Tensor) -> Reduced:
     return one.finish(values, weight, one)
 
 
-def _noted(lens: Lens, one: Measure, layer: str, estimate: Estimate) -> Estimate:
+def _noted(lens: Lens, one: PassMeasure, layer: str, estimate: Estimate) -> Estimate:
     """Say it where features without any spread had to be given a unit."""
     constant = lens.constant_features(layer) if one.needs_feature_scale and one.option(one.needs_feature_scale) else 0
     if not constant:

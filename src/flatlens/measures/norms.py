@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,10 +13,8 @@ from flatlens.curvature.operators import slopes
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
 from flatlens.measures.left_out import left_out
+from flatlens.measures.lens import Lens
 from flatlens.problem import measuring
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 
 @on_lens(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,13 +13,11 @@ from flatlens.curvature.probes import skewed
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, PERMUTATION, Option, Parts, Run, on_lens
+from flatlens.measures.lens import Lens
 from flatlens.perturbation.ascent import climb
 from flatlens.perturbation.level import first_crossing
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 SCALES = ("curvature", "published46")
 LOOKS = 15  #: levels of noise that a search takes, more or less

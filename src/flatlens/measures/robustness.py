@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,14 +11,12 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_flag, require_positive
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import label_changes, seen
 from flatlens.perturbation.rotations import LAWS
 from flatlens.perturbation.weights import Elsewhere
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 NO_LAYER = "the network has no linear layer"
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,13 +19,11 @@ from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal,
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
-from flatlens.measures.card import FUNCTION, PERMUTATION, Measure, Parts, Run, on_lens
+from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, PassMeasure, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
+from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 FIRST = 8  #: probes to begin with: fewer tell too little of their own spread
 FEW = 64  #: directions up to which all are taken: few of them give probes no normal law
@@ -117,16 +114,16 @@ def bending(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     found = sampled(draw, effort, size, exact_products(layout, curved, sizes))
     if found is not None:
-        lens.products += len(found[0])
+        lens.count(len(found[0]))
         return Bending(curved.names, *found, len(found[0]))
     values, products = exact_bending_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
-    lens.products += products
+    lens.count(products)
     exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
     return Bending(curved.names, exact, None, products)
 
 
 def traced(
-    lens: Lens, run: Run, gauss_newton: Measure, effort: Effort, weighted: bool
+    lens: Lens, run: Run, gauss_newton: PassMeasure, effort: Effort, weighted: bool
 ) -> dict[tuple[str, str | None], Estimate]:
     """The Gauss-Newton part plus the bending, at every place and in all."""
     places = passed(lens, run, gauss_newton)
@@ -148,7 +145,7 @@ def traced(
     }
 
 
-def passed(lens: Lens, run: Run, measure: Measure) -> dict[str, Tensor]:
+def passed(lens: Lens, run: Run, measure: PassMeasure) -> dict[str, Tensor]:
     """What the pass gives for a measure at each of its places."""
     values = lens.per_sample([measure], run.progress, run.generator)
     return {at: v for (key, at), v in list(values.items()) if key == measure.key and at is not None}
@@ -212,9 +209,9 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     found = sampled(draw, effort, 0.0, operator.size)
     if found is None:
         total = float(diagonal(operator, run.progress).sum())
-        lens.products += operator.products
+        lens.count(operator.products)
         return Estimate(total, products=operator.products)
-    lens.products += operator.products
+    lens.count(operator.products)
     return of_probes(found[0][:, 0], found[1])
 
 
@@ -309,7 +306,7 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             sums, count = bending_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
             total += float(sums.sum()) / lens.problem.n
             products += count
-    lens.products += products
+    lens.count(products)
     return Estimate(total, products=products)
 
 

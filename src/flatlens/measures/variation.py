@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, Parts, Run, on_lens
+from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_flag, require_positive
 from flatlens.measures.reduce import mean_of_finite
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.secants import steepest_secants
 from flatlens.perturbation.variation import found_variation
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 
 @on_lens(

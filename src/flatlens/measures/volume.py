@@ -48,7 +48,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
-    works_coarse=False,
+    needs_full_precision=True,
 )
 def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
@@ -72,7 +72,7 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     answer="input",
     cost="one pass, eigenvalues",
     invariant_under=FUNCTION,
-    works_coarse=False,
+    needs_full_precision=True,
 )
 def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean log volume: mean_i log sqrt(det G_i) over the samples of full rank, the share of the others said."""
@@ -91,7 +91,7 @@ def log_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     answer="sum",
     cost="one pass, eigenvalues",
     invariant_under={PERMUTATION},
-    works_coarse=False,
+    needs_full_precision=True,
 )
 def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Network volumetric ratio: the sum over linear layers of their mean local volume (rows of `local_volume`)."""

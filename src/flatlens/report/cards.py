@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, named
+from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
@@ -103,8 +103,8 @@ def runs(measure: Measure) -> str:
     >>> [runs(MEASURES[name]) for name in ("mls", "sharpness")]
     ['by default', 'only when asked for by name']
     """
-    if measure.place == "request":
+    if measure.on_request:
         return RUN_WHEN_NAMED
-    if measure.curvature is not None:
+    if isinstance(measure, PassMeasure) and measure.curvature is not None:
         return f"by default; at layers below a smooth activation {RUN_WHEN_NAMED}"
     return "by default, where there is held-out data" if measure.held_out else "by default"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from flatlens.measures import Measure
+from flatlens.measures import Measure, PassMeasure
 from flatlens.report.cards import FAMILIES, MOVES, by_family, runs
 
 PREFACE = """\
@@ -57,7 +57,7 @@ def _entry(measure: Measure) -> str:
 
 def _number(measure: Measure) -> str:
     """Where the network's answer is taken, and what stands beside it."""
-    if measure.place in ("network", "request"):
+    if not isinstance(measure, PassMeasure):
         return ""
     if measure.answer == "input":
         return "at its input; by layer through that layer"

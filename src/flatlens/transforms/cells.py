@@ -12,7 +12,7 @@ import torch
 
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate
-from flatlens.measures import Measure
+from flatlens.measures import Measure, PassMeasure
 from flatlens.transforms.transform import Moved, Transform
 
 STDERRS = 4.0  #: combined standard errors within which two estimates are the same
@@ -141,11 +141,12 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
     """Whether the number of this row must stay under the transform; None where nothing is said of it."""
     part = row.removeprefix(one.key).removeprefix(".")
     if transform.declared_as is None:
-        of_function = (one.place == one.answer == "input") or one.card.family == "generalisation"
+        at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
+        of_function = at_input or one.card.family == "generalisation"
         return True if of_function and not part else None
     if f"{one.card.name}.{part}" in TABLE_1:
         return transform.declared_as in TABLE_1[f"{one.card.name}.{part}"]
-    if part and one.place not in ("parameters", "weight"):
+    if part and not (isinstance(one, PassMeasure) and one.place != "input"):
         return None
     return transform.declared_as in one.invariant_under
 

@@ -86,9 +86,9 @@ def _numbers(
     Each side looks afresh and draws afresh, so that neither searches from where the other ended.
     """
     fresh = Lens(problem, outputs=lens.probes or "exact")
-    together = None if asked is None else [one for one in asked if one.place != "request"]
+    together = None if asked is None else [one for one in asked if not one.on_request]
     runs = [] if together == [] else [together]
-    runs += [[one] for one in asked or [] if one.place == "request"]
+    runs += [[one] for one in asked or [] if one.on_request]
     known = {one.key: one for one in (MEASURES.values() if asked is None else asked)}
     found = {}
     for each in runs:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
@@ -13,14 +11,12 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.generalisation import stderr_of
+from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_positive
 from flatlens.measures.robustness import NO_LAYER
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import seen
-
-if TYPE_CHECKING:
-    from flatlens.measures.lens import Lens
 
 
 @on_lens(
