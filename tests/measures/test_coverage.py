@@ -236,7 +236,7 @@ def test_what_a_search_misses_is_bounded(name: str) -> None:
         missed += found[-1].largest < 0.999
         assert found[-1].largest + found[-1].above >= 1
         assert float((spectrum - found[-1].values[0]).abs().min()) <= float(found[-1].residuals[0])
-    assert 2 <= missed <= 45
+    assert 1 <= missed <= 27  # 9 and 15% of 300 seeds, 15 and 35% where searches stop at the tolerance itself
     assert name == "outliers" or max(pairs.above for pairs in found) < 0.6
 
 

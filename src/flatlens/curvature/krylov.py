@@ -51,6 +51,7 @@ class Eigenpairs:
         return float(self.values[0])
 
 
+AIM = 0.6  #: share of the tolerance that the first residual is brought down to
 CHANCE = 0.05  #: that a bound on what a search missed fails, over its random start
 
 
@@ -173,6 +174,9 @@ def lanczos(
 ) -> Eigenpairs:
     """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
+    The first residual is brought down to `AIM` of that, where products are left: two eigenvectors mixed have a residual
+    of at most half of their gap, so that at the tolerance itself those apart by twice as much often look like one.
+
     `most` products at most; `room` basis vectors at a time (restarted thickly beyond); `keep` Ritz pairs are handed on
     as `remembered`; `random` is the share of the start that was drawn, without which nothing bounds what it misses
     (`unseen`). The bottom ones' residuals are measured against the largest eigenvalue in size, since they may be zero.
@@ -201,7 +205,7 @@ def lanczos(
             if enough or krylov.full or not krylov.turn(fresh):
                 closed = enough or krylov.steps == len(start)
                 break
-        elif wanted.met(krylov, 0) and wanted.settled(krylov, block):
+        elif wanted.met(krylov, 0, AIM) and wanted.settled(krylov, block):
             break
         elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
             theta, _, _ = krylov.ritz()
@@ -240,18 +244,19 @@ class Wanted:
     bottom: int
     tolerance: float
 
-    def met(self, krylov: Krylov, block: int) -> bool:
+    def met(self, krylov: Krylov, block: int, aim: float = 1.0) -> bool:
         """Whether the basis from `block` on has that many ends, each to its residual."""
         theta, _, residuals = krylov.ritz(block)
         ends = ends_of(len(theta), self.top, self.bottom)
-        allowed = self.allowed(theta, krylov.Q.dtype)
+        allowed = self.allowed(theta, krylov.Q.dtype, aim)
         return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
 
-    def allowed(self, theta: Tensor, dtype: torch.dtype) -> Tensor:
-        """The residual that each end may have."""
+    def allowed(self, theta: Tensor, dtype: torch.dtype, aim: float = 1.0) -> Tensor:
+        """The residual that each end may have, the first one a share of it."""
         scale = float(theta.abs().max())
         allowed = self.tolerance * theta[ends_of(len(theta), self.top, self.bottom)].abs()
         allowed[self.top :] = self.tolerance * scale
+        allowed[:1] *= aim
         return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
     def settled(self, krylov: Krylov, block: int) -> bool:
@@ -260,7 +265,7 @@ class Wanted:
         A start at or near an eigenvector has a small residual at once, whichever it is.
         """
         least = min(self.top + self.bottom + 3, krylov.Q.shape[1] - block)
-        return krylov.steps - block >= least and (block == 0 or self.met(krylov, block))
+        return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, AIM))
 
     def cannot_improve(self, krylov: Krylov, block: int) -> bool:
         """Whether the closed block begun at random outside the older ones holds nothing beyond what is found."""

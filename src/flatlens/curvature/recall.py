@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.krylov import Apply, Eigenpairs, Remembered, Wanted, ends_of, length, overflow, remembered
+from flatlens.curvature.krylov import AIM, Apply, Eigenpairs, Remembered, Wanted, ends_of, length, overflow, remembered
 from flatlens.estimate import Progress
 
 RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual
@@ -52,11 +52,10 @@ def recall(
         ends = ends_of(len(theta), top, 0)
         residuals = model.residuals(theta[ends], S[:, ends])
         lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
-        met = lengths <= wanted.allowed(theta, fresh.dtype)
+        met = lengths <= wanted.allowed(theta, fresh.dtype, AIM)
         unmet = int(met.cumprod(0).sum())  # the first that is, or `top`
         values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
-        converged = unmet == top and len(model.W) > top
-        if converged or len(model.W) >= min(most, len(fresh)):
+        if (unmet == top and len(model.W) > top) or len(model.W) >= min(most, len(fresh)):
             break
         target = ends_of(len(values), top, 0)[min(unmet, top - 1)]
         model.ask(vectors, coefficients[:, target], fresh)
@@ -64,6 +63,7 @@ def recall(
     def combine(columns: Tensor) -> Tensor:
         return columns.T.to(vectors) @ vectors
 
+    converged = len(model.W) > top and bool((lengths <= wanted.allowed(theta, fresh.dtype)).all()) and len(ends) == top
     handed_on = remembered(values, combine, coefficients, keep, top) if keep else None
     found = S[:, ends].T.to(model.Q) @ model.Q
     return Eigenpairs(theta[ends], found, lengths, len(model.W), converged, False, handed_on)
