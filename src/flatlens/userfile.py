@@ -79,7 +79,11 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
         own = [number for number, file in enumerate(files) if _is_own(file)]
         if self.hooks and (not own or "site-packages" not in files[own[-1] - 1]):
             return
-        raise self.failed(said(error)) from error
+        cause: BaseException = error
+        if self.hooks and isinstance(error, StopIteration):  # as a cause, contexts made of generators would raise it
+            cause = RuntimeError("a StopIteration")
+            cause.__cause__ = error
+        raise self.failed(said(error)) from cause
 
 
 def said(error: BaseException) -> str:

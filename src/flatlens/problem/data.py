@@ -263,7 +263,10 @@ def _as_tensors(part: Any, where: str) -> Any:
     if isinstance(part, Mapping | tuple):
         return _plain(part)
     try:
-        return torch.as_tensor(part if isinstance(part, Tensor) or not hasattr(part, "__array__") else np.asarray(part))
+        if not hasattr(part, "__array__") or isinstance(part, Tensor):
+            return torch.as_tensor(part)
+        array = np.asarray(part)
+        return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns of what it cannot write
     except Exception as error:  # whatever reading a thing of an unknown kind raises
         raise BadData(
             f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "

@@ -1,0 +1,119 @@
+"""Scalar parameters, token ids beside numbers, layers without width, checkpoints, losses that have one derivative."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import flatlens as fl
+from flatlens.errors import BadLoss, BadModel
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(8, 3, generator=GENERATOR, dtype=torch.float64)
+IDS = torch.randint(0, 5, (8, 2), generator=GENERATOR)
+Y = torch.arange(8) % 2
+
+
+class Scaled(nn.Module):
+    """A learned temperature, of no axis or of one."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.linear = nn.Linear(3, 2).double()
+        self.scale = nn.Parameter(torch.full(shape, 1.3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh() * self.scale
+
+
+NAMES = (
+    "average_sharpness", "average_sharpness(adaptive=False)", "worst_sharpness", "worst_sharpness(adaptive=True)",
+    "pac_bayes_flatness", "pac_bayes_flatness(of='loss')", "sharpness", "hessian_trace(exact=True)", "ggn_norm",
+    "interpolation_sharpness", "adaptive_sharpness", "spectral_density",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scalar_parameter_is_worth_as_much_as_a_vector_of_one_entry(name: str) -> None:
+    found = []
+    for net in (Scaled(()), Scaled((1,))):
+        data = (X, net(X).argmax(1))  # all are right, so that noise costs accuracy
+        found.append(fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", data)), name)[name])
+    assert found[0].kind == found[1].kind != "undefined"
+    assert found[0].value == pytest.approx(found[1].value, rel=1e-12)
+
+
+class Beside(nn.Module):
+    """Token ids and numbers in one forward()."""
+
+    def __init__(self, ids_first: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.table, self.linear = nn.Embedding(5, 2).double(), nn.Linear(7, 2).double()
+        self.ids_first = ids_first
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        ids, x = (a, b) if self.ids_first else (b, a)
+        return self.linear(torch.cat([self.table(ids).flatten(1), x], 1).tanh())
+
+
+@pytest.mark.parametrize("form", ["ids first", "ids last", "by name"])
+def test_token_ids_beside_numbers(form: str) -> None:
+    net = Beside(form == "ids first")
+    given = {"ids first": (IDS, X), "ids last": (X, IDS), "by name": {"a": X, "b": IDS}}[form]
+    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (given, torch.zeros(8, 2).double()))))
+    sizes, norms = [], []
+    for i in range(8):
+        x = X[i : i + 1].clone().requires_grad_()
+        f = net(*((IDS[i : i + 1], x) if form == "ids first" else (x, IDS[i : i + 1])))[0]
+        rows = [torch.autograd.grad(out, [*net.parameters(), x], retain_graph=True) for out in f]
+        sizes.append(sum(float(g.square().sum()) for row in rows for g in row[:-1]))
+        norms.append(float(torch.linalg.matrix_norm(torch.cat([row[-1] for row in rows]), 2)))
+    assert report["interpolation_sharpness"].value == pytest.approx(sum(sizes) / 8, rel=1e-12)
+    assert report["ggn_trace"].value == pytest.approx(sum(sizes) / 8, rel=1e-12)
+    assert report["mls"].value == pytest.approx(sum(norms) / 8, rel=1e-12)
+
+
+@pytest.mark.parametrize(("net", "words"), [
+    (nn.Linear(3, 0), r"'weight', of shape \(0, 3\), has no entries"),
+    (nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), r"'0.weight', of shape \(0, 3\)"),
+    (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (8, 2)), nn.AdaptiveAvgPool1d(0)), "N is 0"),
+])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_layers_without_width_are_refused(net: nn.Module, words: str) -> None:
+    with pytest.raises(BadModel, match=words):
+        fl.Problem(net, "mse", (X.float(), torch.zeros(8, 0)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.a, self.b, self.reentrant = nn.Linear(3, 4).double(), nn.Linear(4, 2).double(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(checkpoint(lambda h: self.a(h).tanh(), x, use_reentrant=self.reentrant))
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_checkpoints_are_measured_or_refused_in_one_line() -> None:
+    net = Checkpointed(False)
+    plain = nn.Sequential(net.a, nn.Tanh(), net.b)
+    found = [fl.measure(fl.Lens(fl.Problem(m, "cross_entropy", (X, Y))), ["ggn_trace", "mls"]) for m in (net, plain)]
+    assert [e.value for e in found[0].values()] == pytest.approx([e.value for e in found[1].values()], rel=1e-12)
+    for name in (None, "sharpness", "hessian_trace"):
+        with pytest.raises(BadModel, match=r"checkpoint reentrant\? use_reentrant=False is measured") as caught:
+            fl.measure(fl.Lens(fl.Problem(Checkpointed(True), "cross_entropy", (X, Y))), name)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.MultiMarginLoss(p=2)], ids=["p=1", "p=2"])
+def test_a_loss_that_torch_differentiates_once_is_refused_by_its_name(loss: nn.Module) -> None:
+    lens = fl.Lens(fl.Problem(nn.Linear(3, 2).double(), loss, (X, Y)))
+    with pytest.raises(BadLoss, match=r"multi_margin_loss_backward.*plain operations") as caught:
+        fl.measure(lens)
+    assert "\n" not in str(caught.value)
