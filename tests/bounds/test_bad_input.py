@@ -30,7 +30,7 @@ def lens(outputs: int = 2) -> fl.Lens:
     ({"assume": None}, "assume=None"),
     ({"assume": "flat"}, "no assumption that can be declared is called 'flat'"),
     ({"bounds": [3]}, "names of bounds are needed, got 3"),
-    ({"bounds": 3}, "bounds=3"),
+    ({"bounds": 3}, "names of bounds are needed, got 3"),
     ({"bounds": []}, "at least one bound"),
 ])  # fmt: skip
 def test_one_line_each(given: dict[str, object], told: str) -> None:

@@ -280,7 +280,7 @@ def test_what_the_measure_cannot_give_is_noted() -> None:
 BAD = {
     "a Problem is needed, got Sequential": {"problem": nn.Sequential()},
     "did you mean sharpness": {"measures": "sharpnes"},
-    "names or measures are needed": {"measures": 3},
+    "names of measures are needed": {"measures": 3},
     "name at least one": {"measures": []},
     "test_loss needs held-out data": {"measures": ["loss", "test_loss"]},
     r"every=0\): a whole number of at least 1": {"every": 0},

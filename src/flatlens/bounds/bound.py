@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flatlens.bounds.claim import Assumption, Claim
+from flatlens.registry import Registry
 
 if TYPE_CHECKING:
     from flatlens.bounds.context import Context
@@ -33,6 +34,10 @@ class Bound:
     claims: Callable[[Context], Iterator[Claim]] = field(repr=False, compare=False)
 
 
+BOUNDS: Registry[Bound] = Registry("bound", Bound, rows="HB")
+"""Every bound of the catalogue, by name; each module of bounds adds its own."""
+
+
 def bound(
     *, id: str, symbol: str, source: str, cost: str = "one pass", on_request: bool = False
 ) -> Callable[[Callable[[Context], Iterator[Claim]]], Bound]:
@@ -40,7 +45,9 @@ def bound(
 
     def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
         meaning = (inspect.getdoc(function) or "").partition("\n")[0]
-        return Bound(function.__name__, id, symbol, meaning, source, cost, on_request, function)
+        made = Bound(function.__name__, id, symbol, meaning, source, cost, on_request, function)
+        BOUNDS.add(made.name, id, made)
+        return made
 
     return decorate
 
@@ -65,7 +72,7 @@ class Verdict:
 def weigh(one: Bound, claim: Claim) -> Verdict:
     """Compare the sides, within rounding and error, and see whether the theorem speaks of this network at all.
 
-    >>> law = bound(id="B0", symbol="", source="")(lambda context: iter(()))
+    >>> law = bound(id="", symbol="", source="")(lambda context: iter(()))
     >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
     0.75
     """

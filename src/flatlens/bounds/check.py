@@ -91,7 +91,10 @@ def check_bounds(
         raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
     if lens.problem.arithmetic != "full":
         raise BadInput("check_bounds(...): sides are compared in full arithmetic: leave Problem(arithmetic=...) out")
-    chosen = _named(bounds) if bounds is not None else [one for one in BOUNDS.values() if not one.on_request]
+    unasked = [one for one in BOUNDS.values() if not one.on_request]
+    chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
+    if not chosen:
+        raise BadInput("check_bounds(bounds=[]): at least one bound is needed; None takes all that the pass serves")
     generator = drawing(generator, progress, "check_bounds")
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
@@ -109,18 +112,3 @@ def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:
     for claim in one.claims(context):
         rounding, floor = max(claim.rounding, context.rounding), max(claim.floor, context.floor)
         yield weigh(one, replace(claim, rounding=rounding, floor=floor))
-
-
-def _named(bounds: str | Bound | Iterable[str | Bound]) -> list[Bound]:
-    if not isinstance(bounds, str | Bound) and not isinstance(bounds, Iterable):
-        raise BadInput(f"check_bounds(bounds={bounds!r}): names of bounds are needed")
-    found = []
-    for one in [bounds] if isinstance(bounds, str | Bound) else bounds:
-        if isinstance(one, str) and one not in BOUNDS:
-            raise UnknownName.among("bound", one, BOUNDS)
-        if not isinstance(one, str | Bound):
-            raise BadInput(f"check_bounds(bounds=...): names of bounds are needed, got {one!r}")
-        found.append(BOUNDS[one] if isinstance(one, str) else one)
-    if not found:
-        raise BadInput("check_bounds(bounds=[]): at least one bound is needed; None takes all that the pass serves")
-    return found

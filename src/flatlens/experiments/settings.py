@@ -18,7 +18,7 @@ from flatlens.models import ARCHITECTURES, MLP, Architecture
 from flatlens.plain import as_plain, digest, from_plain
 from flatlens.tracking.schedule import Schedule
 from flatlens.training import SETTINGS, SGD, Training, Until
-from flatlens.transforms.registry import chosen
+from flatlens.transforms.registry import named_transforms
 
 Scale: TypeAlias = Literal["smoke", "laptop"]
 
@@ -54,7 +54,7 @@ class NetworkSettings:
         for name in self.bounds:
             if name not in BOUNDS:
                 raise UnknownName.among("bound", name, BOUNDS)
-        chosen(self.moved or None)  # refuses an unknown one now rather than in a worker
+        named_transforms(self.moved or None)  # refuses an unknown one now rather than in a worker
 
     @property
     def key(self) -> str:

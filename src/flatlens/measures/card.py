@@ -16,6 +16,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
 from flatlens.grams import Weight
 from flatlens.measures.reduce import Reduced, mean
+from flatlens.registry import Registry
 
 LAYERWISE = "layerwise"  #: one layer times a, another divided by it
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by it
@@ -136,21 +137,28 @@ class NetworkMeasure(Measure):
     of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
 
 
-REGISTERED: dict[str, Measure] = {}
-"""Every measure of the catalogue by name; each module of measures adds its own."""
+FAMILIES = (
+    "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
+    "perturbation", "robustness", "variation", "densities", "generalisation",
+)  # fmt: skip
+"""The modules of measures, in the order in which a row of the catalogue with several measures lists them."""
 
 
-def _register(measure: Measure) -> None:
-    """Add a measure to the catalogue, if its card names a row there, such as M9 or H1."""
-    if measure.card.id[:1].isupper():
-        REGISTERED[measure.card.name] = measure
+def _family(measure: Measure) -> int:
+    """Return the number of the module that a measure is defined in."""
+    module = measure.compute.__module__.rpartition(".")[2]
+    return FAMILIES.index(module) if module in FAMILIES else len(FAMILIES)
+
+
+MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_family)
+"""Every measure of the catalogue, by name; each module of measures adds its own."""
 
 
 def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
     """Return the one-pass measures that read nothing of the pass beyond what those asked for read already."""
     asked = list(asked)
     keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
-    known = [measure for measure in REGISTERED.values() if isinstance(measure, PassMeasure)]
+    known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
     return [measure for measure in known if measure.needs <= read and measure.key not in keys]
 
 
@@ -196,7 +204,7 @@ def per_sample(
             needs_feature_scale=needs_feature_scale,
             needs_full_precision=needs_full_precision,
         )  # fmt: skip
-        _register(made)
+        MEASURES.add(made.card.name, id, made)
         return made
 
     return decorate
@@ -236,7 +244,7 @@ def on_lens(
             works_coupled=works_coupled,
             of_parameters=of_parameters,
         )  # fmt: skip
-        _register(made)
+        MEASURES.add(made.card.name, id, made)
         return made
 
     return decorate

@@ -25,7 +25,7 @@ TOLERANCE = 0.03  #: relative residual of a squared spectral norm sought matrix-
 class Gathered:
     """What a walk over the data gave."""
 
-    values: dict[Key, Tensor]  #: (n,) a place, or the sum over samples; of a sketch (probes, ...)
+    values: dict[Key, Tensor]  #: (n,) a place, or the mean over samples; of a sketch (probes, ...)
     outcomes: Outcomes | None = None
     residuals: dict[Key, Tensor] = field(default_factory=dict)  #: of largest eigenvalues, relative to them, (n,)
     products: int = 0
@@ -62,11 +62,13 @@ class Gatherer:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:
                             kept.add(chunk.number, {at: value})
-        found = kept.joined(ranks) | {at: total.cpu() for at, total in ranks.totals(totals).items()}
+        n = self.problem.n
+        found = kept.joined(ranks) | {at: total.div_(n).cpu() for at, total in ranks.totals(totals).items()}
         by_probe: dict[Key, list[Tensor]] = {}
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
             by_probe.setdefault(key, []).append(value)
-        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in by_probe.items()}
+        del found, totals  # each may be as large as a weight: none is held twice
+        values = {key: each[0] if sketch is None else torch.stack(each) for key, each in _emptied(by_probe)}
         return Gathered(values, from_rows(ends.joined(ranks)))
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:

@@ -97,7 +97,7 @@ class Lens:
     ) -> Mapping[Key, Tensor]:
         """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input.
 
-        Of a measure that adds up its samples, the sum. Of one that is had by probes, each probe's, (probes, ...).
+        Of a measure that adds up its samples, their mean. Of one that is had by probes, each probe's, (probes, ...).
         """
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import of_forms
-from flatlens.errors import BadInput, FlatlensError, one_line
+from flatlens.errors import BadInput, FlatlensError, Overflows, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.left_out import left_out
@@ -95,7 +95,7 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
             return {(one.key, None): undefined("no parameter is measured")}
         return _parts(one, one.evaluate(lens, run))
     except (RuntimeError, ArithmeticError) as error:
-        if "memory" in str(error) or isinstance(error, FlatlensError):
+        if "memory" in str(error) or (isinstance(error, FlatlensError) and not isinstance(error, Overflows)):
             raise
         return {(one.key, None): undefined(_refused(error))}
 
@@ -170,7 +170,8 @@ def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
     if one.place == "weight":
         missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
         made = "the weight is made from other parameters, by more than the layer's own call"
-        layers |= {name: undefined(w.unplaced if w.has_derivative else made) for name, w in missing.items()}
+        unseen = "the outputs depend differentiably on no call of the layer"
+        layers |= {name: undefined((w.unplaced or unseen) if w.has_derivative else made) for name, w in missing.items()}
         layers = {name: layers[name] for name in lens.layout.weights if name in layers}
     if one.place == "input":
         layers |= {key: undefined(why) for key, why in lens.layout.unplaced.items()}
@@ -258,12 +259,12 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
                 "the outputs curve in this layer's pre-activation: ask by name, it takes curvature products"
             ), None
         try:
-            values = values + one.curvature(lens, layer, one, run)
+            bent = one.curvature(lens, layer, one, run)
+            values = values + (bent / lens.problem.n if one.total else bent)
         except RuntimeError as error:
             if "memory" in str(error):
                 raise
             return undefined(_refused(error)), None
-    values = values / lens.problem.n if one.total else values
     if lens.probes is not None and one.sketched == "probes":
         reduced = by_probes(lambda mean_of: _reduced(lens, one, layer, mean_of), values)
     else:

@@ -6,7 +6,7 @@ A measure registers itself when its module is imported: a new module is added to
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.measures import (
@@ -25,23 +25,15 @@ from flatlens.measures import (
     variation,
     volume,
 )
-from flatlens.measures.card import REGISTERED, Card, Measure
+from flatlens.measures.card import MEASURES, Card, Measure
 
-FAMILIES = (
-    sensitivity, gauss_newton, volume, flatness, norms, factors, hessian, traces, normalised, perturbation,
-    robustness, variation, densities, generalisation,
+_HOMES = (
+    densities, factors, flatness, gauss_newton, generalisation, hessian, normalised, norms,
+    perturbation, robustness, sensitivity, traces, variation, volume,
 )  # fmt: skip
-"""The modules of measures, in the order in which a row of the catalogue that holds several lists them."""
+"""The modules of measures: importing one registers its measures."""
 
-
-def _place(measure: Measure) -> tuple[int, int, int]:
-    """Return where a measure stands: the letter of its row in the catalogue, the number, and its module."""
-    row, home = measure.card.id, measure.compute.__module__
-    modules = [module.__name__ for module in FAMILIES]
-    return "MHPD".index(row[0]), int(row[1:]), modules.index(home)
-
-
-MEASURES: dict[str, Measure] = {one.card.name: one for one in sorted(REGISTERED.values(), key=_place)}
+__all__ = ["MEASURES", "catalogue", "named"]
 
 
 def catalogue() -> list[Card]:
@@ -54,18 +46,12 @@ def catalogue() -> list[Card]:
 
 
 def named(measures: str | Measure | Iterable[str | Measure]) -> list[Measure]:
-    """Measures from names, spellings with options, or measures; one alone will do."""
-    if not isinstance(measures, str | Measure | Iterable):
-        raise BadInput(f"measure(...): names or measures are needed, got {measures!r}")
-    measures = [measures] if isinstance(measures, str | Measure) else list(measures)
-    for one in measures:
-        if not isinstance(one, str | Measure):
-            raise BadInput(f"measure(...): names or measures are needed, got {one!r}")
-    return [measure if isinstance(measure, Measure) else parse(measure, MEASURES) for measure in measures]
+    """Return measures from names, spellings with options, or measures; one alone is enough."""
+    return MEASURES.named(measures, "measure(...)", _read)
 
 
-def parse(spelling: str, known: Mapping[str, Measure]) -> Measure:
-    """A measure from the way the command line spells it: `mls`, `local_volume(top_k=3)`."""
+def _read(spelling: str) -> Measure:
+    """Return the measure that is spelled as on the command line: `mls`, `local_volume(top_k=3)`."""
     try:
         tree = ast.parse(spelling.strip(), mode="eval").body
         name = tree.func if isinstance(tree, ast.Call) else tree
@@ -78,6 +64,6 @@ def parse(spelling: str, known: Mapping[str, Measure]) -> Measure:
         raise BadInput(
             f"measure {spelling!r}: write a name, or a name with options such as local_volume(top_k=3)"
         ) from error
-    if name.id not in known:
-        raise UnknownName.among("measure", name.id, known)
-    return known[name.id](**options)
+    if name.id not in MEASURES:
+        raise UnknownName.among("measure", name.id, MEASURES)
+    return MEASURES[name.id](**options)

@@ -12,7 +12,7 @@ from flatlens.measures import MEASURES, Lens, Measure, about, measure, named
 from flatlens.problem import Problem
 from flatlens.problem.checks import drawing
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport, compare, declared
-from flatlens.transforms.registry import TRANSFORMS, chosen
+from flatlens.transforms.registry import TRANSFORMS, named_transforms
 from flatlens.transforms.transform import Transform, copied, with_model
 from flatlens.transforms.wiring import read_wiring
 
@@ -43,7 +43,7 @@ def check_invariance(
         got = type(lens).__name__
         raise BadInput(f"check_invariance(...): a Lens is needed, got {got}: check_invariance(Lens(problem))")
     lens.require_fresh()
-    asked, moves = None if measures is None else named(measures), chosen(transforms)
+    asked, moves = None if measures is None else named(measures), named_transforms(transforms)
     if asked == []:
         raise BadInput("check_invariance(measures=[]): at least one measure is needed; None takes all of one pass")
     draws = drawing(generator, progress, "check_invariance")

@@ -14,6 +14,7 @@ from torch import nn
 from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
+from flatlens.registry import Registry
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
 ROUNDINGS = 1e4  #: of the largest output, that outputs may differ by after weights were rescaled in every layer
@@ -117,6 +118,10 @@ class Transform:
         return self.name
 
 
+TRANSFORMS: Registry[Transform] = Registry("transform", Transform, rows="R")
+"""Every transform of the catalogue, by name; each module of transforms adds its own."""
+
+
 def transform(
     *,
     id: str,
@@ -130,7 +135,9 @@ def transform(
 
     def decorate(move: Move) -> Transform:
         meaning = (inspect.getdoc(move) or "").partition("\n")[0]
-        return Transform(name or move.__name__, id, meaning, source, declared_as, default, where, move)
+        made = Transform(name or move.__name__, id, meaning, source, declared_as, default, where, move)
+        TRANSFORMS.add(made.name, id, made)
+        return made
 
     return decorate
 

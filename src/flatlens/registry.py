@@ -1,0 +1,70 @@
+"""Names of one kind of thing (measures, bounds, transforms), in the catalogue's order, and how a name is looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Generic, TypeVar, final
+
+from flatlens.errors import BadInput, UnknownName
+
+T = TypeVar("T")
+
+
+@final
+class Registry(Mapping[str, T], Generic[T]):
+    """A mapping from names to things, each of which registers itself when its module is imported.
+
+    `rows`: the letters of the catalogue's rows, in its order; a thing whose row has another letter is no part of the
+    catalogue. `order` breaks ties between things of one row; without it, these come as they were registered.
+
+    >>> known = Registry[int]("digit", int, rows="D")
+    >>> known.add("two", "D2", 2), known.add("one", "D1", 1), known.add("mine", "own", 5)
+    (None, None, None)
+    >>> list(known), known.named("one", "count(digits=...)")
+    (['one', 'two'], [1])
+    """
+
+    def __init__(self, what: str, kind: type[T], *, rows: str, order: Callable[[T], int] = lambda thing: 0) -> None:
+        self._what, self._kind, self._rows, self._order = what, kind, rows, order
+        self._known: dict[str, tuple[tuple[int, int, int], T]] = {}
+
+    def add(self, name: str, row: str, thing: T) -> None:
+        """Register a thing under its name, if its row is one of the catalogue's."""
+        letter, number = row[:1], row[1:]
+        if letter and letter in self._rows and number.isdigit():
+            self._known[name] = (self._rows.index(letter), int(number), self._order(thing)), thing
+
+    def __getitem__(self, name: str) -> T:
+        return self._known[name][1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._known, key=lambda name: self._known[name][0]))
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def named(self, asked: str | T | Iterable[str | T], call: str, read: Callable[[str], T] | None = None) -> list[T]:
+        """Return things from names or things; one alone is enough. `call` is the user's call, for errors.
+
+        `read` replaces the plain lookup of a name, where a name may carry options.
+
+        Raises:
+            BadInput: what is asked for is neither a name nor a thing of this kind.
+            UnknownName: no thing has this name.
+        """
+        if isinstance(asked, (str, self._kind)):
+            asked = [asked]
+        if not isinstance(asked, Iterable):
+            raise BadInput(f"{call}: names of {self._what}s are needed, got {asked!r}")
+        return [self._one(each, call, read) for each in asked]
+
+    def _one(self, each: str | T, call: str, read: Callable[[str], T] | None) -> T:
+        if isinstance(each, self._kind):
+            return each
+        if not isinstance(each, str):
+            raise BadInput(f"{call}: names of {self._what}s are needed, got {each!r}")
+        if read is not None:
+            return read(each)
+        if each not in self._known:
+            raise UnknownName.among(self._what, each, self._known)
+        return self[each]
