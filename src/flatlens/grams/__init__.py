@@ -1,4 +1,18 @@
-"""The one pass: Gram matrices of every place of a network, from one forward and N backward passes."""
+"""The one pass: Gram matrices at every place of a network, from one forward and N backward passes.
+
+Read the modules in this order:
+
+    record            runs the network once, and keeps each linear layer's input and output and autograd's graph
+    structure         what the graph proves: which operations read a parameter, where the outputs are curved
+    rows              on which axis of a tensor the samples lie, and a test that no sample affects another
+    trial             a run on probe samples: the structure, and the possible positions of the samples
+    planner           makes the plan from the trials (`proof` checks it against autograd there)
+    layout            the plan itself, and the check that a chunk has its structure
+    one_pass          the loop over chunks
+    output_jacobians  the N backward passes of a chunk
+    certificate       the check that a chunk's Jacobians agree with the plan
+    jacobians         Jacobians of parameters and inputs, from the output Jacobians
+"""
 
 from flatlens.grams.broken import PlanBroken, agreed
 from flatlens.grams.contractions import quadratic, trace

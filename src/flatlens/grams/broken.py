@@ -1,4 +1,4 @@
-"""What breaks a plan: a chunk on which the network does something else, or samples that see each other."""
+"""Errors of the pass: a plan that does not hold on a chunk, samples that affect each other, errors of autograd."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from flatlens.problem import Batch
 from flatlens.problem.ranks import Ranks
 
 BATCHING = "backward passes in one"
-"""A name for `distrusted`, beside those of places: torch's batching of several backward passes."""
+"""A name in `distrusted`, beside those of places: it stands for torch's batching of backward passes."""
 
 
 class PlanBroken(Exception):
-    """A chunk on which the network does not do what the plan says: the plan is to be made anew with it."""
+    """The network does not do on a chunk what the plan says: make the plan again, with this chunk as a trial."""
 
     def __init__(self, batches: list[Batch], distrusted: Collection[str] = ()) -> None:
         super().__init__("the plan of the pass does not hold on every chunk of the data")
         self.batches = batches
-        self.distrusted = frozenset(
-            distrusted
-        )  #: places whose samples do not lie where the plan has them, or `BATCHING`
+        self.distrusted = frozenset(distrusted)  #: places whose samples do not lie as planned, or `BATCHING`
 
 
 def samples_coupled() -> BadModel:
-    """The error of a network whose samples see each other on some batch."""
+    """Return the error for a network whose samples affect each other on some batch."""
     return BadModel(
         "Problem(model=...): on some batch the outputs of a sample depend on other samples: per-sample derivatives do "
         "not exist. Is there a statistic over the batch, or an attention or recurrence over samples, in a rare branch?"
@@ -33,12 +31,12 @@ def samples_coupled() -> BadModel:
 
 
 _AUTOGRAD_WORDS = ("inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch")
-"""What autograd's own errors speak of; others are the network's."""
+"""Parts of the messages of autograd's own errors; other errors come from the network."""
 
 
 @contextmanager
 def clear_autograd_errors() -> Iterator[None]:
-    """Give what autograd refuses in one line."""
+    """Raise errors of autograd as one clear line."""
     try:
         yield
     except RuntimeError as error:
@@ -57,7 +55,7 @@ def clear_autograd_errors() -> Iterator[None]:
 
 @contextmanager
 def agreed(ranks: Ranks) -> Iterator[None]:
-    """Let a plan that broke on one rank break on all of them, for the same reasons, before they meet again."""
+    """Raise PlanBroken on all ranks, with all their reasons, if one of them raised it inside the block."""
     broken = None
     try:
         yield

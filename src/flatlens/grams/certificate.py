@@ -1,9 +1,11 @@
 """The certificate of a chunk: one backward pass of a random combination of all samples' outputs.
 
-The slopes of single outputs, combined in the same way sample by sample, must be the same at every place of the plan, to
-rounding; so must the gradients of parameters, put together from these slopes or taken by sample. Where they are not,
-samples see each other or lie elsewhere than planned, a parameter does not act as planned, or torch's batching of single
-samples is wrong.
+Let s = sum_ik u_ik f_ik with random u. At every place of the plan, ds/d(row of sample i) must be sum_k u_ik J_ik, to
+rounding, with the Jacobians J that the pass computed. And ds/dtheta, by autograd, must be the gradient that the plan
+gives for a small or unexplained parameter theta (weights are proved on the trials, see `proof`). If one of these fails,
+then samples affect each other, or lie elsewhere than planned, or a parameter does not act as planned, or torch's
+batching is wrong. Up to rounding a wrong Jacobian passes with probability 0: its error in the sum is a linear function
+of u that is not 0 everywhere.
 """
 
 from __future__ import annotations
@@ -25,26 +27,27 @@ from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import take
 
-_PARAMETER = "parameter "  #: before the name of a place where a parameter acts, not samples lie, otherwise than planned
+_PARAMETER = "parameter "
+"""Prefix of a place's name in a check of the parameter that acts there, not of the samples' positions."""
 
 
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """A random combination of all outputs, and its slopes at every place, with their samples in front."""
+    """A random combination s = sum_ik u_ik f_ik of all outputs, and its derivatives."""
 
-    u: Tensor  #: (n, N)
-    totals: dict[str, Tensor]
-    raw: dict[str, Tensor | None]  #: the same as autograd gave them
-    parameters: dict[str, Tensor]  #: its slopes in the parameters asked for
+    u: Tensor  #: random weights, (n, N)
+    totals: dict[str, Tensor]  #: ds/d(place), samples in front, by place
+    raw: dict[str, Tensor | None]  #: the same in the shape that autograd returned
+    parameters: dict[str, Tensor]  #: ds/dtheta, by parameter
 
     def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
-        """Return a flag for each place: whether the slopes of single outputs, combined by sample, are the same."""
+        """Return a flag for each place: whether the Jacobians `found`, combined by u, give the same derivative."""
         flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
         return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
 
 
 def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
-    """Return whether sum_k u_ik J_ik is each sample's row of `total`, to rounding; overflows are not compared."""
+    """Return whether sum_k u_ik J_ik is sample i's row of `total`, to rounding; overflows are not compared."""
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
     total = total.reshape(combined.shape)
     apart, size = norm2(combined - total), norm2(total).max()
@@ -53,7 +56,7 @@ def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Checker:
-    """Holds a chunk's slopes against its certificate."""
+    """The check of chunks against their certificates."""
 
     problem: Problem
     model: nn.Module
@@ -61,10 +64,10 @@ class Checker:
 
     @property
     def tolerance(self) -> float:
-        """Return how far slopes of one backward pass may be from sums of those of many, relative to their size."""
+        """Return the tolerated relative difference between a derivative and the same one from other passes."""
         return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
 
-    def verdict(
+    def check(
         self,
         tape: Tape,
         batch: Batch,
@@ -73,9 +76,9 @@ class Checker:
         rebuilt: dict[str, tuple[Tensor, Tensor]],
         batched: bool,
     ) -> ChunkCheck:
-        """Compare at every place of the plan, and in the parameters whose gradients are `rebuilt` from these places.
+        """Compare the derivatives at all places of the plan, and the gradients `rebuilt` from them, with autograd's.
 
-        Nothing is looked at yet, so that no device is waited for.
+        The flags stay on the device: reading them would wait for it. `require` reads them.
         """
         flags = torch.cat([certificate.holds(found, self.tolerance), *self.same_gradients(certificate, rebuilt)])
         hidden = flags.new_ones(())
@@ -86,45 +89,48 @@ class Checker:
         return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
-        """Yield a flag for each parameter: whether its gradient put together is autograd's, to rounding."""
+        """Yield a flag for each parameter: whether its rebuilt gradient equals autograd's, to rounding."""
         for name, (gradient, size) in rebuilt.items():
             true = certificate.parameters[name].to(torch.float64).flatten()
             off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
             yield ((off <= self.tolerance * scale) | ~off.isfinite())[None]
 
     def place_of(self, tape: Tape, parameter: str) -> str:
-        """Return where a parameter acts first: without its samples' arrangement there the parameter is left over."""
+        """Return the first place where a parameter acts; if it is distrusted, the parameter becomes unexplained."""
         return self.layout.places(tape, parameter)[0][1]
 
-    def require(self, verdict: ChunkCheck) -> None:
-        """Raise where the plan does not hold; whether samples are apart is then checked exactly, without rounding."""
-        *held, hidden = verdict.flags.tolist()
-        failing = [name for name, holds in zip(verdict.places, held, strict=True) if not holds]
+    def require(self, check: ChunkCheck) -> None:
+        """Raise PlanBroken or BadModel if the check failed.
+
+        A difference at a place may be mere rounding. Then an exact test decides whether samples affect each other.
+        """
+        *held, hidden = check.flags.tolist()
+        failing = [name for name, holds in zip(check.places, held, strict=True) if not holds]
         wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]
         suspected = [name for name in failing if not name.startswith(_PARAMETER)]
-        coupled = self._coupled_places(verdict.batch, suspected) if suspected else []
+        coupled = self._coupled_places(check.batch, suspected) if suspected else []
         if any(name.startswith("input:") for name in coupled):
             raise samples_coupled()
         if coupled or wrong or not hidden:
-            raise PlanBroken([verdict.batch], [*coupled, *wrong])
-        if suspected and verdict.batched:  # rounding, or a wrong batching rule: one by one there is none
+            raise PlanBroken([check.batch], [*coupled, *wrong])
+        if suspected and check.batched:  # rounding, or a wrong batching rule: re-run without batching
             raise PlanBroken([], [BATCHING])
 
     def unexplained(
         self, batch: Batch, explicit: dict[str, Tensor], certificate: Certificate, rows: Tensor | None
     ) -> dict[str, Tensor]:
-        """Return the gradients by sample of the parameters left over, sample by sample where batching is wrong."""
+        """Return the per-sample gradients of unexplained parameters, computed without batching where that is wrong."""
         wrong = self._wrong(certificate, explicit)
         if wrong:  # torch's batching rules are wrong for some operations
             explicit = explicit | each_sample_alone(self.problem, self.model, batch, wrong, rows)
             inputs = [f"input:{number}" for number in range(len(self.layout.inputs))]
-            still = self._wrong(certificate, explicit)  # as rounding alone is, of slopes that cancel
+            still = self._wrong(certificate, explicit)  # may be mere rounding, of derivatives that cancel
             if still and (self._alone_differ(batch) or self._coupled_places(batch, inputs)):
                 raise samples_coupled()
         return explicit
 
     def _wrong(self, certificate: Certificate, explicit: dict[str, Tensor]) -> tuple[str, ...]:
-        """The unexplained whose gradients by sample do not add up to the gradient of the combination."""
+        """Return the parameters whose per-sample gradients, combined by u, do not give ds/dtheta."""
         sums = {}
         for name, M in explicit.items():
             u = certificate.u.to(M)
@@ -133,7 +139,7 @@ class Checker:
         return tuple(name for name, right in zip(sums, same, strict=True) if not bool(right))
 
     def _coupled_places(self, batch: Batch, places: list[str]) -> list[str]:
-        """Return the places, of those given, where samples do not lie as planned or see each other."""
+        """Return those of the given places where samples do not lie as planned, or affect each other's outputs."""
         layout = self.layout
         tape, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         operations, at, planned = layout.operations(tape), dict[str, Place](), dict[str, list[Rows]]()
@@ -149,7 +155,7 @@ class Checker:
         return [name for name in places if not left[name]]
 
     def _alone_differ(self, batch: Batch) -> bool:
-        """Return whether a sample alone gives other outputs than in its batch."""
+        """Return whether some sample alone has other outputs than in its batch."""
         with torch.no_grad():
             together = self.problem.run(self.model, batch)[0]
             alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
@@ -159,9 +165,9 @@ class Checker:
 
 @dataclass(frozen=True, eq=False)
 class ChunkCheck:
-    """The result of a chunk's certificate, on the chunk's device."""
+    """The result of a chunk's certificate, still on the device."""
 
     batch: Batch
     places: list[str]
-    flags: Tensor  #: whether it holds at each, and whether padding has no effect
-    batched: bool  #: whether several backward passes were taken in one
+    flags: Tensor  #: whether each place passes; the last flag says whether padding has no effect
+    batched: bool  #: whether several backward passes ran as one batched pass

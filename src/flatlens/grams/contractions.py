@@ -1,4 +1,4 @@
-"""The few contractions everything is made of, all in float64."""
+"""The few tensor contractions from which all Gram matrices are made, accumulated in float64."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ DEVICE_BYTES = 2**26  #: elsewhere, where many small products take longer to beg
 
 
 def gram(A: Tensor) -> Tensor:
-    """A A^T per sample: (n, N, anything) -> (n, N, N), accumulated in float64.
+    """Return A A^T of each sample, (n, N, N), accumulated in float64, for A of shape (n, N, ...).
 
     >>> gram(torch.tensor([[[3.0, 4.0]]]))
     tensor([[[25.]]], dtype=torch.float64)
     """
     A = A.flatten(2)
     n, N, M = A.shape
-    if n > 1 and A.stride(0) == 0:  # the same for every sample
+    if n > 1 and A.stride(0) == 0:  # all samples share one matrix
         return gram(A[:1]).expand(n, N, N)
     if A.dtype == torch.float64:
         return A @ A.mT
@@ -38,12 +38,12 @@ def gram(A: Tensor) -> Tensor:
 
 
 def concatenated(parts: list[Tensor], dim: int) -> Tensor:
-    """torch.cat, without its copy where there is one part only."""
+    """Return torch.cat of the parts, without a copy if there is only one."""
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
 
 def norm2(x: Tensor) -> Tensor:
-    """||x_i||^2 of each sample, (n,), accumulated in float64.
+    """Return ||x_i||^2 of each sample, (n,), accumulated in float64.
 
     >>> norm2(torch.tensor([[3.0, 4.0]]))
     tensor([25.], dtype=torch.float64)
@@ -53,12 +53,12 @@ def norm2(x: Tensor) -> Tensor:
 
 
 def trace(A: Tensor, B: Tensor) -> Tensor:
-    """tr(A_i B_i) of symmetric matrices, (n,)."""
+    """Return tr(A_i B_i), (n,), for symmetric matrices."""
     return (A * B).sum((1, 2))
 
 
 def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
-    """sum_{k,k'} C_kk' A_k A_k', element by element, in float64: (n, N, ...) -> (n, ...); C = I if None."""
+    """Return sum_{k,k'} C_kk' A_k A_k' for each entry, (n, ...) float64, with A (n, N, ...); None stands for C = I."""
     flat = A.flatten(2)
     out = A.new_empty(len(A), flat.shape[2], dtype=torch.float64)
     for piece in pieces(len(A), 32 * flat[0].numel()):  # so that the product stays in the cache
@@ -68,7 +68,7 @@ def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
 
 
 def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[slice]:
-    """Cut n samples so that each piece's scratch stays within so many bytes.
+    """Yield slices of n samples, so that `bytes_each` per sample stay within `within` bytes.
 
     >>> [piece.stop - piece.start for piece in pieces(5, SCRATCH_BYTES // 2)]
     [2, 2, 1]

@@ -1,4 +1,4 @@
-"""The parameter Jacobian of a dense layer, never formed: df_k/dW = J_k (x) phi is two short vectors."""
+"""The parameter Jacobian of a dense layer, in factors: df_k/dW = J_k (x) phi, so K = ||phi||^2 J J^T."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from flatlens.grams.weight import WeightMatrix
 
 @dataclass(frozen=True, eq=False)
 class DenseJacobian:
-    """A layer applied once per sample: K = ||phi||^2 J J^T."""
+    """The Jacobian in a weight that is applied once per sample."""
 
     J: Tensor  #: df/dz, (n, N, d), in the network's dtype
     weight: WeightMatrix
-    at_x: Tensor | None  #: df/dx through the layer where it is not to be made of J, (n, N, m)
+    at_x: Tensor | None  #: df/dx through the layer, (n, N, m), if the pass has it; else it is J W
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
 
     @cached_property
     def Jx(self) -> Tensor:
-        """df/dx through the layer, J W, (n, N, m)."""
+        """Return df/dx through the layer, J W, (n, N, m)."""
         if self.at_x is not None:
             return self.at_x
         return self.weight.at_input(self.J)
@@ -35,15 +35,15 @@ class DenseJacobian:
         return gram(self.J)
 
     def gram(self) -> Tensor:
-        """K of the weight, (n, N, N)."""
+        """Return K of the weight, (n, N, N)."""
         return self.phi_norm2[:, None, None] * self._JJ
 
     def bias_gram(self) -> Tensor:
-        """K of the bias, (n, N, N)."""
+        """Return K of the bias, (n, N, N)."""
         return self._JJ
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R, of the layer reading phi / scale with W * scale for `scale` of shape (m,)."""
+        """Return R, (n, N, N); with `scale` (m,), R of the layer with weight W * scale and features phi / scale."""
         if scale is None:
             return self.phi_norm2[:, None, None] * self.weight.gram_at_input(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
@@ -54,32 +54,31 @@ class DenseJacobian:
 
     @cached_property
     def _J2(self) -> Tensor:
-        """sum_kk' C_kk' J_k J_k', (n, d)."""
+        """Return sum_kk' C_kk' J_k J_k', (n, d)."""
         return quadratic(self.C, self.J)
 
     @cached_property
     def input_squares(self) -> Tensor:
-        """||df/dx_p||^2 of each entry of the input, (n, m)."""
+        """Return ||df/dx_p||^2 of each input entry p, (n, m)."""
         return quadratic(None, self.Jx)
 
     def input_gram(self) -> Tensor:
-        """G, (n, N, N)."""
+        """Return G, (n, N, N)."""
         return gram(self.Jx)
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), the Gauss-Newton diagonal of the weight over the chunk, (d, m); I for C if
-        plain."""
+        """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m), with C = I if `plain`."""
         return (quadratic(None, self.J) if plain else self._J2).T @ self._phi2
 
     def columns(self, *, plain: bool = False) -> Tensor:
-        """||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m)."""
+        """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m), with C = I if `plain`."""
         return (self.input_squares if plain else quadratic(self.C, self.Jx)) * self._phi2
 
     def adaptive(self) -> Tensor:
-        """sum_st W_st^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
         return (self._J2 * (self._phi2 @ self.weight.W[0].square().T)).sum(1)
 
     def adaptive_bias(self) -> Tensor:
-        """The same of the bias."""
+        """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""
         assert self.weight.b is not None
         return self._J2 @ self.weight.b.square()

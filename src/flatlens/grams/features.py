@@ -1,4 +1,4 @@
-"""How far the features feeding each linear layer spread over the data."""
+"""Means and standard deviations of the features of each linear layer over the data."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
 
-_DEAD_UNIT = 1e-15  #: its square is nothing beside any weight, and float32 still holds it
+_DEAD_UNIT = 1e-15  #: unit of a feature that is always 0: its square is negligible, and float32 can represent it
 
 
 def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, tuple[Tensor, int]]:
-    """Standard deviation of each feature over samples and positions, per layer: ((g, m), how many are constant).
+    """Return for each layer the standard deviation of its features, (g, m), and the number of constant features.
 
-    A constant feature has none: its unit is its absolute value, and `_DEAD_UNIT` where it is always 0, which leaves its
-    weights out, so that what rests on this scale does not move when features are rescaled. One forward pass.
+    It is taken over samples and positions, in one forward pass. A constant feature has no spread: its unit is its
+    absolute value, or `_DEAD_UNIT` if it is always 0, which leaves its weights out. So measures in these units do not
+    change when features are rescaled.
     """
     moments = feature_moments(problem, model, layout)
     return {layer: _scale(layout.weights[layer], *moments[layer]) for layer in moments}
 
 
 Moments: TypeAlias = tuple[int, Tensor, Tensor]
-"""(observations, mean (features,), sum of squared deviations (features,)), over samples and positions."""
+"""Number of observations, mean (features,) and sum of squared deviations (features,), over samples and positions."""
 
 
 def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Moments]:
-    """Moments of the features each linear layer reads; one forward pass.
+    """Return the moments of each linear layer's features, from one forward pass.
 
-    They are merged chunk by chunk (Chan's update in float64: no cancellation for a large mean).
+    Chunks are merged with Chan's update in float64: a large mean causes no cancellation.
     """
     moments: dict[str, Moments] = {}
     with measuring(model), torch.no_grad():
@@ -52,12 +53,12 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
 
 
 def is_constant(mean: Tensor, spread: Tensor) -> Tensor:
-    """Which features never change over the data: their spread is rounding."""
+    """Return for each feature whether it is constant over the data, so that its spread is mere rounding."""
     return spread <= 1e-12 * mean.abs()
 
 
 def _by_feature(weight: Weight, x: Tensor, there: Tensor | None) -> Tensor:
-    """(observations, features); padded tokens are none."""
+    """Return the inputs of a layer as (observations, features), without padded tokens."""
     if there is not None and x.ndim == 3 and x.shape[:2] == there.shape:
         x = x[there != 0]
     axis = -1 if weight.adapter.token_wise else 1
@@ -65,7 +66,7 @@ def _by_feature(weight: Weight, x: Tensor, there: Tensor | None) -> Tensor:
 
 
 def _merge(so_far: Moments | None, x: Tensor) -> Moments:
-    """(count, mean, sum of squared deviations) with x's rows added."""
+    """Return the moments with the rows of x added."""
     count, mean = len(x), x.mean(0)
     squares = (x - mean).square().sum(0)
     if so_far is None:

@@ -1,8 +1,8 @@
-"""The input side of the layer that reads the network's input: nobody below needs the slope, so autograd is not asked.
+"""The input side of the layer that reads the network's input, computed faster than by autograd.
 
 dense layer         G = J W W^T J^T = (J T^T)(J T^T)^T,  T^T T = W W^T: a product with min(d, m) columns, not m
-convolution         a transposed convolution of stride 1 is a convolution with the flipped kernel, and that is
-                    several times faster on processors for a few input channels
+convolution         a transposed convolution of stride 1 is a convolution with the flipped kernel, which is several
+                    times faster on CPUs for a few input channels
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from flatlens.operations.layers import Adapter, Convolution
 
 
 def input_side_follows(weight: Weight) -> bool:
-    """Whether `input_gram` covers the layer."""
+    """Return whether `input_gram` can compute the layer's input side."""
     return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
 
 
 def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
-    """G of the layer, (n, N, N), from J: (n, N, d) of a dense one, (n, N, 1, d, P) of a convolution onto `out`."""
+    """Return G of the layer, (n, N, N).
+
+    J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
+    """
     if weight.dense:
         return weight.matrix.gram_at_input(J)
     return torch.cat([gram(rows) for rows in _transposed(weight, J, out)])
 
 
 def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
-    """||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
+    """Return ||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
     if weight.dense:
         return quadratic(None, weight.matrix.at_input(J))
     return torch.cat([quadratic(None, rows) for rows in _transposed(weight, J, out)])
 
 
 def _by_flipped_kernel(adapter: Adapter) -> bool:
-    """Whether it is a plane convolution of stride 1, of one group, whose kernel reaches over its zero padding."""
+    """Return whether it is a 2D convolution with stride 1, one group, and zero padding smaller than its kernel."""
     return (
         isinstance(adapter, Convolution)
         and len(adapter.kernel) == 2
@@ -56,7 +59,7 @@ def _padding(adapter: Convolution) -> list[int]:
 
 
 def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[Tensor]:
-    """W^T J of some samples at a time, (n', N, M), the convolution taken as a matrix."""
+    """Yield W^T J of a few samples at a time, (n', N, M), where the matrix W is the convolution."""
     adapter = weight.adapter
     assert isinstance(adapter, Convolution)
     kernel = weight.value.flip(2, 3).transpose(0, 1).contiguous()

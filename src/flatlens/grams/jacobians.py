@@ -1,4 +1,9 @@
-"""From a chunk's slopes to the Jacobians and Grams of every place of the plan."""
+"""Jacobians and Gram matrices of all layers and parameters, from the output Jacobians of a chunk.
+
+A weight acts as z_p = W phi_p + b at positions p. With J = df/dz, df_k/dW = sum_p J_kp (x) phi_p, df_k/db = sum_p J_kp
+and, for a dense layer, df_k/dx = W^T J_k. All follow from J and from the features phi, which autograd keeps anyway.
+Small parameters and embeddings follow in the same way from the Jacobians at their operations.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +30,11 @@ from flatlens.operations.reads import Operation
 from flatlens.problem import Problem
 
 Saved: TypeAlias = dict[tuple[str, int], Tensor]
-"""What the plan's operations read beside a parameter, samples in front: by (parameter or layer, its k-th operation)."""
+"""The tensor that an operation combines with a parameter, samples in front: by (parameter or layer, k-th operation)."""
 
 
 def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
-    """Return what autograd keeps of the operations' inputs until the last backward pass."""
+    """Return the inputs of the plan's operations, from what autograd saved; the last backward pass frees them."""
     found: Saved = {}
     operations = layout.operations(tape)
     reads: dict[tuple[str, int], tuple[Operation, str]] = {
@@ -38,16 +43,16 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
         for k, place in enumerate(layout.places(tape, name))
     }
     for weight in (*layout.weights.values(), *layout.outside.values()):
-        reads |= {(weight.layer, k): (operations[slot], slot) for k, slot in enumerate(weight.products)}
-    for at, (read, slot) in reads.items():
+        reads |= {(weight.layer, k): (operations[place], place) for k, place in enumerate(weight.products)}
+    for at, (read, place) in reads.items():
         if (tensor := read.kept()) is not None:
-            found[at] = layout.rows[slot].in_front(tensor, n)
+            found[at] = layout.rows[place].in_front(tensor, n)
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkJacobians:
-    """One chunk's slopes, on their way to Grams."""
+    """The output Jacobians of a chunk, and what is made of them."""
 
     problem: Problem
     tape: Tape
@@ -59,7 +64,7 @@ class ChunkJacobians:
     needs: frozenset[str]
 
     def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
-        """Every call of a linear layer, in execution order; the first call of a weight carries the weight."""
+        """Return the calls of linear layers, in execution order; a weight belongs to its first call."""
         layers, layout = {}, self.layout
         for key in dict.fromkeys((*layout.structure.calls, *layout.weights)):
             x = x_norm2 = None
@@ -88,7 +93,7 @@ class ChunkJacobians:
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
     def _input_side(self, key: str, jacobian: object) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Return functions that make G and the squared slopes at a call's input; a dense `jacobian` has them."""
+        """Return functions that compute G and the squared derivatives at a call's input."""
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure:
             return jacobian.input_gram, lambda: jacobian.input_squares
         if is_first_layer(self.layout, key):
@@ -103,7 +108,7 @@ class ChunkJacobians:
         return product.shape
 
     def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
-        """The parameter side of a weight."""
+        """Return the Jacobian in a weight."""
         layout = self.layout
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
         if not weight.products:
@@ -115,20 +120,20 @@ class ChunkJacobians:
         n = len(self.C)
         inputs = [self.saved[weight.layer, k] for k in range(len(weight.products))]
         if weight.dense:
-            (slot,) = weight.products
-            at_x = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
+            (place,) = weight.products
+            Jx = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
             phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
-            return DenseJacobian(self.output_jacobians[slot], weight.matrix, at_x, phi, norm2(phi), self.C)
+            return DenseJacobian(self.output_jacobians[place], weight.matrix, Jx, phi, norm2(phi), self.C)
 
         def phi_of(piece: slice) -> Tensor:
             folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
             return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
-        J = concatenated([self.output_jacobians[slot] for slot in weight.products], 4)
+        J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
         return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted)
 
     def others(self, named: Mapping[str, Tensor]) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
-        """The parameters outside linear layers, and those of layers that act elsewhere, too."""
+        """Return the Jacobians in parameters outside linear layers, and in those that also act outside their layer."""
         layout, found = self.layout, dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]()
         mine = {weight.parameter for weight in layout.weights.values()}
         for name, M in self.explicit.items():
@@ -140,50 +145,50 @@ class ChunkJacobians:
             found[name] = self._small(name, named[name].detach())
         for name in layout.embeddings:
             parts: list[tuple[Operation, Tensor, Tensor]] = [
-                (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[slot])
-                for k, (read, slot) in enumerate(layout.places(self.tape, name))
+                (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[place])
+                for k, (read, place) in enumerate(layout.places(self.tape, name))
             ]
             found[name] = embedding_jacobian(named[name].detach(), parts, self.C)
         return found
 
     def _small(self, name: str, theta: Tensor) -> ExplicitJacobian:
-        """A parameter that acts entry by entry; zero where no operation reads it."""
+        """Return the Jacobian in a small parameter; one column of zeros if no operation reads it."""
         M = self._entries(name, self.output_jacobians)
         if M is None:
             M, theta = self.C.new_zeros(*self.C.shape[:2], 1), theta.new_zeros(1)
         return ExplicitJacobian(M, theta.flatten().to(torch.float64), self.C)
 
-    def _entries(self, name: str, slopes: Mapping[str, Tensor]) -> Tensor | None:
+    def _entries(self, name: str, output_jacobians: Mapping[str, Tensor]) -> Tensor | None:
         parts = [
-            entrywise_jacobian(read, self.layout.rows[slot], slopes[slot], self.saved.get((name, k)))
-            for k, (read, slot) in enumerate(self.layout.places(self.tape, name))
+            entrywise_jacobian(read, self.layout.rows[place], output_jacobians[place], self.saved.get((name, k)))
+            for k, (read, place) in enumerate(self.layout.places(self.tape, name))
         ]
         return None if not parts else parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def rebuilt(self, totals: Mapping[str, Tensor], weights: bool) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the gradient of one combination of the outputs in each parameter, and the size of what adds up to it.
+        """Return by parameter the gradient of a combination of the outputs, and the size of the terms that add to it.
 
-        It is put together as the Jacobians are, from the combination's slopes `totals` at every place: of parameters
-        that act entry by entry, and with `weights` of all matrices and their biases, too.
+        The gradient is computed as the Jacobians are, from the combination's derivatives `totals` at all places: for
+        small parameters, and with `weights` also for weights and their biases.
         """
         layout, found = self.layout, dict[str, tuple[Tensor, Tensor]]()
         for name in layout.small_parameters:
-            slots = [slot for _, slot in layout.places(self.tape, name)]
-            if slots and all(slot in totals for slot in slots):
-                M = self._entries(name, {slot: totals[slot][:, None] for slot in slots})
+            places = [place for _, place in layout.places(self.tape, name)]
+            if places and all(place in totals for place in places):
+                M = self._entries(name, {place: totals[place][:, None] for place in places})
                 assert M is not None
                 found[name] = (
                     M.sum((0, 1)),
-                    norm2(torch.cat([totals[slot].flatten()[None] for slot in slots], 1)).sqrt(),
+                    norm2(torch.cat([totals[place].flatten()[None] for place in places], 1)).sqrt(),
                 )
         for weight in (*layout.weights.values(), *layout.outside.values()) if weights else ():
-            if weight.products and all(slot in totals for slot in weight.products):
+            if weight.products and all(place in totals for place in weight.products):
                 found |= self._rebuilt_weight(weight, totals)
         return found
 
     def _rebuilt_weight(self, weight: Weight, totals: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
         n, g, d = len(self.C), *weight.matrix.W.shape[:2]
-        J = concatenated([totals[slot].reshape(n, g, d, -1) for slot in weight.products], 3).to(torch.float64)
+        J = concatenated([totals[place].reshape(n, g, d, -1) for place in weight.products], 3).to(torch.float64)
         kept = [self.saved[weight.layer, k] for k in range(len(weight.products))]
         phi = concatenated([weight.adapter.patches(x, n) for x in kept], 3).to(torch.float64)
         found = {}
@@ -196,11 +201,11 @@ class ChunkJacobians:
 
 
 def network_input(
-    slopes: dict[str, Tensor], inputs: list[Tensor], make_grams: Callable[..., LayerGrams]
+    output_jacobians: dict[str, Tensor], inputs: list[Tensor], make_grams: Callable[..., LayerGrams]
 ) -> LayerGrams | None:
-    """The network's own input: all its floating tensors side by side."""
+    """Return the input side of the network: all its floating inputs, flattened and concatenated; None without any."""
     if not inputs:
         return None
-    Jx = concatenated([slopes[f"input:{number}"] for number in range(len(inputs))], 2)
+    Jx = concatenated([output_jacobians[f"input:{number}"] for number in range(len(inputs))], 2)
     x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
     return make_grams(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))

@@ -1,4 +1,15 @@
-"""The one pass: one forward and N backwards over all layers, a chunk of samples at a time."""
+"""The one pass: one forward and N backward passes over the data, chunk by chunk.
+
+For each chunk:
+
+1. Run the network once (`record`), and require that it does what the plan says (`Layout.require_same`).
+2. Differentiate all outputs to all places of the plan, and a random combination of them (`output_jacobians`).
+3. Make the Gram matrices of all layers and parameters from these (`jacobians`), and yield them.
+4. Check the certificate. PlanBroken then makes the caller plan again, with this chunk among the trials, and start anew.
+
+The certificate is read one chunk late, so that a device need not be waited for. The numbers of a pass count only when
+the pass has ended without PlanBroken.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +37,7 @@ from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
 
 ALL_GRAMS = ("G", "K", "R")
-PASS_CHUNK = 256  #: samples at most: more gain nothing (benchmarks/one_pass.py)
+PASS_CHUNK = 256  #: samples of a chunk at most; more gain no speed (benchmarks/one_pass.py)
 
 
 def one_pass(
@@ -39,22 +50,28 @@ def one_pass(
     sketch: Sketch | None = None,
     ranks: Ranks = ALONE,
 ) -> Generator[ChunkGrams, None, None]:
-    """Yield the Grams of every place, chunk by chunk; a chunk is dead once the next is asked for.
+    """Yield the Gram matrices of every place, chunk by chunk; a chunk must not be read after the next one is requested.
 
-    Of all the data, or of what is this process's among `ranks` that share it.
+    Args:
+        problem: the problem.
+        model: its network.
+        layout: the plan, from `lay_out`.
+        feature_scale: spread of each layer's features over all data, for measures that normalise by it.
+        progress: callback.
+        needs: what will be read. Without "G" no input is differentiated to; all else is computed on first use.
+        sketch: if given, every chunk comes once for each probe, as a network whose output is a random combination.
+        ranks: processes that share the data; this one yields its own part.
 
-    With a `sketch` every chunk comes once for each of its probes: as seen through a random combination of the outputs.
-
-    `needs` says what will be read: without "G" no slope is taken at any input; the rest is made on first use, together.
-
-    `feature_scale`: the spread of each layer's input features over all data, for measures that normalise by it.
+    Raises:
+        PlanBroken: a chunk does not agree with the plan. All numbers so far are then void.
+        BadModel: samples affect each other's outputs.
     """
     problem = problem.as_asked()
     rows = problem.outputs if sketch is None else 2
     most = min(PASS_CHUNK, layout.samples_at_once(problem.memory, rows, needs))
-    # differentiable, so that the graph shows frozen parameters, too
+    # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), problem.measuring(model), differentiable(model.parameters()):
-        walk = _Pass(
+        run = _Pass(
             problem,
             model,
             layout,
@@ -64,14 +81,14 @@ def one_pass(
             Checker(problem, model, layout),
         )
         for number, raw in problem.walked(most, "one pass", progress, ranks):
-            yield from walk.chunk(problem.place(raw), sketch, number)
-            walk.require_certificates(1)
-        walk.require_certificates(0)
+            yield from run.chunk(problem.place(raw), sketch, number)
+            run.require_certificates(1)
+        run.require_certificates(0)
 
 
 @dataclass(frozen=True, eq=False)
 class _Pass:
-    """What stays the same from chunk to chunk."""
+    """The part of a pass that stays the same from chunk to chunk."""
 
     problem: Problem
     model: nn.Module
@@ -80,15 +97,15 @@ class _Pass:
     pool: Pool
     needs: frozenset[str]
     checker: Checker
-    pending: list[ChunkCheck] = field(default_factory=list)  #: of the last chunks, not looked at
+    pending: list[ChunkCheck] = field(default_factory=list)  #: certificates of the last chunks, not yet read
 
     def require_certificates(self, most: int) -> None:
-        """Look at certificates until `most` are left open: a chunk's own, while the device works on it."""
+        """Read certificates until at most `most` are pending; the last one may still be computed on the device."""
         while len(self.pending) > most:
             self.checker.require(self.pending.pop(0))
 
     def chunk(self, batch: Batch, sketch: Sketch | None, number: int) -> Iterator[ChunkGrams]:
-        """One chunk: once as it is, or once for each probe."""
+        """Yield one chunk: once, or with a sketch once for each probe."""
         problem = self.problem
         tape, inputs, f, y = run_recorded(problem, self.model, batch)
         self.layout.require_same(tape, inputs, self.model, batch)
@@ -124,34 +141,37 @@ class _Pass:
         keep_graph: bool = False,
         certify: bool = True,
     ) -> tuple[LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
-        """(network's input, layers, parameters outside them) for outputs f, `rows` of the network's where given."""
+        """Return (network's input, layers, parameters outside them) for outputs f.
+
+        With `rows` (n, r, N), f is rows times the network's outputs.
+        """
         problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
         live = None if tokens is None else _live_outputs(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        proved = (*layout.unexplained, *layout.small_parameters)  # weights are proved on the trials
+        proved = (*layout.unexplained, *layout.small_parameters)  # weights were proved on the trials, see `proof`
         asked = {name: named[name] for name in proved}
         generator = torch.Generator().manual_seed(seen.number) if certify else None
-        slopes = output_jacobians(
+        computed = output_jacobians(
             f, tape, layout, seen.inputs, needs, self.pool,
             live=live, keep_graph=keep_graph, certify=generator, parameters=asked,
         )  # fmt: skip
         explicit = per_sample_gradients(problem, self.model, seen.batch, layout.unexplained, rows)
-        if slopes.certificate is not None:
-            explicit = self.checker.unexplained(seen.batch, explicit, slopes.certificate, rows)
+        if computed.certificate is not None:
+            explicit = self.checker.unexplained(seen.batch, explicit, computed.certificate, rows)
         make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
-        chunk = ChunkJacobians(problem, tape, layout, slopes.found, seen.saved, explicit, C, needs)
-        if slopes.certificate is not None:
-            rebuilt = chunk.rebuilt(slopes.certificate.totals, weights=False)
+        chunk = ChunkJacobians(problem, tape, layout, computed.found, seen.saved, explicit, C, needs)
+        if computed.certificate is not None:
+            rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
             batched = self.pool.batched is True
             self.pending.append(
-                self.checker.verdict(tape, seen.batch, slopes.found, slopes.certificate, rebuilt, batched)
+                self.checker.check(tape, seen.batch, computed.found, computed.certificate, rebuilt, batched)
             )
         layers = chunk.layers(make_grams, self.scale)
         if layout.input_call is not None:
             network: LayerGrams | None = layers[layout.input_call]
         else:
-            held = [layout.unpadded(x.detach().to(f.dtype), tape) for x in seen.inputs]
-            network = network_input(slopes.found, held, make_grams) if "G" in needs else None
+            read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in seen.inputs]
+            network = network_input(computed.found, read, make_grams) if "G" in needs else None
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
         return network, layers, others
 
@@ -161,13 +181,13 @@ class _ForwardPass:
     """A chunk's forward pass."""
 
     tape: Tape
-    inputs: list[Tensor]  #: those that the outputs depend on
+    inputs: list[Tensor]  #: inputs on which the outputs depend
     batch: Batch
     number: int
     saved: Saved
 
 
 def _live_outputs(f: Tensor, tokens: Tokens) -> list[bool]:
-    """Which outputs are those of no masked token, on one sample at least: the others are zero."""
+    """Return for each output whether its token counts in at least one sample; all others have derivative 0."""
     counts: list[bool] = tokens.counted.any(0).repeat_interleave(f.shape[1] // tokens.counted.shape[1]).tolist()
     return counts

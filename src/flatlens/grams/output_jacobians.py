@@ -1,7 +1,8 @@
-"""The N backward passes of a chunk: the slopes of its outputs wherever the network is watched, and their certificate.
+"""The N backward passes of a chunk: output Jacobians at all watched places, and the data of the certificate.
 
-The certificate is one more backward pass, of a random combination of all samples' outputs. Where the N passes' slopes,
-combined in the same way sample by sample, give anything else, samples see each other or lie elsewhere than planned.
+Backward pass k differentiates the sum over samples of output k. Because samples do not affect each other, the result at
+sample i's rows is sample i's own derivative: one pass gives row k of every sample's Jacobian. The certificate tests
+this assumption. It is one more backward pass, of a random combination of all samples' outputs: see `certificate`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,23 @@ from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
 MEMORY_SHARE = 8
-"""One batched backward pass may take the memory divided by this: the chunk before still holds its own part."""
+"""A batched backward pass may use the memory divided by this; the previous chunk still holds its part."""
 
 
 class Pool:
-    """Buffers that live as long as the pass, for slopes that come output by output: fresh memory for every chunk would
-    cost as much as the arithmetic."""
+    """Buffers for Jacobians that are computed output by output, kept for the whole pass.
+
+    New memory for every chunk would cost as much time as the arithmetic.
+    """
 
     def __init__(self, memory: int, *, batched: bool = True) -> None:
         self._kept: dict[str, Tensor] = {}
-        self.batch_bytes = memory // MEMORY_SHARE  #: bytes of slopes that one batched pass may give
+        self.batch_bytes = memory // MEMORY_SHARE  #: bytes of derivatives that one batched pass may return
         self.batched: bool | None = None if batched else False
-        """Whether torch batches the network's operations; None where nobody tried."""
+        """Whether torch can batch the network's operations; None before the first attempt."""
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """An uninitialised buffer of this shape; the samples come first."""
+        """Return an uninitialised buffer of this shape, (n, ...)."""
         kept = self._kept.get(name)
         if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:]:
             kept = self._kept[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
@@ -47,50 +50,53 @@ class Pool:
 
 @dataclass(frozen=True, eq=False)
 class _WatchedPlace:
-    """A place where slopes are wanted, and the form in which they are held."""
+    """A place to differentiate to, and the form in which the derivatives are kept."""
 
     at: Place
-    size: torch.Size  # of a slope there
-    shape: Callable[[Tensor], Tensor]  # such a slope with its samples in front
-    plain: bool = False  # whether that is the slope itself, one row a sample
+    size: torch.Size  #: shape of autograd's derivative
+    shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
+    plain: bool = False  #: whether the derivative already has one row per sample
 
     def buffer(self, name: str, f: Tensor, pool: Pool) -> Tensor:
-        """Return a buffer for the slopes of all outputs, (n, N, ...)."""
+        """Return a buffer for the derivatives of all outputs, (n, N, ...)."""
         kept = self.shape(torch.empty(self.size, device="meta")).shape[1:]
         return pool.take(name, (*f.shape, *kept), f)
 
 
 @dataclass(frozen=True, eq=False)
 class PassStart:
-    """The place where the backward passes begin: the slope of output k is `rows[k]` there, for every sample."""
+    """The tensor from which the backward passes begin: there the derivative of output k is `rows[k]` for every sample.
+
+    It is f with the identity, or the input of the last layer with its weight.
+    """
 
     at: Tensor  # (n, width)
     rows: Tensor  # (N, width)
 
     def combined(self, wanted: list[Place], u: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the slopes of the outputs combined by u (n, N); the graph is kept."""
+        """Return the derivatives of sum_ik u_ik f_ik, for u (n, N); the graph is kept."""
         return torch.autograd.grad(self.at, wanted, u @ self.rows, retain_graph=True, allow_unused=True)
 
-    def slopes(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
-        """Return the slopes of several outputs, (count, ...) each."""
+    def derivatives(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
+        """Return the derivatives of several outputs in one batched backward pass, (count, ...) each."""
         onto = self.rows[rows, None].expand(-1, *self.at.shape)
         with ignore_slow_batching_warning():
             return torch.autograd.grad(
                 self.at, wanted, onto, retain_graph=retain, allow_unused=True, is_grads_batched=True
             )
 
-    def slope(self, wanted: list[Place], k: int, retain: bool) -> tuple[Tensor | None, ...]:
-        """Return the slopes of one output."""
+    def derivative(self, wanted: list[Place], k: int, retain: bool) -> tuple[Tensor | None, ...]:
+        """Return the derivatives of output k, summed over samples."""
         onto = self.rows[k].repeat(len(self.at), 1)
         return torch.autograd.grad(self.at, wanted, onto, retain_graph=retain, allow_unused=True)
 
 
 @dataclass(frozen=True, eq=False)
 class OutputJacobians:
-    """The slopes of a chunk, and their certificate."""
+    """The output Jacobians of a chunk, and their certificate."""
 
-    found: dict[str, Tensor]  #: df/d(...), (n, N, ...), by place
-    certificate: Certificate | None  #: None where it was not asked for
+    found: dict[str, Tensor]  #: df/d(place), (n, N, ...), by place
+    certificate: Certificate | None  #: None if it was not requested
 
     def __getitem__(self, name: str) -> Tensor:
         return self.found[name]
@@ -109,30 +115,43 @@ def output_jacobians(
     certify: torch.Generator | None = None,
     parameters: dict[str, Tensor] | None = None,
 ) -> OutputJacobians:
-    """df/d(...), (n, N, ...), in the network's dtype: at `z:call` and other operations, `x:call` of linear layers and
-    `input:number`.
+    """Return the Jacobians df/d(place), (n, N, ...), in the network's dtype, at all places that the plan needs.
 
-    They are views or buffers of the pool: read, not written, and dead with the next chunk. No gradient at a weight is
-    ever asked for. `live`: which outputs have any slope at all, where some have none. With a generator to `certify`
-    by, the certificate comes with them, and its slopes in some `parameters`.
+    Places are `z:CALL` and other operations, `x:CALL` (the input of a linear layer) and `input:NUMBER`. The tensors are
+    views or buffers of the pool: do not write to them, and do not read them after the next chunk.
+
+    Args:
+        f: the outputs, (n, N).
+        tape: the record of their forward pass.
+        layout: the plan.
+        inputs: the network's inputs.
+        needs: what measures will read; without "G" no input is differentiated to.
+        pool: buffers.
+        live: for each output whether it has any derivative; None if all have.
+        keep_graph: whether the graph is needed afterwards.
+        certify: draws the certificate's combination; None for no certificate.
+        parameters: parameters in which the certificate's combination is also differentiated.
     """
-    slots = watched_places(tape, layout, inputs, len(f), needs)
+    watched = watched_places(tape, layout, inputs, len(f), needs)
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     start, known = PassStart(f, units), {}
     head = _head(tape, f)
-    if head is not None and f"z:{head[0].key}" in slots and slots[f"z:{head[0].key}"].plain:
+    if head is not None and f"z:{head[0].key}" in watched and watched[f"z:{head[0].key}"].plain:
         call, W = head
         start, known = PassStart(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
-    asked = {name: slots[name] for name in slots if name not in known}
-    shown = {name: slot for name, slot in asked.items() if not _implied(name, tape, layout)}
-    certificate = None if certify is None else certificate_of(PassStart(f, units), f, shown, parameters or {}, certify)
+    asked = {name: watched[name] for name in watched if name not in known}
+    tested = {name: place for name, place in asked.items() if not _implied(name, tape, layout)}
+    certificate = None if certify is None else certificate_of(PassStart(f, units), f, tested, parameters or {}, certify)
     found = _all_outputs(asked, start, f, pool, live, keep_graph)
-    found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in slots}
+    found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in watched}
     return OutputJacobians(found, certificate)
 
 
 def _implied(name: str, tape: Tape, layout: Layout) -> bool:
-    """Return whether samples are apart at a call's input because they are at its output: each goes by itself."""
+    """Return whether samples are certainly apart at a call's input, because they are so at its output.
+
+    A pure call treats each sample separately, so the certificate need not test its input, too.
+    """
     kind, _, key = name.partition(":")
     return kind == "x" and tape.linear[key].pure and f"z:{key}" in layout.rows and not layout.ignores_padding
 
@@ -140,33 +159,33 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
 def certificate_of(
     start: PassStart,
     f: Tensor,
-    slots: dict[str, _WatchedPlace],
+    watched: dict[str, _WatchedPlace],
     parameters: dict[str, Tensor],
     generator: torch.Generator,
 ) -> Certificate:
-    """Take the backward pass of a random combination of the outputs, at all places and in some parameters."""
+    """Return the derivatives of a random combination of all outputs at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
-    wanted = [slot.at for slot in slots.values()] + list(parameters.values())
+    wanted = [place.at for place in watched.values()] + list(parameters.values())
     rows = start.combined(wanted, u) if wanted else ()
     totals = {
-        name: slot.shape(torch.zeros(slot.size).to(f) if row is None else row)
-        for (name, slot), row in zip(slots.items(), rows, strict=False)
+        name: place.shape(torch.zeros(place.size).to(f) if row is None else row)
+        for (name, place), row in zip(watched.items(), rows, strict=False)
     }
-    rest = zip(parameters.items(), rows[len(slots) :], strict=False)
+    rest = zip(parameters.items(), rows[len(watched) :], strict=False)
     found = {name: torch.zeros_like(p) if row is None else row for (name, p), row in rest}
-    return Certificate(u, totals, dict(zip(slots, rows, strict=False)), found)
+    return Certificate(u, totals, dict(zip(watched, rows, strict=False)), found)
 
 
 def is_first_layer(layout: Layout, key: str) -> bool:
-    """Return whether the call alone reads the network's input and its slope there follows from that at its output."""
+    """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
     return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
 
 
 def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
-    """The linear call whose output the network's is, and the matrix (N, m) it applies: its slopes are known.
+    """Return the linear call that gives the network's outputs, and its matrix W (N, m); None if there is none.
 
-    It is read off autograd's graph: f = clone(z), z = x W^T + b, with W and b parameters, and no hook on f, because a
-    hook may change the gradient.
+    Its Jacobians need no backward pass: df/dz is the identity and df/dx is W. The graph must show f = clone(z) and
+    z = x W^T + b with parameters W and b, and no hook on f, because a hook may change the gradient.
     """
     copied = f.grad_fn
     if copied is None or copied.name() != "CloneBackward0" or f._backward_hooks:
@@ -182,7 +201,7 @@ def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
 
 
 def _is_parameter(node: Any) -> bool:
-    """Return whether it stands for a leaf, maybe transposed, or for what needs no gradient."""
+    """Return whether a node is a leaf, perhaps transposed, or None, as for a frozen parameter."""
     if node is not None and node.name() == "TBackward0":
         node = node.next_functions[0][0]
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
@@ -191,98 +210,111 @@ def _is_parameter(node: Any) -> bool:
 def watched_places(
     tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
 ) -> dict[str, _WatchedPlace]:
-    """Return a slot for each place at which slopes are wanted."""
-    dense = {slot for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for slot in w.products}
+    """Return all places at which output Jacobians are needed, by name."""
+    dense = {place for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for place in w.products}
     operations = layout.operations(tape)
-    slots = {name: _slot(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
+    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
     for key, axis in layout.batch_axis.items() if "G" in needs else ():
         if not is_first_layer(layout, key):
             x = tape.linear[key].x
             plain = f"z:{key}" in dense and axis == 0
 
-            def flat(slope: Tensor, axis: int = axis) -> Tensor:
-                return by_sample(slope, axis).reshape(n, -1)
+            def flat(derivative: Tensor, axis: int = axis) -> Tensor:
+                return by_sample(derivative, axis).reshape(n, -1)
 
-            slots[f"x:{key}"] = _WatchedPlace(x, x.shape, flat, plain)
+            watched[f"x:{key}"] = _WatchedPlace(x, x.shape, flat, plain)
     if layout.input_call is None and "G" in needs:
         for number, x in enumerate(inputs):
-            slots[f"input:{number}"] = _WatchedPlace(x, x.shape, lambda slope: slope.reshape(n, -1), True)
-    return slots
+            watched[f"input:{number}"] = _WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
+    return watched
 
 
-def _slot(operation: Operation, rows: Rows, n: int, dense: bool) -> _WatchedPlace:
-    """The output of an operation: (n, d) of a dense product, (n, g, d, P) of others, (n, T, D) of a lookup, (n, w, the
-    other axes) of what acts entry by entry."""
+def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> _WatchedPlace:
+    """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
+
+    (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
+    axes) for an operation that acts entry by entry.
+    """
     if dense:
         return _WatchedPlace(
-            operation.edge, operation.shape, lambda slope: rows.in_front(slope, n).reshape(n, -1), rows == FRONT
+            operation.edge,
+            operation.shape,
+            lambda derivative: rows.in_front(derivative, n).reshape(n, -1),
+            rows == FRONT,
         )
     if isinstance(operation, Product | Bias):
         adapter = operation.adapter
         return _WatchedPlace(
-            operation.edge, operation.shape, lambda slope: adapter.by_position(rows.in_front(slope, n), n)
+            operation.edge, operation.shape, lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)
         )
     if isinstance(operation, Lookup):
         width = operation.shape[-1]
         return _WatchedPlace(
-            operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n).reshape(n, -1, width)
+            operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
         )
-    return _WatchedPlace(operation.edge, operation.shape, lambda slope: rows.by_sample(slope, n))
+    return _WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
 
 
 def _all_outputs(
-    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool] | None, keep_graph: bool
+    watched: dict[str, _WatchedPlace],
+    start: PassStart,
+    f: Tensor,
+    pool: Pool,
+    live: list[bool] | None,
+    keep_graph: bool,
 ) -> dict[str, Tensor]:
-    """The slopes of all outputs: of several at once where that can be."""
-    if not slots:
+    """Return the Jacobians at the watched places, from batched backward passes where torch can batch the network."""
+    if not watched:
         return {}
-    if live is None and pool.batched is not False and all(slot.plain for slot in slots.values()):
-        each = sum(slot.size.numel() for slot in slots.values()) * f.element_size()
+    if live is None and pool.batched is not False and all(place.plain for place in watched.values()):
+        each = sum(place.size.numel() for place in watched.values()) * f.element_size()
         count = min(f.shape[1], pool.batch_bytes // max(1, each))
         if count > 1:
             try:
-                found = _several_outputs(slots, start, f, pool, count, keep_graph)
-            except RuntimeError as error:  # a function of the user's own without a batching rule
+                found = _several_outputs(watched, start, f, pool, count, keep_graph)
+            except RuntimeError as error:  # the user's own autograd function, without a batching rule
                 if "memory" in str(error) or pool.batched:
                     raise
                 pool.batched = False
             else:
                 pool.batched = True
                 return found
-    return _each_output_alone(slots, start, f, pool, live or [True] * f.shape[1], keep_graph)
+    return _each_output_alone(watched, start, f, pool, live or [True] * f.shape[1], keep_graph)
 
 
 def _several_outputs(
-    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
+    watched: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
-    """Several outputs' backward passes in one. Small networks gain most: there a pass costs more to call than to
-    compute."""
+    """Return the Jacobians from batched backward passes of `count` outputs each.
+
+    Small networks gain most: a single backward pass costs more time to start than to compute.
+    """
     n, N = f.shape
-    wanted = [slot.at for slot in slots.values()]
-    found = {} if count == N else {name: slot.buffer(name, f, pool) for name, slot in slots.items()}
+    wanted = [place.at for place in watched.values()]
+    found = {} if count == N else {name: place.buffer(name, f, pool) for name, place in watched.items()}
     for first in range(0, N, count):
         rows = slice(first, min(N, first + count))
-        retain = keep_graph or rows.stop < N or pool.batched is None  # should the first attempt fail
-        slopes = start.slopes(wanted, rows, retain)
-        for (name, slot), slope in zip(slots.items(), slopes, strict=True):
-            slope = f.new_zeros(rows.stop - first, *slot.size) if slope is None else slope
-            slope = slope.to(f.dtype).reshape(len(slope), n, -1).transpose(0, 1)
+        retain = keep_graph or rows.stop < N or pool.batched is None  # the first attempt may fail
+        derivatives = start.derivatives(wanted, rows, retain)
+        for (name, place), derivative in zip(watched.items(), derivatives, strict=True):
+            derivative = f.new_zeros(rows.stop - first, *place.size) if derivative is None else derivative
+            derivative = derivative.to(f.dtype).reshape(len(derivative), n, -1).transpose(0, 1)
             if count == N:
-                found[name] = slope  # as it is: a copy would cost as much as its Gram
+                found[name] = derivative  # no copy: it would cost as much time as the Gram matrix
             else:
-                found[name][:, rows] = slope
+                found[name][:, rows] = derivative
     return found
 
 
 def _each_output_alone(
-    slots: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+    watched: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
 ) -> dict[str, Tensor]:
-    """A backward pass for each output that lives."""
-    wanted = [slot.at for slot in slots.values()]
-    found = {name: slot.buffer(name, f, pool) for name, slot in slots.items()}
+    """Return the Jacobians from one backward pass for each live output; the others' rows are 0."""
+    wanted = [place.at for place in watched.values()]
+    found = {name: place.buffer(name, f, pool) for name, place in watched.items()}
     last = max((k for k, lives in enumerate(live) if lives), default=-1)
     for k, lives in enumerate(live):
-        slopes = start.slope(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)
-        for slot, buffer, slope in zip(slots.values(), found.values(), slopes, strict=True):
-            buffer[:, k] = 0 if slope is None else slot.shape(slope)
+        derivatives = start.derivative(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)
+        for place, buffer, derivative in zip(watched.values(), found.values(), derivatives, strict=True):
+            buffer[:, k] = 0 if derivative is None else place.shape(derivative)
     return found

@@ -1,4 +1,8 @@
-"""Making the plan of a pass from trials on a few samples: it claims what all of them show."""
+"""The planner: makes the plan of a pass from trials on the problem's probe samples.
+
+The plan states only what all trials show. `proof` then compares it with autograd's own gradients on the same trials; a
+place where they differ is distrusted, and the plan is made again without it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +25,17 @@ from flatlens.problem.state import differentiable
 
 
 def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
-    """Run the network on the probes, and on placed batches `also`, and see what is where.
+    """Return the plan of a pass, from trials on the problem's probes.
 
-    Places that are `distrusted` are not assumed to have any arrangement of samples; with `BATCHING` among them backward
-    passes are taken one by one.
+    Args:
+        problem: the problem.
+        model: its network.
+        also: more batches to run trials on, already on the model's device.
+        distrusted: places at which no arrangement of samples is assumed. If it contains `BATCHING`, backward passes
+            are run one by one.
     """
     generator = torch.Generator().manual_seed(0)
-    # differentiable, so that the graph shows frozen parameters, too
+    # differentiable: so that the graph also shows frozen parameters
     with clear_autograd_errors(), measuring(model), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
@@ -40,7 +48,7 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
 
 
 class _Planner:
-    """Makes a plan of what all trials agree on."""
+    """The facts on which all trials agree, and the plan that follows from them."""
 
     def __init__(
         self,
@@ -58,35 +66,35 @@ class _Planner:
         self.rows = {name: rows for name, rows in found.items() if rows is not None}
 
     def _rows(self, name: str) -> Rows | None:
-        """Return the first arrangement of a place's samples that every trial with this place allows."""
+        """Return the first arrangement of a place's samples that is possible in every trial that has the place."""
         allowed = [trial.rows[name] for trial in self.trials if name in trial.rows]
         return next((rows for rows in allowed[0] if all(rows in others for others in allowed)), None)
 
     def plan(self) -> Layout:
-        """Put together what every trial shows."""
+        """Return the plan."""
         self.axes, self.unplaced = self._axes()
         weights = self._weights()
         of_layers = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
         outside: dict[str, Weight] = {}
-        small: dict[str, tuple[str, ...]] = {}  # with the names of their operations
+        small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
         embeddings: dict[str, tuple[str, ...]] = {}
         for name in self.parameters:
-            slots = None if name in of_layers else self._slots(name)
-            if slots is None or name not in self.problem.parameters:
+            operations = None if name in of_layers else self._acts_through(name)
+            if operations is None or name not in self.problem.parameters:
                 continue
             kinds = {type(read) for read in self.first.tape.reads[name] or ()}
             if kinds == {Product}:
                 if (found := self._outside(name)) is not None:
                     outside[name] = found
             elif kinds == {Lookup}:
-                embeddings[name] = slots
+                embeddings[name] = operations
             elif kinds <= {Bias, Entrywise}:
-                small[name] = slots
+                small[name] = operations
         known = of_layers | outside.keys() | small.keys() | embeddings.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
         unexplained = tuple(name for name in sizes if name not in known)
-        needed = {slot for w in (*weights.values(), *outside.values()) for slot in w.products}
-        needed |= {slot for slots in (*small.values(), *embeddings.values()) for slot in slots}
+        needed = {operation for w in (*weights.values(), *outside.values()) for operation in w.products}
+        needed |= {operation for operations in (*small.values(), *embeddings.values()) for operation in operations}
         axes = self.axes
         calls, n = self.first.tape.linear, self.first.n
         shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
@@ -114,7 +122,7 @@ class _Planner:
         )
 
     def _axes(self) -> tuple[dict[str, int], dict[str, str]]:
-        """Per call of a layer the axis of its input that counts samples; the other calls, with the reason."""
+        """Return the axis of samples in each call's input, and for the other calls the reason why there is none."""
         axes: dict[str, int] = {}
         unplaced: dict[str, str] = {}
         for key in (*self.structure.calls, *sorted(self.structure.varying_calls)):
@@ -127,15 +135,15 @@ class _Planner:
                 axes[key] = rows.axis
         return axes, unplaced
 
-    def _slots(self, parameter: str) -> tuple[str, ...] | None:
-        """The operations that a parameter acts through, if all are known and tell samples apart."""
+    def _acts_through(self, parameter: str) -> tuple[str, ...] | None:
+        """Return the operations through which a parameter acts; None if one is unknown or has no known samples."""
         if self.structure.reads[parameter] is None:
             return None
-        slots = tuple(self.first.names[read.node] for read in self.first.tape.reads[parameter] or ())
-        return slots if all(slot in self.rows for slot in slots) else None
+        operations = tuple(self.first.names[read.node] for read in self.first.tape.reads[parameter] or ())
+        return operations if all(operation in self.rows for operation in operations) else None
 
     def _weights(self) -> dict[str, Weight]:
-        """Linear layers by weight tensor, in execution order."""
+        """Return the weights of linear layers, in execution order; calls that share a tensor share a weight."""
         together: dict[int, list[str]] = {}
         for key, call in self.first.tape.linear.items():
             kept = call.module._parameters.get("weight")
@@ -149,22 +157,22 @@ class _Planner:
         value = module.weight
         assert isinstance(value, Tensor)
         own = tuple(f"z:{key}" for key in keys)
-        slots = self._products(parameter, value.shape) if parameter is not None else self._products_in_calls(keys)
-        explained = bool(slots) and set(slots) == set(own)
+        products = self._products(parameter, value.shape) if parameter is not None else self._products_in_calls(keys)
+        explained = bool(products) and set(products) == set(own)
         pure = explained and all(call.pure for call in calls)
-        operations = [self.first.operations[slot] for slot in slots]
+        operations = [self.first.operations[product] for product in products]
         adapter = operations[0].adapter if operations and isinstance(operations[0], Product) else layer_of(module)
         bias = module.bias
-        positions = self._positions(slots, adapter, value)
+        positions = self._positions(products, adapter, value)
         return Weight(
             layer=keys[0],
             calls=tuple(keys),
-            products=slots,
+            products=products,
             adapter=adapter,
             value=value.detach(),
             bias_value=bias.detach() if isinstance(bias, Tensor) else None,
             parameter=parameter,
-            bias=self._bias(calls, slots, names) if explained else None,
+            bias=self._bias(calls, products, names) if explained else None,
             explained=explained,
             dense=explained and adapter.token_wise and len(keys) == 1 and positions == 1,
             pure=pure,
@@ -175,48 +183,49 @@ class _Planner:
             measured=parameter is None or parameter in self.problem.parameters,
         )
 
-    def _positions(self, slots: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
-        """Return the number of positions at which the products act, in the trial that has the most."""
+    def _positions(self, products: tuple[str, ...], adapter: Adapter, value: Tensor) -> int:
+        """Return the number of positions per sample at which the products act, the largest over trials."""
         rows = max(1, adapter.matrix(value)[:, :, 0].numel())
         each = [
-            sum(trial.operations[slot].shape.numel() for slot in slots) // (trial.n * rows) for trial in self.trials
+            sum(trial.operations[product].shape.numel() for product in products) // (trial.n * rows)
+            for trial in self.trials
         ]
         return max(each)
 
     def _products(self, parameter: str, stored: torch.Size) -> tuple[str, ...]:
-        """The products that a weight acts through, if they are all it does and of one kind; else nothing."""
-        slots, reads = self._slots(parameter), self.first.tape.reads[parameter] or ()
+        """Return the products through which a weight acts; () if it also acts otherwise, or if their types differ."""
+        products, reads = self._acts_through(parameter), self.first.tape.reads[parameter] or ()
         kinds = {(read.adapter, read.stored) for read in reads if isinstance(read, Product)}
         only = all(isinstance(read, Product) for read in reads) and len(kinds) == 1
-        return slots if slots and only and all(shape == stored for _, shape in kinds) else ()
+        return products if products and only and all(shape == stored for _, shape in kinds) else ()
 
     def _products_in_calls(self, keys: list[str]) -> tuple[str, ...]:
-        """The products in a layer's calls, whose weight is made from other parameters."""
-        slots = tuple(f"z:{key}" for key in keys)
+        """Return the products in the calls of a layer whose weight is computed from other parameters."""
+        products = tuple(f"z:{key}" for key in keys)
         known = all(self.structure.calls.get(key) is not None and f"z:{key}" in self.rows for key in keys)
-        operations = [self.first.operations.get(slot) for slot in slots]
+        operations = [self.first.operations.get(product) for product in products]
         adapters = {op.adapter if isinstance(op, Product) else None for op in operations}
-        return slots if known and len(adapters) == 1 and None not in adapters else ()
+        return products if known and len(adapters) == 1 and None not in adapters else ()
 
-    def _bias(self, calls: list[Call], slots: tuple[str, ...], names: dict[int, str]) -> str | None:
-        """The name of a layer's bias, if it acts where the layer's products are and nowhere else."""
+    def _bias(self, calls: list[Call], products: tuple[str, ...], names: dict[int, str]) -> str | None:
+        """Return the name of a layer's bias, if it is added to the layer's products and acts nowhere else."""
         biases = {id(call.module._parameters.get("bias")) for call in calls}
         name = names.get(biases.pop())
-        if name is None or biases or set(self._slots(name) or ()) != set(slots):
+        if name is None or biases or set(self._acts_through(name) or ()) != set(products):
             return None
         return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
 
     def _outside(self, name: str) -> Weight | None:
-        """A weight of products alone that is no layer's."""
+        """Return a parameter that acts only in products, outside linear layers, as a weight; None if it does not."""
         reads = self.first.tape.reads[name] or ()
         stored = reads[0].stored if reads and isinstance(reads[0], Product) else torch.Size()
-        slots = self._products(name, stored)
-        if not slots or not isinstance(reads[0], Product):
+        products = self._products(name, stored)
+        if not products or not isinstance(reads[0], Product):
             return None
         adapter, value = reads[0].adapter, self.parameters[name].detach().reshape(stored)
-        positions = self._positions(slots, adapter, value)
-        dense = adapter.token_wise and len(slots) == 1 and positions == 1
-        return Weight(name, (), slots, adapter, value, None, name, None, True, dense, False, positions)
+        positions = self._positions(products, adapter, value)
+        dense = adapter.token_wise and len(products) == 1 and positions == 1
+        return Weight(name, (), products, adapter, value, None, name, None, True, dense, False, positions)
 
     def _input_call(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
         key = self.structure.first
@@ -224,8 +233,10 @@ class _Planner:
 
 
 def _linear_map(call: Call, adapter: Adapter, pure: bool) -> tuple[Adapter, torch.Size]:
-    """The linear map that a layer applies: as its operation has it, or, with a padding of its own before that, as torch
-    defines the module."""
+    """Return the linear map that a layer applies, and the size of one sample's input to it.
+
+    It is that of the module; for a user's own module whose calls do more than the product, that of the product.
+    """
     torchs_own = type(call.module).__module__.startswith("torch.nn.modules")
     if call.product is not None and not pure and not torchs_own:
         return adapter, call.product.kept().shape[1:]

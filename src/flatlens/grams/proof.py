@@ -1,7 +1,7 @@
-"""The proof of a plan on its trials: gradients in parameters, put together as the pass would, are autograd's own.
+"""The proof of a plan on its trials: gradients of parameters, computed as the pass does it, equal autograd's own.
 
-What holds of a weight's arithmetic on some samples holds on all batches of the same structure, and every chunk's
-structure is held against the plan's.
+If a weight's arithmetic is right on some samples, it is right on all batches with the same structure, and the pass
+compares every chunk's structure with the plan's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatlens.problem import Problem
 
 
 def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, generator: torch.Generator) -> list[str]:
-    """Return the places through which some parameter's gradient does not come out right on a trial."""
+    """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
     weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.products]
@@ -26,8 +26,8 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
         (*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
     units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
-    slots = watched_places(tape, layout, [], n, ())
-    certificate = certificate_of(PassStart(f, units), f, slots, {name: named[name] for name in names}, generator)
+    watched = watched_places(tape, layout, [], n, ())
+    certificate = certificate_of(PassStart(f, units), f, watched, {name: named[name] for name in names}, generator)
     like = f.new_zeros(n, 1, 1, dtype=torch.float64)
     jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
     rebuilt = jacobians.rebuilt(certificate.totals, weights=True)

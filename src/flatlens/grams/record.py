@@ -1,4 +1,9 @@
-"""Watching one forward pass: which layers were called, and what autograd's graph says of them."""
+"""The record of one forward pass: the calls of linear layers, and autograd's graph.
+
+Hooks on the linear layers keep the input x and the output z of every call. The graph then shows which operation in a
+call multiplies by the layer's weight, and through which operations every parameter acts. The rest of the package
+differentiates to these tensors and operations, never to a weight: the Jacobian of a weight follows from df/dz and x.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +26,21 @@ from flatlens.problem.sequences import attention_mask
 
 @dataclass(eq=False)
 class Call:
-    """One call of a linear layer: its own copy of the input x and its output z, both inside the graph."""
+    """A call of a linear layer: its own copy of the input x, and its output z, both in the graph."""
 
     key: str  #: `fc1`; `fc1:1` for the second call
     name: str  #: the module's name
     module: nn.Module
     x: Tensor
     z: Tensor
-    began: int  #: when, as autograd numbers operations
-    ended: int
-    product: Product | None = None  #: the one operation in the call that multiplies by the layer's weight
-    pure: bool = False  #: whether the call does that, adds its bias, and nothing else
+    began: int  #: autograd's sequence number at the start of the call
+    ended: int  #: autograd's sequence number at its end
+    product: Product | None = None  #: the operation that multiplies by the layer's weight, if there is exactly one
+    pure: bool = False  #: whether the call is this product and the addition of the bias, and nothing else
 
     @property
     def read(self) -> Tensor:
-        """Return what the call read, without its graph; a half-precision input comes in float32."""
+        """Return the input, detached; half precision is widened to float32."""
         x = self.x.detach()
         return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -46,13 +51,14 @@ class Tape:
 
     linear: dict[str, Call] = field(default_factory=dict)
     embedded: list[Tensor] = field(default_factory=list)  #: outputs of embeddings
-    mask: Tensor | None = None  #: 0 at padding, (n, T), where the batch says so
-    graph: Graph | None = None  #: of the whole pass
-    reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)  #: by the parameter's name
-    operations: dict[str, Operation] = field(default_factory=dict)  #: by the names that a plan gives them, once it has
+    mask: Tensor | None = None  #: attention mask (n, T), 0 at padding; None if the batch has none
+    graph: Graph | None = None  #: autograd's graph of the outputs
+    reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
+    """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
+    operations: dict[str, Operation] = field(default_factory=dict)  #: cache of `Layout.operations`
 
     def read_graph(self, f: Tensor, model: nn.Module) -> None:
-        """Read from the graph which operations read each parameter, and which product each call made."""
+        """Find in the graph of f the operations that read each parameter, and the product of each call."""
         self.graph = graph = Graph(f)
         self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
         by_turn = sorted(
@@ -69,7 +75,11 @@ class Tape:
 
 
 def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
-    """The product by the module's own weight; of a weight made from other parameters, the one by its value."""
+    """Return the call's product with its weight, from the products inside the call; None unless there is exactly one.
+
+    A weight that is a parameter is found in the graph. A weight computed from other parameters (weight_norm) is
+    recognised by its value.
+    """
     if call.module._parameters.get("weight") is not None:
         mine = {read.node: read for read in reads or () if isinstance(read, Product)}
         found = [mine[product.node] for product, _ in inside if product.node in mine]
@@ -81,24 +91,25 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
 
 
 def _alike(W: Tensor, weight: Tensor) -> bool:
-    """Return whether two makings of one weight agree, to rounding."""
+    """Return whether two computations of a weight agree to rounding."""
     scale = float(weight.abs().max()) if weight.numel() else 0.0
     return bool(torch.allclose(W, weight.to(W), rtol=0, atol=100 * torch.finfo(W.dtype).eps * scale))
 
 
 @contextmanager
 def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
-    """Put every call of a linear layer in the forward passes inside on a tape, those on a tensor that give a tensor.
+    """Yield a tape that records the linear layers' calls in forward passes inside the block.
 
-    A layer works on its own copy of its input, so that a gradient at x is the one *through this call*, and hands on a
-    copy of its output, so that an in-place activation behind it does not change what is recorded.
+    Only calls from one tensor to one tensor are recorded. A layer gets its own copy of its input, so that a gradient at
+    x is the one *through this call*. It returns a copy of its output, so that an in-place activation that follows does
+    not change the recorded z.
     """
     tape = Tape(mask=attention_mask(batch))
-    inputs: dict[nn.Module, list[Tensor | None]] = {}  # of the calls that are going on; None: one left alone
+    inputs: dict[nn.Module, list[Tensor | None]] = {}  # of the calls that have not ended; None: not recorded
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
 
-    # Inside a torch.no_grad() of the model's own nothing is differentiated: such calls are left alone.
+    # Calls inside a torch.no_grad() of the model are not recorded: nothing is differentiated there.
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         named = "input" if "input" in kwargs else "x"
@@ -137,14 +148,14 @@ def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
 
 
 def _is_recorded(x: object) -> TypeGuard[Tensor]:
-    """Return whether a call's input is a floating tensor of the graph, and none of a transform of torch.func."""
+    """Return whether a call's input is an ordinary floating tensor, not one inside a transform of torch.func."""
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return False
     return not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def _sequence_number(tensor: Tensor, otherwise: int) -> int:
-    """When a tensor was made, as autograd numbers operations."""
+    """Return autograd's sequence number of the operation that made a tensor."""
     return otherwise if tensor.grad_fn is None else int(tensor.grad_fn._sequence_nr())
 
 
@@ -153,10 +164,10 @@ def _remove_at_exit(hooks: ExitStack, handle: RemovableHandle) -> None:
 
 
 def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape, list[Tensor], Tensor, Any]:
-    """(tape, the network's inputs as leaves of the graph, outputs, targets) of one placed batch.
+    """Return (tape, network's inputs, outputs, targets) of a batch on the model's device; the inputs are graph leaves.
 
-    The network's inputs are the floating tensors handed to it, masks apart; where there are none (token ids), its
-    first embedding's output.
+    The network's inputs are the floating tensors that it gets, except the attention mask. If there are none (token
+    ids), the input is the output of its first embedding.
     """
     mask = attention_mask(batch)
     leaves: list[Tensor] = []
@@ -165,7 +176,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         if not isinstance(part, Tensor) or not part.is_floating_point() or part is mask:
             return part
         leaves.append(part.detach().requires_grad_())
-        return leaves[-1].clone()  # the network may begin with an in-place operation
+        return leaves[-1].clone()  # the first operation may be in-place, and a leaf may not be changed
 
     if problem.forward is None and isinstance(batch, tuple):
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])

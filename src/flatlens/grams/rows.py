@@ -1,4 +1,9 @@
-"""Which axis of an operation's output counts samples, and how."""
+"""Positions of samples in a tensor inside the network, and tests that no sample affects another one's outputs.
+
+A network may put its samples on the first axis, on the second (tokens first), or may merge them with tokens into one
+axis. A backward pass shows where they are: the Jacobian of a sample's outputs is 0 at all other samples' rows. This is
+tested exactly, not to rounding (`independent_rows`).
+"""
 
 from __future__ import annotations
 
@@ -14,25 +19,29 @@ from flatlens.operations.graph import Place
 
 @dataclass(frozen=True)
 class Rows:
-    """Samples lie along one axis, of size n w: w rows of each side by side ("outer"), or every n-th row ("inner")."""
+    """The axis that holds the samples, and their order on it.
+
+    The axis has size n w: w rows for each sample. In order "outer" a sample's rows are neighbours; in order "inner"
+    sample i has rows i, i + n, i + 2n, ...
+    """
 
     axis: int = 0
     order: Literal["outer", "inner"] = "outer"
 
     def by_sample(self, tensor: Tensor, n: int) -> Tensor:
-        """(n, w, the other axes)."""
+        """Return the tensor as (n, w, the other axes)."""
         front = tensor.movedim(self.axis, 0)
         if self.order == "outer":
             return front.reshape(n, -1, *front.shape[1:])
         return front.reshape(-1, n, *front.shape[1:]).transpose(0, 1)
 
     def in_front(self, tensor: Tensor, n: int) -> Tensor:
-        """(n w, the other axes), each sample's rows side by side."""
+        """Return the tensor as (n w, the other axes), with each sample's rows next to each other."""
         front = tensor.movedim(self.axis, 0)
         return front if self.order == "outer" else self.by_sample(tensor, n).flatten(0, 1)
 
     def fit(self, shape: torch.Size, n: int) -> bool:
-        """Return whether a tensor of this shape can have its samples here."""
+        """Return whether a tensor of this shape can hold n samples in this way."""
         return len(shape) > self.axis and shape.numel() > 0 and shape[self.axis] % n == 0
 
 
@@ -41,7 +50,7 @@ CANDIDATES = (FRONT, Rows(0, "inner"), Rows(1), Rows(1, "inner"))
 
 
 def splits(n: int) -> Iterator[Tensor]:
-    """Masks of n samples, such that for every two samples some mask has the first and not the second.
+    """Yield masks of n samples: for every two samples i and j, some mask contains i and not j.
 
     >>> [mask.tolist() for mask in splits(3)]
     [[True, False, True], [False, True, False], [True, True, False], [False, False, True]]
@@ -56,30 +65,37 @@ def splits(n: int) -> Iterator[Tensor]:
 def independent_rows(
     f: Tensor, at: Mapping[str, Place], allowed: Mapping[str, list[Rows]], generator: torch.Generator
 ) -> dict[str, list[Rows]]:
-    """Return, by place, the arrangements under which no sample's outputs respond to another sample's rows.
+    """Return for each place the arrangements under which no sample's outputs depend on another sample's rows.
 
-    The outputs of some samples alone are combined at random: the slopes at all others' rows must be exactly 0. With the
-    masks of `splits` no pair of samples is left out, and rounding cannot change the result.
+    One backward pass for each mask of `splits`: the outputs of the samples in the mask are combined with random
+    weights, and the derivative at all other samples' rows must be exactly 0. The masks separate every pair of samples.
+    Rounding cannot change the result: a derivative of 0 is computed as 0.
+
+    Args:
+        f: outputs, (n, N).
+        at: places in the graph of f, by name.
+        allowed: candidate arrangements of each place.
+        generator: draws the random weights.
     """
     n, left = len(f), {name: list(rows) for name, rows in allowed.items()}
     u = torch.randn(f.shape, generator=generator).to(f)
     for mask in splits(n) if at else ():
         inside = mask.to(f.device)
         chosen = (u * inside.to(f)[:, None] * f).sum()
-        slopes = torch.autograd.grad(chosen, list(at.values()), retain_graph=True, allow_unused=True)
-        for name, slope in zip(at, slopes, strict=True):
-            if slope is not None:
-                left[name] = [rows for rows in left[name] if not bool(rows.by_sample(slope, n)[~inside].any())]
+        derivatives = torch.autograd.grad(chosen, list(at.values()), retain_graph=True, allow_unused=True)
+        for name, derivative in zip(at, derivatives, strict=True):
+            if derivative is not None:
+                left[name] = [rows for rows in left[name] if not bool(rows.by_sample(derivative, n)[~inside].any())]
     return left
 
 
 def coupled_places(
     f: Tensor, at: Mapping[str, Place], planned: Mapping[str, Rows], generator: torch.Generator
 ) -> list[str]:
-    """The places where samples do not lie as planned, or see each other.
+    """Return the places where samples do not lie as planned, or affect each other's outputs.
 
-    Two backward passes: each sample's rows must follow a weight given to its outputs. Where they do not, to rounding,
-    `apart` decides.
+    Quick test with two backward passes: when sample i's outputs are multiplied by w_i, the derivative at its rows must
+    be multiplied by w_i. Where this fails by more than rounding, `independent_rows` decides.
     """
     n, weights = len(f), 1 + torch.arange(len(f)).to(f) / len(f)
     u = torch.randn(f.shape, generator=generator).to(f)
@@ -90,7 +106,7 @@ def coupled_places(
     odd = []
     for name, first, second in zip(at, once, weighted, strict=True):
         if first is not None and second is not None:
-            mine, other = (planned[name].by_sample(slope, n).reshape(n, -1) for slope in (first, second))
+            mine, other = (planned[name].by_sample(derivative, n).reshape(n, -1) for derivative in (first, second))
             off = torch.linalg.vector_norm(other - weights.to(mine)[:, None] * mine, dim=1)
             if not bool((off <= 1e4 * torch.finfo(f.dtype).eps * mine.norm(dim=1).max()).all()):
                 odd.append(name)

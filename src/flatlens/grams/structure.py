@@ -1,7 +1,8 @@
-"""What autograd's graph proves of a network: how each parameter acts, where the outputs bend, what reads the input.
+"""What autograd's graph proves about a network: how each parameter acts, where the outputs are curved.
 
-The structure of one batch holds for all its samples. The structure that several batches share is their `meet`: it
-claims only what every one of them shows. A pass compares each chunk's own structure with the plan's.
+The graph holds every operation that ran, also those whose derivative is 0 on these samples. So the structure that it
+shows holds for all samples of the batch. Another batch may take another branch of the network's code: the plan uses the
+structure that all trials have in common, and the pass compares each chunk's own structure with it.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ Signature = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Structure:
-    """Claims about a network, each proved by the graph of every batch it was read from."""
+    """Facts about a network, each proved by the graph of every batch that was looked at."""
 
     calls: Mapping[str, Signature | None]
-    """Calls of linear layers that every batch has: (operation, geometry, whether the call does nothing else); None
-    where no single operation multiplies by the layer's weight."""
-    varying_calls: frozenset[str]  #: calls that some batches have and others have not, or not in the same form
-    reads: Mapping[str, tuple[Signature, ...] | None]  #: by parameter: the operations that read it; None: not known
-    curved: frozenset[str]  #: parameters that the outputs are not piecewise linear in
-    curved_calls: frozenset[str]  #: and calls whose product they are not piecewise linear in
-    inputs: frozenset[int]  #: which of the network's inputs the outputs depend on
-    first: str | None  #: the call that alone reads the network's input, as it is
+    """Calls of linear layers, the same on every batch: (operation, geometry, whether the call does nothing else); None
+    if no single operation multiplies by the layer's weight."""
+    varying_calls: frozenset[str]  #: calls that some batches do not have, or have in another form
+    reads: Mapping[str, tuple[Signature, ...] | None]  #: operations that read each parameter; None if unknown
+    curved: frozenset[str]  #: parameters in which the outputs are not piecewise linear
+    curved_calls: frozenset[str]  #: calls in whose product the outputs are not piecewise linear
+    inputs: frozenset[int]  #: indices of the network's inputs on which the outputs depend
+    first: str | None  #: the call that reads the network's input unchanged, if nothing else reads it
 
     def common_with(self, other: Structure) -> Structure:
-        """The claims that hold on both."""
+        """Return the facts that hold on both."""
         same = {key: found for key, found in self.calls.items() if key in other.calls and other.calls[key] == found}
         missing = (self.calls.keys() | other.calls.keys()) - same.keys()
         reads = {
@@ -51,32 +52,32 @@ class Structure:
         )
 
     def covers(self, other: Structure) -> bool:
-        """Return whether every claim made here holds on the other, too."""
+        """Return whether every fact stated here also holds on the other."""
         return self.common_with(other) == self
 
 
 def common_structure(structures: Iterable[Structure]) -> Structure:
-    """The claims that hold on all of them, at least one."""
+    """Return the facts that hold on all of the structures (one or more)."""
     return reduce(Structure.common_with, structures)
 
 
 def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structure:
-    """Read off one pass."""
+    """Return the structure that one recorded forward pass shows."""
     graph = tape.graph
     assert graph is not None
     parameters = {name: p for name, p in model.named_parameters() if name in tape.reads}
     sources: dict[Node, int] = {}
-    meant: list[tuple[bool, str]] = []  # by bit: (whether a call, its key) or a parameter's name
+    labels: list[tuple[bool, str]] = []  # for each bit: (whether it is a call, key of the call or parameter's name)
     for name, p in parameters.items():
         if (leaf := graph.leaves.get(id(p))) is not None:
-            sources[leaf] = 1 << len(meant)
-            meant.append((False, name))
+            sources[leaf] = 1 << len(labels)
+            labels.append((False, name))
     for key, call in tape.linear.items():
         if call.product is not None:
-            sources[call.product.node] = 1 << len(meant)
-            meant.append((True, key))
+            sources[call.product.node] = 1 << len(labels)
+            labels.append((True, key))
     bits = graph.curved_in(sources)
-    bent = [what for number, what in enumerate(meant) if bits >> number & 1]
+    curved = [what for number, what in enumerate(labels) if bits >> number & 1]
     connected = frozenset(number for number, x in enumerate(inputs) if _node(graph, x) is not None)
     return Structure(
         {key: _call_signature(call) for key, call in tape.linear.items()},
@@ -85,8 +86,8 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
             name: None if found is None else tuple(read.signature for read in found)
             for name, found in tape.reads.items()
         },
-        frozenset(key for is_call, key in bent if not is_call),
-        frozenset(key for is_call, key in bent if is_call),
+        frozenset(key for is_call, key in curved if not is_call),
+        frozenset(key for is_call, key in curved if is_call),
         connected,
         _first(graph, tape, inputs, connected),
     )
@@ -97,13 +98,13 @@ def _call_signature(call: Call) -> Signature | None:
 
 
 def _node(graph: Graph, x: Tensor) -> Node | None:
-    """The node of a tensor that something in the graph reads."""
+    """Return the node of a tensor, or None if nothing in the graph reads it."""
     node = graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn
     return node if node is not None and graph.read_by(node) else None
 
 
 def _first(graph: Graph, tape: Tape, inputs: list[Tensor], connected: frozenset[int]) -> str | None:
-    """The call whose input is the network's only input, reshaped at most, where nothing else reads that."""
+    """Return the pure call whose input is the network's only input, perhaps reshaped, if nothing else reads that."""
     if len(connected) != 1:
         return None
     calls = {call.x.grad_fn: key for key, call in tape.linear.items() if call.pure}

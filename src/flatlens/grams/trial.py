@@ -1,4 +1,4 @@
-"""One trial run on a few samples: what the graph proves there, and where each operation's samples lie."""
+"""A trial run on a few samples: the structure that its graph proves, and where each operation's samples may lie."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from flatlens.problem.sequences import unpadded
 
 
 def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
-    """The operations whose slopes tell how parameters act, by name: `z:CALL` for the product in a layer's call,
-    `PARAMETER@k` for the k-th read of a parameter by another operation; of what the structure claims, and no more."""
+    """Return the operations through which parameters act, by name.
+
+    `z:CALL` is the product in a layer's call, `PARAMETER@k` the k-th other operation that reads a parameter. Output
+    Jacobians at these operations give the Jacobians of the parameters. Only operations in `structure` are included.
+    """
     found: dict[str, Operation] = {
         f"z:{key}": call.product
         for key, call in tape.linear.items()
@@ -29,7 +32,8 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
         for name, reads in tape.reads.items()
         for k, read in enumerate(reads or () if structure.reads[name] is not None else ())
     ]
-    for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):  # products before their biases
+    # Products first: a bias that is added in the same operation then shares the product's entry.
+    for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):
         if read.node not in known:
             found[name] = read
             known.add(read.node)
@@ -37,7 +41,7 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
 
 
 class Trial:
-    """A forward pass, and where the samples of its operations, of the calls' inputs and of the network's may lie."""
+    """A recorded forward pass, and the possible arrangements of samples at its operations and inputs."""
 
     def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
         self.tape, self.inputs, self.f, _ = run_recorded(problem, model, batch)
@@ -51,10 +55,10 @@ class Trial:
         self.structure = structure_of(self.tape, self.inputs, model)
         self.operations: dict[str, Operation] = {}
         self.names: dict[Node, str] = {}
-        self.rows: dict[str, list[Rows]] = {}  #: by place: all arrangements of samples that are possible
+        self.rows: dict[str, list[Rows]] = {}  #: all possible arrangements of the samples, by place
 
     def find_rows(self, structure: Structure, generator: torch.Generator) -> None:
-        """Find the arrangements at all operations that the trials' common structure claims, and at the inputs."""
+        """Find the possible arrangements at all operations of the trials' common structure, and at inputs of calls."""
         self.operations = operations_of(self.tape, structure)
         self.names = {operation.node: name for name, operation in self.operations.items()}
         at, shapes = self._places()
@@ -69,7 +73,7 @@ class Trial:
         return at | tensors, shapes | {name: x.shape for name, x in tensors.items()}
 
     def _candidates(self, name: str, shape: torch.Size) -> list[Rows]:
-        """The arrangements that a place's shape allows."""
+        """Return the arrangements that a place's shape and operation allow."""
         operation = self.operations.get(name)
         fitting = [rows for rows in CANDIDATES if rows.fit(shape, self.n)]
         if isinstance(operation, Product | Bias):
@@ -80,16 +84,18 @@ class Trial:
 
     @property
     def ignores_padding(self) -> bool:
-        """Return whether nothing flows back to the features of padded tokens, at any call and at the input."""
+        """Return whether the derivative is 0 at padded tokens, at every call's input and at the network's."""
         if self.tape.mask is None:
             return False
         read = [call.x for call in self.tape.linear.values() if call.x.requires_grad]
         u = torch.randn(self.f.shape, generator=torch.Generator().manual_seed(0)).to(self.f)
-        slopes = torch.autograd.grad((u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True)
-        return bool(padding_ignored(self.tape.mask, list(slopes)))
+        derivatives = torch.autograd.grad(
+            (u * self.f).sum(), [*read, *self.inputs], retain_graph=True, allow_unused=True
+        )
+        return bool(padding_ignored(self.tape.mask, list(derivatives)))
 
 
-def padding_ignored(mask: Tensor, slopes: list[Tensor | None]) -> Tensor:
-    """Return whether slopes at inputs of calls are zero at padded tokens."""
-    there = [(unpadded(slope, mask) == slope).all() for slope in slopes if slope is not None]
+def padding_ignored(mask: Tensor, derivatives: list[Tensor | None]) -> Tensor:
+    """Return whether derivatives at inputs are 0 at padded tokens, as a tensor."""
+    there = [(unpadded(derivative, mask) == derivative).all() for derivative in derivatives if derivative is not None]
     return torch.stack(there).all() if there else torch.tensor(True)

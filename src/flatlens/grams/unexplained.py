@@ -1,4 +1,4 @@
-"""Per-sample gradients by autograd, for parameters that no known operation explains; slow."""
+"""Per-sample gradients by autograd, for parameters that the plan does not explain; slow."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flatlens.problem.state import differentiable
 
 @contextmanager
 def ignore_slow_batching_warning() -> Iterator[None]:
-    """Without torch's warning for each operation it batches by a loop: that is slower, and as right."""
+    """Ignore torch's warning about operations that it batches by a loop: they are slower, but right."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "There is a performance drop")
         yield
 
 
 class Runner(nn.Module):
-    """The problem's forward as a module, so that its parameters can be handed in from outside."""
+    """The problem's forward as a module, for `torch.func.functional_call`."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
         super().__init__()
@@ -34,19 +34,19 @@ class Runner(nn.Module):
         self.model = model
 
     def forward(self, batch: Batch) -> tuple[Tensor, Any]:
-        """(outputs, targets)."""
+        """Return (outputs, targets)."""
         return self.problem.run(self.model, batch)
 
 
 def per_sample_gradients(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """df/dtheta for each named parameter, (n, N, size), in float64; of `rows` f where rows (n, r, N) are given."""
+    """Return df/dtheta for each named parameter, (n, N, size) float64; with `rows` (n, r, N), that of rows f."""
     if not names:
         return {}
     try:
         return _batched(problem, model, batch, names, rows)
-    except Exception as error:  # data-dependent control flow, no batching rule: whatever forward() makes of symbols
+    except Exception as error:  # any error: data-dependent control flow, or an operation without a batching rule
         if "memory" in str(error):
             raise
         return each_sample_alone(problem, model, batch, names, rows)
@@ -55,7 +55,7 @@ def per_sample_gradients(
 def each_sample_alone(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The same from a forward pass of each sample alone and a backward pass for each of its outputs."""
+    """Return the same from one forward pass for each sample and one backward pass for each of its outputs."""
     each = [
         _single_sample(problem, model, take(batch, i, i + 1), names, None if rows is None else rows[i])
         for i in range(size(batch))
@@ -66,7 +66,7 @@ def each_sample_alone(
 def _batched(
     problem: Problem, model: nn.Module, batch: Batch, names: tuple[str, ...], rows: Tensor | None
 ) -> dict[str, Tensor]:
-    """All samples at once, by torch's batching of single ones, whose rules are wrong for some operations."""
+    """Return the same for all samples at once with torch.vmap, which is wrong for some operations."""
     runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
@@ -88,14 +88,14 @@ def _batched(
 
 
 def _rows(gradients: Tensor) -> Tensor:
-    """(n, N, size) float64 of (n, N, any shape, also none)."""
+    """Return gradients (n, N, ...) as (n, N, size) in float64."""
     return gradients.reshape(*gradients.shape[:2], -1).to(torch.float64)
 
 
 def _single_sample(
     problem: Problem, model: nn.Module, sample: Batch, names: tuple[str, ...], combined: Tensor | None
 ) -> dict[str, Tensor]:
-    """df/dtheta of a batch of one, (N, size) each; of its outputs combined by (r, N), where given."""
+    """Return df/dtheta of a batch of one sample, (N, size) each; with `combined` (r, N), that of combined f."""
     chosen = {name: p for name, p in model.named_parameters() if name in names}
     with differentiable(chosen.values()):
         f = problem.run(model, sample)[0][0]
@@ -108,6 +108,6 @@ def _single_sample(
 
 
 def _flat(gradient: Tensor | None, p: Tensor) -> Tensor:
-    """One row of a Jacobian in float64; zeros where nothing depends on the parameter."""
+    """Return one row of a Jacobian in float64; zeros if the output does not depend on the parameter."""
     dense = torch.zeros_like(p) if gradient is None else gradient.to_dense() if gradient.is_sparse else gradient
     return dense.flatten().to(torch.float64)
