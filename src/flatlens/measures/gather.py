@@ -109,6 +109,12 @@ class Gatherer:
         return Gathered(values, residuals=residuals, products=max(self.problem.ranks.together(products)))
 
 
+def _emptied(lists: dict[Key, list[Tensor]]) -> Iterator[tuple[Key, list[Tensor]]]:
+    """Give the lists up one by one."""
+    for key in list(lists):
+        yield key, lists.pop(key)
+
+
 def places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
     """Where a measure is evaluated."""
     if measure.place == "input":
