@@ -17,11 +17,14 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, FlatlensError, one_line
 
 
 def as_plain(value: Any) -> Any:
@@ -62,10 +65,90 @@ def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
         return values
     if plain["type"] not in known:
         raise BadInput(f"no settings are called {plain['type']!r}: known are {', '.join(sorted(known))}")
+    return made(known[plain["type"]], values)
+
+
+def made(kind: Any, values: Mapping[str, Any]) -> Any:
+    """Return `kind(**values)`, settings whose values have the types that its fields ask for.
+
+    >>> from dataclasses import make_dataclass
+    >>> made(make_dataclass("Point", [("x", int)]), {"x": "east"})
+    Traceback (most recent call last):
+        ...
+    flatlens.errors.BadInput: Point(x='east'): a whole number of at most 64 bits is needed
+
+    Raises:
+        BadInput: a value of another type, a field that there is not, one without a value, or an impossible value.
+    """
+    hints = _hints(kind)
+    for name, value in values.items():
+        if name in hints and not _fits(value, hints[name]):
+            raise BadInput(f"{kind.__name__}({name}={_shown(value)}): {_in_words(hints[name])} is needed")
     try:
-        return known[plain["type"]](**values)
-    except TypeError as error:
-        raise BadInput(f"the settings of a {plain['type']} do not fit: {error}") from error
+        return kind(**values)
+    except FlatlensError:
+        raise
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise BadInput(f"the settings of a {kind.__name__} do not fit: {one_line(error)}") from error
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    if not is_dataclass(kind):
+        return {}
+    try:
+        return get_type_hints(kind)
+    except NameError:  # imported for the type checker alone
+        return {}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a type; whole numbers have 64 bits."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in inside)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in inside)
+    if origin is tuple:
+        if not isinstance(value, tuple | list):
+            return False
+        several = inside[:1] * len(value) if inside[1:] == (...,) else inside
+        return len(several) == len(value) and all(map(_fits, value, several))
+    if hint is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, Integral) and not isinstance(value, bool) and -(2**63) <= int(value) < 2**63
+    return isinstance(value, hint) if isinstance(hint, type) and origin is None else True
+
+
+WORDS = {
+    float: "a number",
+    int: "a whole number of at most 64 bits",
+    str: "a word",
+    bool: "True or False",
+    NoneType: "None",
+}
+
+
+def _in_words(hint: Any) -> str:
+    origin, inside = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(map(repr, inside))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_in_words, inside))
+    if origin is tuple:
+        return "several values in brackets, such as (1, 2)," if inside[1:] == (...,) else f"{len(inside)} values"
+    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # thousands of digits; a list that holds itself
+        text = "..."
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def canonical(plain: Any) -> str:

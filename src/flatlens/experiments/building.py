@@ -18,13 +18,14 @@ from typing import Any
 
 from flatlens.data import Split
 from flatlens.data.named import DataSettings
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.reading import assignment, expression, load_yaml, values
 from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Scale, Study, fitted
 from flatlens.experiments.vary import vary
 from flatlens.measures.registry import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG
+from flatlens.plain import made
 from flatlens.problem import is_linear
 from flatlens.training import SGD, Augmentation, Mixup, Training, Until
 
@@ -68,9 +69,13 @@ def study_of(
         raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
     if "data" not in file:
         raise BadInput(f"the study {data!r} names no data: write data: digits")
+    for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
+        if part in file and not isinstance(file[part], kinds):
+            needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
+            raise BadInput(f"{part}: {file[part]!r} is given, something like {needed} is needed")
     if data == "digits" and not (model or settings or measures):
         return Study.digits(scale)
-    named_measures = tuple(measures) or tuple(file.get("measures", ())) or STUDIED
+    named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
     base, split = _base(file, model, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
     axes: list[Axis] = []
@@ -95,6 +100,8 @@ def _base(
 ) -> tuple[NetworkSettings, Split]:
     """What all networks share unless `set` or the command line says otherwise, and the data itself."""
     data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
+    if not isinstance(data, DataSettings):
+        raise BadInput(f"data: {data!r} is given, the name of a data set is needed, or a mapping, {{name: digits}}")
     if data.name == "digits" and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
     split = data.load()
@@ -114,7 +121,8 @@ def expression_of_model(text: str) -> Any:
     """`MLP(widths=(64, 64))`: what an MLP needs and the data knows may be left out."""
 
     def mlp(**given: Any) -> MLP:
-        return MLP(**(SIZES | given))
+        found: MLP = made(MLP, SIZES | given)
+        return found
 
     known: dict[str, Any] = {**KNOWN, "MLP": mlp}
     return expression(text, known)
@@ -134,8 +142,10 @@ def _part(name: str, plain: Any) -> Any:
         raise BadInput(f"{name}: {dict(plain)} names no type that is known: write type: NAME, or NAME(...)")
     inside = {key: _part(str(key), value) for key, value in plain.items() if key != "type"}
     try:
-        return kind(**(SIZES | inside if kind is MLP else inside))
-    except TypeError as error:
+        return made(kind, SIZES | inside if kind is MLP else inside)
+    except UnknownName:
+        raise
+    except BadInput as error:
         raise BadInput(f"{name}: {error}") from error
 
 

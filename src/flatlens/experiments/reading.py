@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from flatlens.errors import BadInput, UnknownName, one_line
+from flatlens.plain import made
+
+LONGEST = 60
+"""Letters of a setting that an error repeats."""
+
+MOST = 100_000
+"""Values of an axis."""
 
 
 def expression(text: str, known: Mapping[str, type]) -> Any:
@@ -21,8 +29,11 @@ def expression(text: str, known: Mapping[str, type]) -> Any:
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, known, text)
-    except SyntaxError as error:
-        raise BadInput(f"{text!r} is no setting: a number, a word, or settings such as SGD(lr=0.1)") from error
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the parser's own limits
+        if isinstance(error, BadInput):
+            raise
+        shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+        raise BadInput(f"{shown!r} is no setting: a number, a word, or settings such as SGD(lr=0.1)") from error
 
 
 def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
@@ -35,10 +46,13 @@ def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
         raise BadInput("a setting needs at least one value, such as lr=0.05,0.1 or seed=0:5")
     ends = text.split(":")
     if len(ends) in (2, 3) and all(end.strip().lstrip("-").isdecimal() for end in ends):
-        found = tuple(range(*map(int, ends)))
-        if not found:
-            raise BadInput(f"{text!r} holds no number: 0:5 is 0, 1, 2, 3, 4")
-        return found
+        try:
+            found = range(*map(int, ends))
+            if not 0 < len(found) <= MOST:
+                raise ValueError
+        except (ValueError, OverflowError) as error:
+            raise BadInput(f"{text[:LONGEST]!r} is none or more than {MOST:,} numbers: 0:5 is 0, 1, 2, 3, 4") from error
+        return tuple(found)
     whole = expression(f"({text},)", known)
     return tuple(whole)
 
@@ -63,18 +77,28 @@ def load_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; brackets without an end
         raise BadInput(f"the study {str(path)!r} is no YAML: {one_line(error)}") from error
     if not isinstance(found, dict):
         raise BadInput(
             f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."
         )
+    _require_end(found, path)
     return found
+
+
+def _require_end(found: object, path: Path) -> None:
+    """Refuse a file whose parts stand for themselves, or for one another again and again."""
+    parts = [found]
+    for count, part in enumerate(parts):  # grows while it is walked
+        if count > MOST:
+            raise BadInput(f"the study {str(path)!r} holds itself, or more than {MOST:,} values")
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
 
 
 def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
     if isinstance(node, ast.Name):
-        return known[node.id]() if node.id in known else node.id
+        return made(known[node.id], {}) if node.id in known else node.id
     if isinstance(node, ast.Tuple | ast.List):
         return tuple(_value(each, known, text) for each in node.elts)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
@@ -90,7 +114,8 @@ def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> 
         raise UnknownName.among("settings", name, known)
     plain = [_value(each, known, text) for each in node.args]
     named = {each.arg: _value(each.value, known, text) for each in node.keywords if each.arg is not None}
-    try:
-        return known[name](*plain, **named)
-    except TypeError as error:
-        raise BadInput(f"{text!r}: {error}") from error
+    kind = known[name]
+    names = [field.name for field in fields(kind)] if is_dataclass(kind) else []
+    if len(plain) > len(names) or set(names[: len(plain)]) & set(named):
+        raise BadInput(f"{text!r}: give the settings of a {name} by name, once each")
+    return made(kind, {**dict(zip(names, plain, strict=False)), **named})

@@ -8,10 +8,11 @@ each to its own value: `batch_size+lr`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from flatlens.errors import BadInput, UnknownName
+from flatlens.plain import made
 
 S = TypeVar("S")
 BOTH_SEEDS = ("model.seed", "training.seed")
@@ -82,4 +83,5 @@ def _replaced(settings: Any, path: list[str], value: Any) -> Any:
         at = int(first)
         return (*settings[:at], _replaced(settings[at], rest, value), *settings[at + 1 :])
     inside = _replaced(getattr(settings, first), rest, value) if rest else value
-    return replace(settings, **{first: inside})
+    kept = {field.name: getattr(settings, field.name) for field in fields(settings) if field.init}
+    return made(type(settings), {**kept, first: inside})
