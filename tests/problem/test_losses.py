@@ -220,6 +220,6 @@ def test_probabilities_of_another_sum_weigh_their_sample(weight: Tensor | None, 
     truth = torch.autograd.functional.hessian(lambda f: 6 * module(f, y), F6)
     assert torch.allclose(C, torch.stack([truth[i, :, i] for i in range(6)]), rtol=1e-10, atol=1e-14)
     u = torch.randn(6, 4, generator=G, dtype=torch.float64)
-    assert torch.allclose(loss.bend(F6, y)(u), (C @ u[..., None])[..., 0], rtol=1e-10, atol=1e-14)
+    assert torch.allclose(loss.output_hessian_product(F6, y)(u), (C @ u[..., None])[..., 0], rtol=1e-10, atol=1e-14)
     best = loss.values((loss._shares(F6, y) / loss._shares(F6, y).sum(1, keepdim=True)).nan_to_num(1.0).log(), y)
     assert torch.allclose(loss.least(F6, y), best, rtol=1e-10, atol=1e-12)

@@ -191,7 +191,7 @@ def test_second_derivatives_are_those_of_the_values(name) -> None:
         whole = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)
         assert torch.allclose(C[i], whole[i, :, i], atol=1e-12)
     u = torch.randn(3, 4).double()
-    assert torch.allclose(loss.bend(f, y)(u), (C @ u[..., None])[..., 0])
+    assert torch.allclose(loss.output_hessian_product(f, y)(u), (C @ u[..., None])[..., 0])
     total = torch.zeros_like(C)
     for signs in product((-1.0, 1.0), repeat=4):
         rows, B = loss.combine(f, y, torch.tensor(signs).double().expand(3, 4))

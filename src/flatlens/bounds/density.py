@@ -37,8 +37,8 @@ class Constants:
     """Integrals of the density, estimated with `DRAWS` samples of it, and of the uniform kernel on the unit ball."""
 
     m: int
-    bend: float  #: int |Laplacian(p ||z||^2)| dz
-    bend_stderr: float
+    laplacian_integral: float  #: int |Laplacian(p ||z||^2)| dz
+    laplacian_stderr: float
     gamma: float  #: int sqrt(p / ||z||^m) dz
     gamma_stderr: float
     alpha: float  #: int p / ||z||^m dz, infinite where p(0) > 0
@@ -56,7 +56,7 @@ class Constants:
 
     def first(self, L: float, *, sharp: bool = False) -> float:
         """C_1."""
-        return first_constant(self.tau, L, self.bend, self.m if sharp else None)
+        return first_constant(self.tau, L, self.laplacian_integral, self.m if sharp else None)
 
     def second(self, L: float, *, sharp: bool = False) -> float:
         """C_2 as printed, L sqrt(alpha beta Vol), which sqrt(Delta) divides; sharp, L gamma sqrt(beta) / 2."""
@@ -65,9 +65,9 @@ class Constants:
         return L * math.sqrt(self.alpha * self.beta * self.volume)
 
 
-def first_constant(tau: float, L: float, bend: float, m: int | None) -> float:
+def first_constant(tau: float, L: float, laplacian_integral: float, m: int | None) -> float:
     """C_1 as printed, tau_2 L int |Laplacian|; given m, the sharp one, a 1 / (4 m) of it."""
-    return tau * L * bend * (1.0 if m is None else 1 / (4 * m))
+    return tau * L * laplacian_integral * (1.0 if m is None else 1 / (4 * m))
 
 
 def ball_volume(m: int) -> float:
@@ -79,7 +79,7 @@ def ball_volume(m: int) -> float:
     return math.exp(m / 2 * math.log(math.pi) - math.lgamma(m / 2 + 1))
 
 
-def bending(distribution: Distribution, z: Tensor) -> Tensor:
+def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
     """Laplacian(p ||z||^2) / p at points z (n, m) of the support, (n,).
 
     = ||z||^2 (Laplacian(log p) + ||grad log p||^2) + 4 <z, grad log p> + 2 m: its absolute value has int |Laplacian(p
@@ -101,7 +101,7 @@ def constants(distribution: Distribution, generator: torch.Generator) -> Constan
     """Of a density that is smooth on all of R^m."""
     m = distribution.dimension
     z = distribution.sample(DRAWS, generator)
-    values = torch.cat([bending(distribution, z[k : k + CHUNK]) for k in range(0, DRAWS, CHUNK)]).abs()
+    values = torch.cat([laplacian(distribution, z[k : k + CHUNK]) for k in range(0, DRAWS, CHUNK)]).abs()
     at_zero = float(distribution.log_density(torch.zeros(1, m, dtype=torch.float64)))
     alpha = math.inf if at_zero > -math.inf else float(z.norm(dim=1).pow(-m).mean())
     volume = ball_volume(m) * (distribution.diameter / 2) ** m

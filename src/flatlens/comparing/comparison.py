@@ -16,7 +16,7 @@ from flatlens.comparing.direction import direction
 from flatlens.comparing.ranking import Place, places
 from flatlens.estimate import Estimate, Report
 from flatlens.measures import LAYERWISE, NEURONWISE, Measure
-from flatlens.problem.checks import COARSE
+from flatlens.problem.checks import REDUCED_PRECISION
 
 COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
@@ -47,7 +47,7 @@ class Comparison:
         as many in nearly singular Jacobians)."""
         kinds = {str(report.about["dtype"]).removeprefix("torch.") for report in self.reports.values()}
         coarse = {str(report.about.get("arithmetic", "full")) for report in self.reports.values()} - {"full"}
-        eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [COARSE[kind] for kind in coarse]
+        eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [REDUCED_PRECISION[kind] for kind in coarse]
         return math.sqrt(max(eps))
 
     def estimates(self, measure: str) -> dict[str, Estimate]:

@@ -2,7 +2,7 @@
 
 H_l V    = mean_i (J_i^T C_i J_i) V phi_i phi_i^T    the layer's Gauss-Newton block; all of H_l where the network
                                                      is piecewise linear above it
-H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             a row's block, D_i = J_i^T C_i J_i + the network's own bending
+H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             a row's block, D_i = J_i^T C_i J_i + the functional Hessian
 """
 
 from __future__ import annotations

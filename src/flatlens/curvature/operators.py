@@ -241,7 +241,7 @@ class GaussNewton(_Squared):
     """(1/mass) sum_i J_i^T C_i J_i, C the loss's second derivative in the outputs."""
 
     def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
-        return self.problem.loss.bend(f, y)
+        return self.problem.loss.output_hessian_product(f, y)
 
 
 @final

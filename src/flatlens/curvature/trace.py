@@ -1,4 +1,4 @@
-"""The trace of the network's own bending, by probes: what Tr H has beyond the exact Gauss-Newton trace.
+"""The trace of the functional Hessian, by probes: what Tr H has beyond the exact Gauss-Newton trace.
 
 A parameter-space probe v gives v^T (H - GGN) v, whose noise is all of H - GGN's off-diagonal. Where a weight is used in
 one call, z = W phi + b, every sample can be given a weight perturbation of its own, V_i, since U_i = V_i phi_i is all
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.bending import ROWS, Seen, bending_along
+from flatlens.curvature.functional_hessian import ROWS, Seen, functional_hessian_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
 from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.curvature.symmetry import Certificate
@@ -54,7 +54,7 @@ def curved_parameters(problem: Problem, layout: Layout) -> Curved:
     return Curved(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
 
 
-def bending_trace(
+def functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
@@ -132,7 +132,7 @@ class _Chunk:
         if self.weighted:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
         onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
-        live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _bends(slope)]
+        live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _is_curved(slope)]
         bent: tuple[Tensor | None, ...] = (None,) * len(self.at)
         if live:
             bent = torch.autograd.grad(
@@ -186,11 +186,11 @@ def _overlap(move: Tensor, bent: Tensor | None) -> Tensor:
     return move.new_zeros((), dtype=torch.float64) if bent is None else (move * bent).sum(dtype=torch.float64)
 
 
-def _bends(slope: Tensor | None) -> bool:
+def _is_curved(slope: Tensor | None) -> bool:
     return slope is not None and slope.requires_grad
 
 
-def exact_bending_trace(
+def exact_functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
@@ -205,7 +205,7 @@ def exact_bending_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        sums, count = bending_along(problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress)
+        sums, count = functional_hessian_along(problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress)
         products += count
         return float(sums.sum()) / problem.n
 
@@ -240,7 +240,7 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
 
 
 def exact_products(layout: Layout, curved: Curved, sizes: dict[str, int]) -> int:
-    """How many products `exact_bending_trace` takes."""
+    """How many products `exact_functional_hessian_trace` takes."""
     weights = 0
     for layer in curved.weights:
         weight = layout.weights[layer]

@@ -15,7 +15,7 @@ from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
 from flatlens.measures.card import PassMeasure
 from flatlens.problem import Problem
-from flatlens.problem.kept import Kept
+from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
 
 TOLERANCE = 0.03  #: relative residual of a squared spectral norm sought matrix-free: 1.5% of the norm
@@ -44,8 +44,8 @@ class Gatherer:
     def by_pass(self, measures: list[PassMeasure], sketch: Sketch | None = None) -> Gathered:
         """Of every output, or of a sketch's combinations of them, each a pass of its own."""
         probes = 1 if sketch is None else sketch.probes
-        kept: Kept[tuple[Key, int]] = Kept()
-        ends: Kept[str] = Kept()  # losses and hits
+        kept: ChunkBuffer[tuple[Key, int]] = ChunkBuffer()
+        ends: ChunkBuffer[str] = ChunkBuffer()  # losses and hits
         totals: dict[tuple[Key, int], Tensor] = {}  # added up as they come: each may be as large as a weight
         needs = frozenset().union(*(measure.needs for measure in measures))
         ranks = self.problem.ranks
@@ -88,7 +88,7 @@ class Gatherer:
     def _top(
         self, measures: list[PassMeasure], wanted: list[Place], softmax: bool, generator: torch.Generator
     ) -> Gathered:
-        kept: Kept[tuple[Key, Literal["value", "residual"]]] = Kept()
+        kept: ChunkBuffer[tuple[Key, Literal["value", "residual"]]] = ChunkBuffer()
         products = 0
         walk = jacobian_norms(
             self.problem, self.model, self.layout, wanted,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.bending import bending_along
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.blocks import SMALL, dense_blocks, fits, row_block_maxima
 from flatlens.curvature.directions import Shifts
 from flatlens.curvature.krylov import CHANCE
@@ -260,7 +260,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
         if name in blocks:
             D = blocks[name].row_curvatures()
             if name not in lens.layout.affine:
-                D = D + _bends(lens, name, run).to(D)
+                D = D + _functional_hessian_rows(lens, name, run).to(D)
             maxima = row_block_maxima(D, blocks[name].phi, tol, run.progress)
         else:
             assert weight.parameter is not None
@@ -281,9 +281,9 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
     return parts
 
 
-def _bends(lens: Lens, layer: str, run: Run) -> Tensor:
+def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
     """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
-    rows, products = bending_along(
+    rows, products = functional_hessian_along(
         lens.problem, lens.model, lens.layout, layer, Shifts(), lambda forms: forms, run.progress
     )
     lens.count(products)

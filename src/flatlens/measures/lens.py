@@ -10,7 +10,7 @@ from typing import Literal, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.bending import bending_along
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.directions import Directions
 from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadInput, StaleLens
@@ -175,11 +175,11 @@ class Lens:
         """How many of the features a layer reads never change over the data; 0 where nobody asked for their spread."""
         return self._scale[layer][1] if layer in self._scale else 0
 
-    def bending(self, layer: str, directions: Directions, run: Run, *, each: bool = False) -> Tensor:
+    def functional_hessian(self, layer: str, directions: Directions, run: Run, *, each: bool = False) -> Tensor:
         """The network's own curvature along directions of a weight, weighted by the loss's slope: summed over
         directions, (n,), or with `each` summed over samples, (directions,)."""
         self.require_fresh()
-        rows, products = bending_along(
+        rows, products = functional_hessian_along(
             self.problem, self.model, self.layout, layer, directions,
             lambda forms: forms.sum(0, keepdim=True) if each else forms.sum(1), run.progress,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Traces of the Hessian: the exact Gauss-Newton part from the pass, and the network's own bending, exact or by
+"""Traces of the Hessian: the exact Gauss-Newton part from the pass, and the functional Hessian, exact or by
 probes."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Hessian
-from flatlens.curvature.bending import bending_along
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.directions import Directions, Rows, Shifts, Units
 from flatlens.curvature.probes import of_forms
-from flatlens.curvature.trace import bending_trace, curved_parameters, diagonal, exact_bending_trace, exact_products
+from flatlens.curvature.trace import functional_hessian_trace, curved_parameters, diagonal, exact_functional_hessian_trace, exact_products
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
@@ -80,7 +80,7 @@ def of_probes(values: Tensor, pilot: int | None) -> Estimate:
 
 
 @dataclass(frozen=True, eq=False)
-class Bending:
+class FunctionalHessianPart:
     """What a trace has beyond its Gauss-Newton part, by parameter: numbers, or probes."""
 
     names: tuple[str, ...]
@@ -97,15 +97,15 @@ class Bending:
         return of_probes(total, self.pilot) if chosen else Estimate(0.0)
 
 
-def bending(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> Bending:
+def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> FunctionalHessianPart:
     """Of every curved parameter; `size` is the Gauss-Newton part that it is to be added to."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     curved = curved_parameters(problem, layout)
     if not curved.names:
-        return Bending((), torch.zeros(0), None, 0)
+        return FunctionalHessianPart((), torch.zeros(0), None, 0)
 
     def draw(probes: int) -> Tensor:
-        values = bending_trace(
+        values = functional_hessian_trace(
             problem, model, layout, curved,
             probes=probes, weighted=weighted, generator=run.generator, progress=run.progress,
         )  # fmt: skip
@@ -115,11 +115,11 @@ def bending(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -
     found = sampled(draw, effort, size, exact_products(layout, curved, sizes))
     if found is not None:
         lens.count(len(found[0]))
-        return Bending(curved.names, *found, len(found[0]))
-    values, products = exact_bending_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
+        return FunctionalHessianPart(curved.names, *found, len(found[0]))
+    values, products = exact_functional_hessian_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
     lens.count(products)
     exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
-    return Bending(curved.names, exact, None, products)
+    return FunctionalHessianPart(curved.names, exact, None, products)
 
 
 def traced(
@@ -130,7 +130,7 @@ def traced(
     if not places:
         return {("", None): undefined("no parameter is measured")}
     whole = mean_of(lens, sum(places.values()))
-    beyond = bending(lens, run, effort, weighted, whole.value)
+    beyond = functional_hessian_part(lens, run, effort, weighted, whole.value)
     mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
@@ -230,7 +230,7 @@ def adaptive_sharpness(
 ) -> Parts:
     """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of the average-case one as rho -> 0.
 
-    `adaptive_sharpness_ggn` plus the network's own bending; options and parts as of `hessian_trace`.
+    `adaptive_sharpness_ggn` plus the functional Hessian; options and parts as of `hessian_trace`.
     """
     return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
 
@@ -303,7 +303,7 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
             weigh = partial(_weighed, scale=scale)
-            sums, count = bending_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
+            sums, count = functional_hessian_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
             total += float(sums.sum()) / lens.problem.n
             products += count
     lens.count(products)

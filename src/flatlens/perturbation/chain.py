@@ -68,11 +68,11 @@ class _Reader(Trace):
     def __init__(self, model: nn.Module, memory: int) -> None:
         super().__init__(model)
         self.memory = memory
-        self.aside = self.without_values(constants=True)
+        self.valueless = self.without_values(constants=True)
         self.before: list[Tensor] = []
         self.after: list[Tensor] = []
         self.activations: list[Activation] = []
-        _require_chain(self, self.aside)
+        _require_chain(self, self.valueless)
 
     def read(self, x: Tensor) -> Chain:
         """All matrices, from the derivative of one batch as large as the widest layer: row k gives their rows k."""
@@ -99,7 +99,7 @@ class _Reader(Trace):
 
     def run_node(self, n: fx.Node) -> Any:
         """One operation: an affine one as it is, an activation as a cut."""
-        if not n.op.startswith("call") or n in self.aside:
+        if not n.op.startswith("call") or n in self.valueless:
             return super().run_node(n)
         what, found = self.what(n), self.operation(n)
         if found is None and isinstance(what, nn.Module) and hooked(what):
@@ -111,26 +111,26 @@ class _Reader(Trace):
             self.after.append(torch.zeros_like(self.before[-1]).requires_grad_())
             self.activations.append(known)
             return self.after[-1].clone()
-        if found is None or not _is_affine(found, n, self.aside):
+        if found is None or not _is_affine(found, n, self.valueless):
             raise Refused(f"{self.called(n)} is neither affine nor an activation whose slopes are bounded here")
         return super().run_node(n)
 
 
-def _require_chain(trace: Trace, aside: frozenset[fx.Node]) -> None:
+def _require_chain(trace: Trace, valueless: frozenset[fx.Node]) -> None:
     """Refuse what joins branches."""
     last: fx.Node | None = None
     for node in trace.nodes:
-        if node in aside:
+        if node in valueless:
             continue
-        on = [used for used in node.all_input_nodes if used not in aside]
+        on = [used for used in node.all_input_nodes if used not in valueless]
         if last is not None and (on != [last] or (node.op == "output" and node.args[0] is not last)):
             raise Refused(f"{trace.called(node)} joins branches: only a chain of layers is bounded")
         last = node
 
 
-def _is_affine(found: Operation, node: fx.Node, aside: frozenset[fx.Node]) -> bool:
+def _is_affine(found: Operation, node: fx.Node, valueless: frozenset[fx.Node]) -> bool:
     """Whether a call is affine in what the chain hands it: the first of its arguments, or a term or factor."""
-    carried = [at for at, end in enumerate(node.args) if isinstance(end, fx.Node) and end not in aside]
+    carried = [at for at, end in enumerate(node.args) if isinstance(end, fx.Node) and end not in valueless]
     if found.name in ARITHMETIC and (len(node.args) != 2 or node.kwargs):  # a rounding, say
         return False
     return found.affine and (

@@ -16,7 +16,7 @@ from flatlens.problem.ranks import Ranks
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
 MOST = 2**62  #: bytes, in place of more
-COARSE = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
+REDUCED_PRECISION = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
 
 
 def require_usable(model: object, dtype: object) -> None:
@@ -85,7 +85,7 @@ def require_ranks(ranks: object) -> None:
 
 def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
     """Refuse a coarser one where it would change nothing, or undo what was asked for."""
-    if arithmetic not in ("full", *COARSE):
+    if arithmetic not in ("full", *REDUCED_PRECISION):
         raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
     if arithmetic != "full" and dtype != torch.float32:
         raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for networks measured in float32, not {dtype}")

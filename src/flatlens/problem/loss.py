@@ -52,7 +52,7 @@ class Loss(ABC):
             rows = [torch.autograd.grad(slope[:, k].sum(), leaf, retain_graph=True)[0] for k in range(f.shape[1])]
         return torch.stack(rows, dim=1)
 
-    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """u -> C_i u_i for u of f's shape: a backward pass through the loss's own slope, kept, unless a subclass knows
         better."""
         with torch.enable_grad():
@@ -73,10 +73,10 @@ class Loss(ABC):
         One row R u where C = R R^T is known, as it is where C is diagonal and nonnegative; else u and C u, in either
         order, half each.
         """
-        bend = self.bend(f, y)
-        diagonal, Cu = bend(torch.ones_like(u)), bend(u)
+        product = self.output_hessian_product(f, y)
+        diagonal, Cu = product(torch.ones_like(u)), product(u)
         v = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(0)).to(u)  # whatever u is
-        if bool((diagonal >= 0).all()) and bool(torch.isclose(bend(v), diagonal * v, rtol=1e-9, atol=0).all()):
+        if bool((diagonal >= 0).all()) and bool(torch.isclose(product(v), diagonal * v, rtol=1e-9, atol=0).all()):
             return (diagonal.sqrt() * u)[:, None], diagonal.new_ones(len(f), 1, 1)
         crossed = torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64, device=f.device)
         return torch.stack([u.to(Cu), Cu], 1), crossed.expand(len(f), 2, 2)

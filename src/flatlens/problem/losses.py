@@ -46,7 +46,7 @@ class SquaredError(Loss):
         eye = torch.eye(N, dtype=torch.float64, device=f.device) * (2 * self._factor(N))
         return eye.expand(len(f), N, N)
 
-    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """A multiple of u."""
         return lambda u: u.to(torch.float64) * (2 * self._factor(f.shape[1]))
 
@@ -57,7 +57,7 @@ class SquaredError(Loss):
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Of the Gaussian whose -log p the loss is: C itself."""
-        return self.bend(f, y)
+        return self.output_hessian_product(f, y)
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
         """Gaussian, with C as covariance."""
@@ -130,7 +130,7 @@ class CrossEntropy(Loss):
         C.diagonal(dim1=1, dim2=2).copy_(p * others)
         return C * self._target_sum(p, self._target(f, y))[:, None, None]
 
-    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Without the matrices: (sum_k a_k) (p u - p <p, u>)."""
         p = f.detach().to(torch.float64).softmax(1)
         return _softmax_covariance(p, self._target_sum(p, self._target(f, y)))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.problem.data import Batch
-from flatlens.problem.kept import Kept
+from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.problem import Problem
 
 Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
@@ -32,7 +32,7 @@ class Outcomes:
 
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) -> Outcomes:
     """Of every sample, under the problem's loss, from this rank's chunks of the data."""
-    kept: Kept[str] = Kept()
+    kept: ChunkBuffer[str] = ChunkBuffer()
     with torch.no_grad():
         for number, raw in shared:
             f, y = run(problem.place(raw))

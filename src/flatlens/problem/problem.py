@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
 from flatlens.estimate import Progress
 from flatlens.problem.checks import (
-    COARSE,
+    REDUCED_PRECISION,
     Arithmetic,
     chosen_parameters,
     in_bytes,
@@ -125,7 +125,7 @@ class Problem:
     @property
     def precision(self) -> float:
         """eps of the arithmetic that derivatives are computed in."""
-        return COARSE.get(self._works_in, torch.finfo(self.dtype).eps)
+        return REDUCED_PRECISION.get(self._works_in, torch.finfo(self.dtype).eps)
 
     def as_asked(self) -> Problem:
         """The same problem, worked on in the arithmetic asked for: by the pass and by curvature products alone."""

@@ -191,9 +191,9 @@ class TokenWise(Loss):
         each = product(rows, t)
         return lambda u: (each(u.reshape(rows.shape)) * counted[:, None]).reshape(u.shape)
 
-    def bend(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+    def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Token by token."""
-        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.bend)
+        found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.output_hessian_product)
         return found
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:

@@ -14,14 +14,14 @@ from flatlens.statistics.coefficients import Array
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
-class Kept:
+class Retained:
     """The networks that take part, their columns transformed, and why the others do not."""
 
     table: pd.DataFrame
     excluded: tuple[tuple[str, int], ...]
 
 
-def keep(table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()) -> Kept:
+def keep(table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()) -> Retained:
     """Rows where every one of `columns` is finite, those in `log` as logarithms; `present` need only have a value.
 
     >>> keep(pd.DataFrame({"a": [1.0, 0.0, np.nan], "b": [1.0, 2.0, 3.0]}), ["a", "b"], log=["a"]).excluded
@@ -43,7 +43,7 @@ def keep(table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (),
     found = {name: np.log(values[kept]) if name in log else values[kept] for name, values in numbers.items()}
     others = {name: table[name].to_numpy()[kept] for name in present}
     counts = reasons[~kept].value_counts(sort=False)
-    return Kept(pd.DataFrame({**found, **others}), tuple((str(why), int(number)) for why, number in counts.items()))
+    return Retained(pd.DataFrame({**found, **others}), tuple((str(why), int(number)) for why, number in counts.items()))
 
 
 def _numbers(table: pd.DataFrame, name: Any) -> Array:

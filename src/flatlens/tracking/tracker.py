@@ -19,7 +19,7 @@ from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
 from flatlens.problem.checks import require_finite_weights
-from flatlens.tracking.aside import aside
+from flatlens.tracking.isolated import isolated
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.live import Live, Moment
 from flatlens.tracking.schedule import Every, Schedule, whole
@@ -85,7 +85,7 @@ class Tracker:
             "outputs": outputs,
             "samples": problem.n,
         }
-        with aside(problem.model):
+        with isolated(problem.model):
             self.problem = problem if subset is None else problem.subset(subset, self._generator(-1))
             Lens(self.problem, outputs=outputs)  # refuses what it cannot have now rather than at the first step
         self._history = History()
@@ -116,7 +116,7 @@ class Tracker:
             self._history.skip(step, self._identity["measures"], edge, why)
             return None
         start = time.perf_counter()
-        with aside(self.problem.model):
+        with isolated(self.problem.model):
             report = self._measure(step)
         self._longest = max(self._longest, time.perf_counter() - start)
         self._measuring += time.perf_counter() - start

@@ -13,7 +13,7 @@ from flatlens.problem.ranks import Ranks
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Kept(Generic[Name]):
+class ChunkBuffer(Generic[Name]):
     """Rows of every chunk by name, (rows of the chunk, ...), each name's in one buffer that doubles when it is full.
 
     Held chunk by chunk, their few numbers would lie on the heap among the large buffers of the walk, and what is freed

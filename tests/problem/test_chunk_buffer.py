@@ -7,12 +7,12 @@ import torch
 
 import flatlens as fl
 from flatlens.problem.data import finite
-from flatlens.problem.kept import Kept
+from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.ranks import ALONE
 
 
 def test_rows_come_back_in_the_order_of_the_data() -> None:
-    kept: Kept[str] = Kept()
+    kept: ChunkBuffer[str] = ChunkBuffer()
     parts = {3: torch.tensor([7.0, 8.0]), 0: torch.tensor([1.0]), 1: torch.tensor([2.0, 3.0, 4.0])}
     for number, part in parts.items():
         kept.add(number, {"a": part})
@@ -24,7 +24,7 @@ def test_rows_come_back_in_the_order_of_the_data() -> None:
 
 def test_many_chunks_lie_in_one_buffer() -> None:
     """The numbers of a chunk, kept by themselves, would lie among the next chunk's large buffers."""
-    kept: Kept[str] = Kept()
+    kept: ChunkBuffer[str] = ChunkBuffer()
     for number in range(1000):
         kept.add(number, {"a": torch.full((3,), float(number))})
     assert len(kept._buffers) == 1
@@ -33,7 +33,7 @@ def test_many_chunks_lie_in_one_buffer() -> None:
 
 
 def test_rows_of_another_shape_are_refused() -> None:
-    kept: Kept[str] = Kept()
+    kept: ChunkBuffer[str] = ChunkBuffer()
     kept.add(0, {"a": torch.zeros(2, 3)})
     with pytest.raises(AssertionError):
         kept.add(1, {"a": torch.zeros(2, 1)})

@@ -12,7 +12,7 @@ from torch import nn
 
 
 @contextmanager
-def aside(model: nn.Module) -> Iterator[None]:
+def isolated(model: nn.Module) -> Iterator[None]:
     """Gradients on and full precision inside; every global random state is as it was outside.
 
     Trainers call their hooks under no_grad, inference mode or autocast; a dataset may draw from Python's or numpy's

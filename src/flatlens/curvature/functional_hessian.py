@@ -26,14 +26,14 @@ from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
-from flatlens.problem.kept import Kept
+from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.state import differentiable
 
 TOGETHER = 16  #: directions differentiated in one batched call
 ROWS = 10  #: a product holds as much as a pass over so many outputs
 
 
-def bending_along(
+def functional_hessian_along(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
@@ -49,7 +49,7 @@ def bending_along(
     """
     problem, weight = problem.as_asked(), layout.weights[layer]
     most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
-    kept: Kept[str] = Kept()
+    kept: ChunkBuffer[str] = ChunkBuffer()
     count, certificate = 0, Certificate(problem, model)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
@@ -147,12 +147,12 @@ def _along_weight(
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
     certificate.require_symmetric(batch, of, rows, [live])
     W = weight.value
-    bend = _bend_of_sample(Runner(problem, model), f"model.{weight.parameter}", W)
+    product = _sample_product(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     counted = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
     )
-    along = vmap(bend, in_dims=(None, None, 0))
+    along = vmap(product, in_dims=(None, None, 0))
     over_samples = vmap(along, in_dims=(counted, 0, None))
 
     def forms(V: Tensor) -> Tensor:
@@ -172,10 +172,10 @@ def _sample(batch: Batch, counted: Batch, i: int) -> Batch:
     return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, counted)
 
 
-def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
+def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
     """(sample, its slope, V) -> <slope, d2 f / dV2>."""
 
-    def bend(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
+    def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
 
         def along(eps: Tensor) -> Tensor:
@@ -185,4 +185,4 @@ def _bend_of_sample(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Te
         result: Tensor = grad(grad(along))(W.new_zeros(()))
         return result
 
-    return bend
+    return product
