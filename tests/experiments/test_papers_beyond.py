@@ -9,7 +9,7 @@ from flatlens.distributions import RULES
 from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.network import compute
 from flatlens.experiments.papers import EXPERIMENTS
-from flatlens.experiments.papers.beyond import BOUND, VACUOUS, enough, most_samples, sides
+from flatlens.experiments.papers.beyond import THEOREM_BOUND, VACUOUS, enough, most_samples, sides
 from flatlens.measures import Lens
 from flatlens.problem import Problem
 
@@ -38,12 +38,12 @@ def test_sides_are_those_of_the_bound():
     lens = Lens(Problem(model.double(), "mse", (split.x.double(), split.y.double())))
     known = {"distribution": split.distribution, "target": split.target, "assume": ("iid_samples",)}
     for rule in RULES:
-        row = check_bounds(lens, "jacobian_generalisation", rule=rule, **known).of(BOUND)
+        row = check_bounds(lens, "jacobian_generalisation", rule=rule, **known).of(THEOREM_BOUND)
         at = "" if rule == "exact" else f"@{rule}"
-        kept = record.report[f"{BOUND}.rhs{at}"]
+        kept = record.report[f"{THEOREM_BOUND}.rhs{at}"]
         assert kept.value == pytest.approx(row.rhs, nan_ok=True)
         assert kept.note.startswith(row.status)
-    assert record.report[f"{BOUND}.lhs"].value == pytest.approx(row.lhs, rel=0.05)
+    assert record.report[f"{THEOREM_BOUND}.lhs"].value == pytest.approx(row.lhs, rel=0.05)
 
 
 def test_the_tables_of_all_laws(x19):

@@ -8,7 +8,7 @@ import torch
 from flatlens.data import eight_points
 from flatlens.experiments.courses import in_course
 from flatlens.experiments.papers import EXPERIMENTS
-from flatlens.experiments.papers.sharpening.coordinate_tables import NORMS, PUBLISHED, SUMMED
+from flatlens.experiments.papers.sharpening.coordinate_tables import PUBLISHED, SUMMED_SHARPNESS, TABLE_ROWS
 from flatlens.experiments.papers.sharpening.coordinates import SPLINE
 from flatlens.experiments.papers.sharpening.scales import NUMBERS
 
@@ -67,10 +67,10 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
     one = smoke_of("X12")[1]
     graph, table = (plot.data for plot in one.plots)
     networks = one.results["relu"].networks
-    networks = networks.assign(**{SUMMED: 8 * networks["sharpness"]})
+    networks = networks.assign(**{SUMMED_SHARPNESS: 8 * networks["sharpness"]})
     low = networks[networks["start"] == "low"]
     cells = table[table["panel"].str.startswith("Table 2")].set_index(["row", "column"])
-    for row, column in NORMS.items():
+    for row, column in TABLE_ROWS.items():
         cell = cells.loc[f"{row}, low", "here"]
         assert cell["mean"] == pytest.approx(low[column].mean())
         assert cell["deviation"] == pytest.approx(low[column].std())
@@ -79,7 +79,7 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
     assert cells.loc["sharpness, low", "paper"]["text"] == "9,922.45 ± 3,330.37"
     by_name = {v.claim.name: v.statistic.value for v in one.verdicts}
     mean, spread = PUBLISHED["relu"]["sharpness"][1]
-    assert by_name["relu.low.sharpness"] == pytest.approx(abs(low[SUMMED].mean() - mean) / spread)
+    assert by_name["relu.low.sharpness"] == pytest.approx(abs(low[SUMMED_SHARPNESS].mean() - mean) / spread)
     high = networks[networks["start"] == "high"].reset_index(drop=True)
     logs = np.log(low["jacobian_norm"].to_numpy() / high["jacobian_norm"])
     assert by_name["relu.jacobian"] == pytest.approx(logs.mean())

@@ -7,8 +7,8 @@ from flatlens.bounds.relative_generalisation import rate
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.relative2021.clusters import FLATNESS, approximated
 from flatlens.experiments.papers.relative2021.minima import CODED, RIGHT, minima
-from flatlens.experiments.papers.remarks import SUMMED
-from flatlens.experiments.papers.reparam2019 import HIDDEN, KINDS, NETWORK_WISE, fifth_layer, well_trained
+from flatlens.experiments.papers.remarks import SUMMED_GAP
+from flatlens.experiments.papers.reparam2019 import HIDDEN, LAYER_MEASURES, NETWORK_WISE, fifth_layer, well_trained
 
 
 def test_the_published_settings():
@@ -28,7 +28,7 @@ def test_the_published_settings():
 @pytest.mark.xdist_group("X14")
 def test_the_published_gap_stands_beside_the_plain_one(smoke_of):
     result = smoke_of("X14")[1].results["lenet"]
-    plain, summed = result.networks["generalisation_gap"], result.networks[SUMMED]
+    plain, summed = result.networks["generalisation_gap"], result.networks[SUMMED_GAP]
     loss, n = result.networks["loss"], 30
     assert np.allclose(summed, 5 * n * (plain + loss) - n * loss)
 
@@ -61,7 +61,7 @@ def test_networks_are_held_against_every_layer_of_every_kind(smoke_of):
     verdicts = {verdict.claim.name: verdict.statistic for verdict in smoke_of("X15")[1].verdicts}
     for name in NETWORK_WISE:
         others = verdicts[f"{name}.stronger"].name
-        assert all(f"{kind}[{layer}]" in others for kind in KINDS for layer in HIDDEN)
+        assert all(f"{kind}[{layer}]" in others for kind in LAYER_MEASURES for layer in HIDDEN)
 
 
 @pytest.mark.xdist_group("X16")

@@ -5,8 +5,8 @@ import pytest
 
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.sharpening import jacobians
-from flatlens.experiments.papers.sharpening.regularisers import REGULARISERS, networks
-from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN
+from flatlens.experiments.papers.sharpening.regularisers import REGULARISERS, regularised_networks
+from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN
 from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
 
 
@@ -15,7 +15,7 @@ def test_figures_have_a_panel_for_each_quantity_and_regulariser(smoke_of):
     plots = smoke_of("X9")[1].plots
     assert [plot.kind for plot in plots] == ["bars"] + ["curves"] * 4
     for plot in plots[1:]:
-        assert plot.data["panel"].nunique() == len(DRAWN) * len(REGULARISERS)
+        assert plot.data["panel"].nunique() == len(DRAWN_QUANTITIES) * len(REGULARISERS)
         assert plot.data.groupby("panel").size().eq(3).all()  # strengths
         assert np.isfinite(plot.data[["x", "y", "low", "high"]].to_numpy(dtype=float)).all()
     bars = plots[0].data
@@ -33,7 +33,7 @@ def test_a_reference_is_a_level_line_over_the_coefficients(smoke_of):
     assert set(plot.data["x"]) == {0.01, 0.1}
     levels = plot.data[plot.data["line"].str.startswith("ref")].groupby(["panel", "line"])["y"].nunique()
     assert (levels == 1).all()
-    assert len(levels) == 2 * len(DRAWN)
+    assert len(levels) == 2 * len(DRAWN_QUANTITIES)
 
 
 def test_the_published_settings_of_the_regularisers():
@@ -71,7 +71,7 @@ def test_the_published_settings_of_the_jacobians():
 
 @pytest.mark.xdist_group("X9")
 def test_without_strength_they_are_one_training(smoke_of):
-    table = networks("label_smoothing", "augmentation", "sam")(smoke_of("X9")[1].results)
+    table = regularised_networks("label_smoothing", "augmentation", "sam")(smoke_of("X9")[1].results)
     unregularised = table[table["strength"] == 0].groupby("kind")
     assert len(unregularised) == 4
     for column in (ABSOLUTE, JACOBIAN, "loss"):
@@ -94,7 +94,7 @@ def _entropy(alpha, classes):
 
 @pytest.mark.xdist_group("X9")
 def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
-    table = networks(*REGULARISERS)(smoke_of("X9")[1].results)
+    table = regularised_networks(*REGULARISERS)(smoke_of("X9")[1].results)
     assert table["case"].nunique() == 16
     assert set(table["kind"]) == {"resnet18", "resnet18_bn", "vgg11", "vgg11_bn"}
     assert (table["kind"].str.endswith("_bn") == table["batchnorm"].astype(bool)).all()
@@ -103,6 +103,9 @@ def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
 @pytest.mark.xdist_group("X13")
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results
-    best = {name: results[f"digits.{name}"].networks.groupby("seed")[ABSOLUTE].min() for name in jacobians.REGULARISERS}
+    best = {
+        name: results[f"digits.{name}"].networks.groupby("seed")[ABSOLUTE].min()
+        for name in jacobians.JACOBIAN_REGULARISERS
+    }
     (verdict,) = [v for v in smoke_of("X13")[1].verdicts if v.claim.name == "similar"]
     assert verdict.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())

@@ -6,7 +6,7 @@ import pytest
 from flatlens.experiments.evidence import histories, reached
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.papers.sharpening.descent import FITTED
-from flatlens.experiments.papers.sharpening.networks import GAP, SHARPNESS
+from flatlens.experiments.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.experiments.papers.sharpening.smoothing import of_smoothing
 
 
@@ -61,14 +61,14 @@ def test_sharpness_stands_beside_the_edge_of_its_learning_rate(smoke_of):
     (plot,) = smoke_of("X6")[1].plots
     edge = plot.data[plot.data["line"] == "2/lr"]
     assert plot.dashed == ("2/lr",)
-    assert set(edge["panel"]) == {SHARPNESS.name}
+    assert set(edge["panel"]) == {BATCH_SHARPNESS.name}
     assert edge["y"].to_numpy() == pytest.approx(2 / 0.08)
 
 
 @pytest.mark.xdist_group("X7")
 def test_the_gap_is_of_all_data_at_the_end(smoke_of):
     result = smoke_of("X7")[1].results["resnet"]
-    for key, gap in zip(result.networks["key"], result.networks[GAP.column], strict=True):
+    for key, gap in zip(result.networks["key"], result.networks[ABSOLUTE_GAP.column], strict=True):
         last = result.curves[result.curves["key"] == key].sort_values("step").iloc[-1]
         assert gap == pytest.approx(abs(last["test_loss"] - last["loss"]), rel=1e-3)
 

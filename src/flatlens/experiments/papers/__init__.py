@@ -1,4 +1,4 @@
-"""The papers' figures and tables as recipes, one module or folder a paper, and what goes beyond them."""
+"""The papers' figures and tables as experiments: one module or folder per paper, and one for what goes beyond them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from flatlens.experiments.papers import beyond, compression, relative2021, repar
 
 _ALL = (one for each in (compression, sharpening, reparam2019, relative2021, beyond) for one in each.EXPERIMENTS)
 EXPERIMENTS: Mapping[str, Experiment] = {one.id: one for one in sorted(_ALL, key=lambda one: int(one.id[1:]))}
-"""By the catalogue's row, in its order."""
+"""The experiments by the catalogue's row, in its order."""
 
 __all__ = ["EXPERIMENTS"]

@@ -1,9 +1,10 @@
-"""What the papers leave to others. X19: the bound of Theorem 6.1 of sharpening, evaluated, beside the true error.
+"""X19, which goes beyond the papers: the bound of sharpening's Theorem 6.1, evaluated, beside the true error.
 
-It wants the law of the inputs, the target's Lipschitz constant and how much the Jacobian can vary in a ball: all three
-are known here. Its `.corrected` form adds how far the network is from the targets at worst, and so is a bound for
-networks that interpolate nearly. The covering radius delta(N, 0.05) is Eq. 19's with the exact measure of the smallest
-ball; by the printed formulas, Eq. 6 or 7; and the smallest that a union bound proves.
+The bound needs the law of the inputs, the target's Lipschitz constant and how much the Jacobian can vary in a ball. All
+three are known here. Its `.corrected` form adds the network's largest distance to a training target, so it is also a
+bound for networks that interpolate only nearly. The covering radius delta(N, 0.05) is taken by three rules: Eq. 19 with
+the exact measure of the smallest ball; the printed formulas, Eq. 6 or 7; and the smallest radius that a union bound
+proves.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import changed, mean_of, unchanged
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK, trials
+from flatlens.experiments.papers.remarks import SMOKE_ONLY, trial_axis
 from flatlens.experiments.plots import banded
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.training import Adam, Cosine, Training
 
-BOUND = "jacobian_generalisation.corrected"
+THEOREM_BOUND = "jacobian_generalisation.corrected"
 SIDES = {
-    "true error": f"{BOUND}.lhs",
-    "exact": f"{BOUND}.rhs",
-    "published": f"{BOUND}.rhs@published",
-    "tight": f"{BOUND}.rhs@tight",
+    "true error": f"{THEOREM_BOUND}.lhs",
+    "exact": f"{THEOREM_BOUND}.rhs",
+    "published": f"{THEOREM_BOUND}.rhs@published",
+    "tight": f"{THEOREM_BOUND}.rhs@tight",
 }
-"""The error, and the bound by each rule for the radius; columns of the tables of networks."""
+"""Columns of the tables of networks: the true error, and the bound by each rule for the radius."""
 VACUOUS = "vacuous from here up"
 SPHERES = ("circle", "sphere")
 
@@ -56,7 +57,7 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     training = Training(
         Adam(0.01), batch_size=64, loss="mse", schedule=Cosine(steps, "steps"), max_steps=steps, check_every=1000
     )
-    axes = (Axis("train", sizes), trials(count))
+    axes = (Axis("train", sizes), trial_axis(count))
     studies = {}
     for law in RECIPES:
         data = DataSettings(f"waves_{law}", train=sizes[0], test=1000)
@@ -68,7 +69,10 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
 
 
 def sides(*laws: str) -> Table:
-    """The networks of these laws: law, train (samples), the true error, the bound by each rule and `holds`, 1 or 0."""
+    """Return the table of these laws' networks.
+
+    Columns: law, train (samples), the true error, the bound by each rule, and `holds`, 1 or 0.
+    """
 
     def found(results: Results) -> pd.DataFrame:
         parts = []
@@ -83,7 +87,7 @@ def sides(*laws: str) -> Table:
 
 
 def most_samples(law: str) -> Table:
-    """Those of the largest sample, with `wide`, how far apart the target's values are."""
+    """Return the networks of the largest sample, with `wide`: the distance of the target's values."""
 
     def found(results: Results) -> pd.DataFrame:
         table = sides(law)(results)
@@ -181,7 +185,7 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _informative(table: pd.DataFrame) -> pd.DataFrame:
-    """A row a law, a column a rule: the first N of those run, and the least possible."""
+    """Return one row per law and rule: the first N with a bound that is not vacuous, and the least possible N."""
     cells = []
     for law, networks in table.groupby("law", sort=False):
         means = networks.groupby("train")[list(RULES)].mean()
@@ -195,7 +199,7 @@ def _informative(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def enough(law: str, rule: Rule) -> int:
-    """The least N with 2 ||f*||_Lip delta(N, 0.05) below the distance of the target's values.
+    """Return the least N with 2 ||f*||_Lip delta(N, 0.05) below the distance of the target's values.
 
     >>> enough("interval", "exact") > enough("interval", "tight")
     True
@@ -216,11 +220,11 @@ def enough(law: str, rule: Rule) -> int:
     return high
 
 
-OWN = (
+_OWN = (
     "The paper leaves this to future work: data, targets and networks are ours. A wave of half a period, 32 tanh "
     "units, Adam."
 )
-NEARLY = (
+_NEARLY = (
     "The networks interpolate nearly: the bound has the largest distance to a training target added, the middle term "
     "of Eq. 24."
 )
@@ -238,9 +242,9 @@ EXPERIMENTS = (
         _claims(),
         _plots,
         {
-            "smoke": (QUICK, OWN),
-            "laptop": (OWN, NEARLY, CERTIFIED),
-            "paper": (OWN, NEARLY, CERTIFIED, "Ten times as many samples at most, and 10 trials."),
+            "smoke": (SMOKE_ONLY, _OWN),
+            "laptop": (_OWN, _NEARLY, CERTIFIED),
+            "paper": (_OWN, _NEARLY, CERTIFIED, "Ten times as many samples at most, and 10 trials."),
         },
     ),
 )

@@ -1,9 +1,10 @@
-"""Petzka, Adilova, Kamp and Sminchisescu, "A Reparameterization-Invariant Flatness Measure for Deep Neural Networks":
-X14 and X15.
+"""X14 and X15: "A Reparameterization-Invariant Flatness Measure for Deep Neural Networks".
 
-Names of the paper's Table 1: kappa^l is `layer_sharpness.kappa` of layer l, kappa_tau^l `kappa_trace`, rho_sigma^l
-`neuron_flatness`, rho^l its `.max`. The weight layers of LeNet5 are counted, so that layer 5 is fc3, which acts on the
-last hidden layer's outputs.
+The authors are Petzka, Adilova, Kamp and Sminchisescu.
+
+Names of the paper's Table 1: kappa^l is `layer_sharpness.kappa` of layer l, kappa_tau^l is `kappa_trace`, rho_sigma^l
+is `neuron_flatness`, rho^l is `neuron_flatness.max`. The weight layers of LeNet5 are counted, so layer 5 is fc3, which
+acts on the outputs of the last hidden layer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import steadier, strength, stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, STRONG, SUMMED, WEAK
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP, WEAK
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -47,7 +48,7 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         data,
         LeNet5(classes=10 if scale == "paper" else 2),
         Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=100),
-        measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED),
+        measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )
     seeds = {"smoke": 1, "laptop": 3, "paper": 9}[scale]
@@ -55,7 +56,7 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
     axes = (Axis("init", inits), Axis("batch_size+lr", BATCHES_LRS[scale]), Axis("seed", tuple(range(seeds))))
     shown = (
         GAP,
-        Quantity("5 x summed test less summed training loss", SUMMED, role="result"),
+        Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),
         *(
             Quantity(f"{name}{after}", f"{column}{at}[{FIFTH}]")
             for after, at in (("", ""), (", moved", f"@{MOVED}"))
@@ -70,7 +71,7 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
 
 
 def fifth_layer(study: str) -> Table:
-    """What Fig. 1 and 2 show of each network, as trained and ("moved ...") after the move."""
+    """Return the values of Fig. 1 and 2 for each network, as trained and after the move ("moved ...")."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
@@ -105,7 +106,7 @@ def _x14_claims() -> tuple[Claim, ...]:
                 "reparam2019 Thm 2, Fig. 2",
                 unchanged(table, name, f"moved {name}"),
                 "below",
-                1e-3 if name == "kappa" else 1e-6,  # the eigenvalue is sought to a residual of a thousandth
+                1e-3 if name == "kappa" else 1e-6,  # the eigenvalue is found to a residual of a thousandth
             ),
         ]
     claims.append(
@@ -164,10 +165,10 @@ def _x14_plots(results: Results) -> list[Plot]:
     ]  # fmt: skip
 
 
-# X15: a fully connected network, every layer's flatness
+# X15: a fully connected network, the flatness of every layer
 
 HIDDEN = ("fc1", "fc2", "fc3", "fc4")
-KINDS = {
+LAYER_MEASURES = {
     "kappa_trace": ("kappa_tau^l", "Fig. 3"),
     "neuron_flatness": ("rho_sigma^l", "Fig. 4"),
     "neuron_flatness.max": ("rho^l", "Fig. 5"),
@@ -178,9 +179,9 @@ NETWORK_WISE = {
     "rho^max": "neuron_flatness.max",
     "rho^Sigma": "neuron_flatness",
 }
-"""The column of each."""
+"""Column of each measure of the whole network."""
 TRAINED = 0.07
-"""Networks of a larger training error are left out."""
+"""Largest training loss: networks above it are left out."""
 
 
 def _x15(scale: Scale) -> Mapping[str, Study]:
@@ -199,7 +200,7 @@ def _x15(scale: Scale) -> Mapping[str, Study]:
         data,
         MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
         Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=100),
-        measures=("kappa_trace", "neuron_flatness", "loss", "accuracy", "generalisation_gap", SUMMED),
+        measures=("kappa_trace", "neuron_flatness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP),
     )
     axes = (Axis("batch_size+lr", pairs), Axis("seed", tuple(range(seeds))))
     shown = (
@@ -212,7 +213,7 @@ def _x15(scale: Scale) -> Mapping[str, Study]:
 
 
 def well_trained(study: str) -> Table:
-    """The networks whose training loss is at most 0.07."""
+    """Return the networks whose training loss is at most 0.07."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
@@ -230,7 +231,7 @@ def _x15_claims() -> tuple[Claim, ...]:
             f"reparam2019 App. C, {figure}",
             correlated(table, f"{column}[{layer}]", gap),
         )
-        for column, (symbol, figure) in KINDS.items()
+        for column, (symbol, figure) in LAYER_MEASURES.items()
         for layer in HIDDEN
     ]
     claims.append(
@@ -250,7 +251,7 @@ def _x15_claims() -> tuple[Claim, ...]:
             f"reparam2019 App. C, Fig. 3, {figure.removeprefix('Fig. ')}",
             steadier(table, _in_layers("kappa_trace"), _in_layers(column), gap),
         )
-        for column, (symbol, figure) in KINDS.items()
+        for column, (symbol, figure) in LAYER_MEASURES.items()
         if column != "kappa_trace"
     ]
     claims += [
@@ -258,7 +259,7 @@ def _x15_claims() -> tuple[Claim, ...]:
             f"{name}.stronger",
             f"{name}, of the whole network, correlates more strongly with it than any hidden layer's of the three.",
             "reparam2019 App. C, Fig. 6",
-            stronger(table, [column], [name for kind in KINDS for name in _in_layers(kind)], gap),
+            stronger(table, [column], [name for kind in LAYER_MEASURES for name in _in_layers(kind)], gap),
         )
         for name, column in NETWORK_WISE.items()
     ]
@@ -277,7 +278,7 @@ def _x15_plots(results: Results) -> list[Plot]:
             "One mark a network.", {f"layer {layer[2:]}": f"{column}[{layer}]" for layer in HIDDEN},
             "generalisation_gap", "batch_size", x=symbol, y="generalisation gap",
         )
-        for column, (symbol, figure) in KINDS.items()
+        for column, (symbol, figure) in LAYER_MEASURES.items()
     ]  # fmt: skip
     return [
         *plots,
@@ -293,7 +294,7 @@ GAPS = (
     "Claims and figures are of the mean test loss less the mean training loss. The paper's summed one is it times the "
     "number of training samples, where those are five times the test samples; it is measured beside it, by name."
 )
-FACTORS = (
+_FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' later code moves the "
     "last two alone."
 )
@@ -309,7 +310,7 @@ RATIO = (
     "Learning rates .02, .04, .08, .16 for batches of 1000 to 8000: the paper prints .02 to 1.6, and that the ratio is "
     "constant, which .16 makes it."
 )
-UNSAID = "1000 epochs and 10 seeds a batch size: the paper gives neither. Its training error is taken to be the loss."
+_UNSAID = "1000 epochs and 10 seeds a batch size: the paper gives neither. Its training error is taken to be the loss."
 
 EXPERIMENTS = (
     Experiment(
@@ -320,17 +321,17 @@ EXPERIMENTS = (
         _x14_claims(),
         _x14_plots,
         {
-            "smoke": (QUICK, GAPS, COEFFICIENT, FIFTH_LAYER),
+            "smoke": (SMOKE_ONLY, GAPS, COEFFICIENT, FIFTH_LAYER),
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 200 to train on.",
                 "Batches of 2 to 16 and learning rates to match, in the paper's ratio, for so few samples; 3 seeds.",
                 GAPS,
                 COEFFICIENT,
                 CONVERGED,
-                FACTORS,
+                _FACTORS,
                 FIFTH_LAYER,
             ),
-            "paper": (CONVERGED, "500 epochs at most.", COEFFICIENT, FACTORS, GAPS, FIFTH_LAYER),
+            "paper": (CONVERGED, "500 epochs at most.", COEFFICIENT, _FACTORS, GAPS, FIFTH_LAYER),
         },
     ),
     Experiment(
@@ -341,14 +342,14 @@ EXPERIMENTS = (
         _x15_claims(),
         _x15_plots,
         {
-            "smoke": (QUICK, COEFFICIENT),
+            "smoke": (SMOKE_ONLY, COEFFICIENT),
             "laptop": (
                 "scikit-learn's digits in place of MNIST, 600 to train on.",
                 "Batches of 25 to 200, as many steps an epoch as those of 1000 to 8000 make of MNIST within a factor "
                 "of 3; 30 epochs, 12 seeds.",
                 COEFFICIENT,
             ),
-            "paper": (RATIO, UNSAID, COEFFICIENT),
+            "paper": (RATIO, _UNSAID, COEFFICIENT),
         },
     ),
 )

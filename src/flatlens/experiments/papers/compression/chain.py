@@ -1,5 +1,4 @@
-"""X3: the steps of the bound from MLS to sharpness, Eq. 48's chain at the first layer, network by network trained
-longer."""
+"""X3: the steps of the bound from MLS to sharpness (Eq. 48's chain, first layer), for longer and longer training."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from flatlens.experiments.contrasts import stronger
 from flatlens.experiments.evidence import reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, mlp, samples
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.plots import banded
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.statistics import Statistic, average
@@ -41,33 +40,33 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     return {"tightness": trained}
 
 
-EVERY = 0.99
-"""The share of networks above which something is taken to hold of all."""
+_EVERY = 0.99
+"""Share of networks above which a statement counts as true for all."""
 ROUNDED = 1 + 1e-9
-"""By what factor rounding may turn an inequality round."""
+"""Factor by which rounding may violate an inequality."""
 
 
 def _looseness(results: Results) -> Statistic:
-    """How much looser the last step of the chain is than the looser of the other two, in logarithms."""
+    """Return how much looser the chain's last step is than the looser of the other two, in logarithms."""
     a, b, c, d = (np.log(column) for column in _chain(results))
     return average((d - c) - np.maximum(b - a, c - b), name="log(D/C) - max(log(B/A), log(C/B))")
 
 
 def _wideness(results: Results) -> Statistic:
-    """The same of the differences themselves."""
+    """Return how much wider the chain's last step is than the wider of the other two, as differences."""
     a, b, c, d = _chain(results)
     return average((d - c) - np.maximum(b - a, c - b), name="(D - C) - max(B - A, C - B)")
 
 
 def _ordered(results: Results) -> Statistic:
-    """The share of networks in which no step of the chain falls by more than rounding."""
+    """Return the share of networks in which no step of the chain decreases by more than rounding."""
     a, b, c, d = _chain(results)
     holds = (a <= b * ROUNDED) & (b <= c * ROUNDED) & (c <= d * ROUNDED)
     return average(holds.astype(float), name="A <= B <= C <= D")
 
 
 def _chain(results: Results) -> list[pd.Series]:
-    """A, B, C and D of each network."""
+    """Return A, B, C and D of each network."""
     return [results["tightness"].networks[column] for column in CHAIN.values()]
 
 
@@ -101,11 +100,11 @@ EXPERIMENTS = (
             ),
             Claim(
                 "inequalities_hold",
-                f"A <= B <= C <= D holds in every network: in more than {EVERY:.0%} of them.",
+                f"A <= B <= C <= D holds in every network: in more than {_EVERY:.0%} of them.",
                 "compression Fig. G.4",
                 _ordered,
                 "above",
-                EVERY,
+                _EVERY,
             ),
             Claim(
                 "C_is_more_indicative",
@@ -117,7 +116,7 @@ EXPERIMENTS = (
         ),
         _x3_plots,
         {
-            "smoke": (QUICK, DIGITS),
+            "smoke": (SMOKE_ONLY, DIGITS),
             "laptop": (
                 DIGITS,
                 "A network of its own for each number of steps, from the same start: the same training.",

@@ -1,4 +1,4 @@
-"""The networks that the paper trains, by SGD on the half squared error, and the data of each."""
+"""The networks that the paper trains, by SGD on the half squared error, and their data."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
 
 FIXED_LR, FIXED_BATCH = 0.1, 20
 INTERPOLATES = 0.01
-"""The loss below which a network is taken to interpolate, where the paper says "after the loss is minimized"."""
+"""Loss below which a network counts as interpolating, where the paper says "after the loss is minimized"."""
 SAMPLES = 100
 PATCHES = "Patches of two photographs in place of two classes of CIFAR-10."
 DIGITS = "scikit-learn's digits and narrower layers in place of FashionMNIST."
-SMALL = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
+SMALL_VGG = "The authors' VGG-11 has 97,018 parameters (their code): five convolutions."
 
 LOG_VOLUME = Quantity("log volume", "log_volume")
 TOP_THREE = Quantity("log volume, 3 largest eigenvalues (code)", "log_volume(top_k=3)")
 LOG_DIMENSION = Quantity("log local dimension (code)", "local_dimension", "log")
-"""The last two are the text's quantities as the authors' figures show them."""
+"""The last two are quantities of the text in the form in which the authors' figures show them."""
 
 
 def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
-    """Its small VGG, on two classes of images."""
+    """Return the paper's small VGG and its data, two classes of images."""
     if scale == "paper":
         return DataSettings("cifar10", classes=(0, 1)), SmallVGG(classes=2)
     return DataSettings("patches", train=600 if scale == "laptop" else 30), SmallVGG(classes=2)
 
 
 def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
-    """Four layers, on images as rows."""
+    """Return four dense layers and their data, images as rows."""
     if scale == "paper":
         return DataSettings("fashion_mnist", flat=True), MLP(784, (784, 784, 784), 10)
     train, width = (600, 64) if scale == "laptop" else (100, 16)
@@ -37,17 +37,17 @@ def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
 
 
 def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
-    """LeNet5."""
+    """Return LeNet5 and its data."""
     if scale == "paper":
         return DataSettings("cifar10"), LeNet5()
     return DataSettings("patches", train=600 if scale == "laptop" else 30), LeNet5(classes=2)
 
 
 def samples(data: DataSettings) -> int:
-    """How many training samples are measured on."""
+    """Return the number of training samples that are measured."""
     return min(SAMPLES, data.train or SAMPLES)
 
 
 def top_three(model: Architecture) -> tuple[Quantity, ...]:
-    """The volume of the three largest eigenvalues, where there are more: with two outputs it is the volume."""
+    """Return the volume of the three largest eigenvalues; nothing for two outputs, where it equals the volume."""
     return (TOP_THREE,) if getattr(model, "classes", None) != 2 else ()

@@ -1,8 +1,8 @@
-"""X4: a hundred networks of each kind, everything against everything.
+"""X4: a hundred networks of each kind, and the correlation of every pair of quantities.
 
-As in the paper's figures sharpness is sqrt(S), volume its logarithm, relative flatness the last layer's, D (Eq. 48) of
-the first layer, MLS of the input; by name also the volume of the three largest eigenvalues and the logarithm of the
-dimension, which the authors' code draws.
+As in the paper's figures, sharpness is sqrt(S), volume is its logarithm, relative flatness is the last layer's, D
+(Eq. 48) is the first layer's, MLS is the input's. The volume of the three largest eigenvalues and the logarithm of the
+dimension, which the authors' code draws, have names of their own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatlens.experiments.papers.compression.networks import (
     LOG_DIMENSION,
     LOG_VOLUME,
     PATCHES,
-    SMALL,
+    SMALL_VGG,
     TOP_THREE,
     lenet,
     mlp,
@@ -33,13 +33,13 @@ from flatlens.experiments.papers.compression.networks import (
     top_three,
     vgg,
 )
-from flatlens.experiments.papers.remarks import QUICK, STRONG
+from flatlens.experiments.papers.remarks import SMOKE_ONLY, STRONG
 from flatlens.experiments.plots import pairwise
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.training import SGD, Training, Until
 
-SHOWN = (
+_SHOWN = (
     GAP,
     SHARPNESS,
     LOG_VOLUME,
@@ -53,9 +53,9 @@ SHOWN = (
 )
 """The nine quantities of Fig. G.5 to G.7, and the dimension as the authors' code draws it."""
 
-KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
+_KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
 
-GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
+_GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.05, 0.1), (8,), 2),
     "laptop": ((0.05, 0.1, 0.2), (8, 16, 32), 3),
     "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
@@ -63,7 +63,7 @@ GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
-    lrs, batches, seeds = GRIDS[scale]
+    lrs, batches, seeds = _GRIDS[scale]
     axes = (Axis("lr", lrs), Axis("batch_size", batches), Axis("seed", tuple(range(seeds))))
     steps = {"smoke": 400, "laptop": 20_000, "paper": 200_000}[scale]
     loss = {"smoke": 0.2, "laptop": INTERPOLATES, "paper": INTERPOLATES}[scale]
@@ -80,7 +80,7 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             until=Until(loss_below=loss),
             max_steps=steps,
         )
-        shown = (*SHOWN, *top_three(model))
+        shown = (*_SHOWN, *top_three(model))
         columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in shown}
         base = NetworkSettings(
             data, model, training,
@@ -94,11 +94,11 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
 
 
 WEAKLY = 0.5
-"""What "weak (even negative)" is taken to be below."""
+"""Largest r that counts as "weak (even negative)"."""
 
 
 def _shown(study: str) -> Table:
-    """The networks in the relations, under the names shown."""
+    """Return the networks of the correlations, with the quantities' names as columns."""
 
     def found(results: Results) -> pd.DataFrame:
         values = results[study].values
@@ -125,17 +125,17 @@ def _x4_claims() -> tuple[Claim, ...]:
             ("MLS", "NMLS", "section 4.3"),
             (LOG_VOLUME.name, GAP.name, "section 5"),
         )
-        if study == "mlp":  # the only one of ten outputs at every scale
+        if study == "mlp":  # the only one with ten outputs at every scale
             pairs += ((TOP_THREE.name, SHARPNESS.name, 2), (TOP_THREE.name, "MLS", 2))
         for x, y, source in (*((x, y, f"G.2 ({number})") for x, y, number in pairs), *told):
-            says = f"{KINDS[study]}: {x} correlates positively with {y}."
+            says = f"{_KINDS[study]}: {x} correlates positively with {y}."
             claims.append(Claim(_slug(study, x, y), says, f"compression {source}", related(study, x, y)))
         claims += _compared(study)
         weak = related(study, "relative flatness, last layer", GAP.name)
         claims.append(
             Claim(
                 f"{study}.relative_flatness",
-                f"{KINDS[study]}: relative flatness of the last layer correlates weakly with the gap, r below 1/2.",
+                f"{_KINDS[study]}: relative flatness of the last layer correlates weakly with the gap, r below 1/2.",
                 "compression G.2 (6)",
                 weak,
                 "below",
@@ -177,8 +177,8 @@ def _x4_claims() -> tuple[Claim, ...]:
 
 
 def _compared(study: str) -> list[Claim]:
-    """Which correlations are strong, and which are stronger than others."""
-    shown, kind = _shown(study), KINDS[study]
+    """Return the claims about which correlations are strong, and which are stronger than others."""
+    shown, kind = _shown(study), _KINDS[study]
     strong = [
         Claim(
             _slug(study, x, "strong"),
@@ -222,7 +222,7 @@ def _slug(*words: str) -> str:
     return ".".join(re.sub(r"[^\w ]", "", word).replace(" ", "_") for word in words)
 
 
-GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
+_GRID = "A grid of learning rates, batch sizes and seeds; the paper does not say how its 100 networks were chosen."
 TEST_LOSS = "What is said of test loss is weighed of the generalisation gap: training loss is near 0."
 STAYING = "Not weighed: that weights change little in training, which is concluded from the gap's correlation."
 
@@ -235,9 +235,9 @@ EXPERIMENTS = (
         _x4_claims(),
         lambda results: [pairwise(name, result) for name, result in results.items()],
         {
-            "smoke": (QUICK, PATCHES, DIGITS),
-            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", GRID, TEST_LOSS, STAYING),
-            "paper": (SMALL, GRID, "Measured on 100 training samples.", TEST_LOSS, STAYING),
+            "smoke": (SMOKE_ONLY, PATCHES, DIGITS),
+            "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", _GRID, TEST_LOSS, STAYING),
+            "paper": (SMALL_VGG, _GRID, "Measured on 100 training samples.", TEST_LOSS, STAYING),
         },
     ),
 )

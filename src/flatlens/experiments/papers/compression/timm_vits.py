@@ -1,7 +1,7 @@
-"""Vision transformers of timm 1.0 with trained weights for ImageNet's 1000 classes, whose names have "vit" in them.
+"""Vision transformers of timm 1.0 with weights trained for ImageNet's 1000 classes, with "vit" in their names.
 
-The compression paper took 181 from the timm of 2023 and does not list them; timm's own test networks and the families
-of 2024 and later (naflexvit, shvit) are left out here.
+The compression paper took 181 networks from the timm of 2023 and does not list them. timm's own test networks and the
+families of 2024 and later (naflexvit, shvit) are left out here.
 """
 
 TEXT = """
@@ -47,4 +47,4 @@ TEXT = """
     vit_tiny_r_s16_p8_384 vit_wee_patch16_reg1_gap_256
 """
 
-NAMES = tuple(TEXT.split())
+VIT_NAMES = tuple(TEXT.split())

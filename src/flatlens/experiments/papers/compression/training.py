@@ -1,7 +1,7 @@
 """X1 and X2: sharpness and compression through training.
 
-As in the paper's figures sharpness is sqrt(S) and volume its logarithm; by name also the volume of the three largest
-eigenvalues and the logarithm of the dimension, which the authors' code draws.
+As in the paper's figures, sharpness is sqrt(S) and volume is its logarithm. The volume of the three largest eigenvalues
+and the logarithm of the dimension, which the authors' code draws, have names of their own.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from flatlens.experiments.papers.compression.networks import (
     LOG_DIMENSION,
     LOG_VOLUME,
     PATCHES,
-    SMALL,
+    SMALL_VGG,
     TOP_THREE,
     mlp,
     samples,
     top_three,
     vgg,
 )
-from flatlens.experiments.papers.remarks import QUICK, WEAK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY, WEAK
 from flatlens.experiments.plots import followed_curves
 from flatlens.experiments.quantities import SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
@@ -49,10 +49,10 @@ IN_TRAINING = (
     Quantity("local dimension", "local_dimension"),
     LOG_DIMENSION,
 )
-"""What Fig. 1 shows, from left to right, and the last once more as the authors' code draws it."""
+"""The quantities of Fig. 1, from left to right; the last one a second time, as the authors' code draws it."""
 
 
-# X1 and X2: through training, at three learning rates and three batch sizes
+# X1 and X2: training at three learning rates and three batch sizes
 
 
 def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
@@ -83,21 +83,21 @@ def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -
 
 
 def in_training(model: Architecture) -> tuple[Quantity, ...]:
-    """What is followed of a network: with more than three classes also the volume of the three largest eigenvalues."""
+    """Return the quantities followed in training; with more than three classes also the volume of three eigenvalues."""
     return (*IN_TRAINING, *top_three(model))
 
 
-STUDIES = ("learning_rates", "batch_sizes")
-TENTH = 0.1
-"""The first share of the steps, which is taken for the onset of training."""
+_STUDIES = ("learning_rates", "batch_sizes")
+_ONSET_SHARE = 0.1
+"""Share of the steps, from the first one, that counts as the onset of training."""
 STEADY = float(np.log(0.9))
-"""What stops decreasing is taken to fall by less than a tenth, in the logarithm, over the later half of the steps."""
-ONSET, LATER = between(0, TENTH), between(0.5, 1)
+"""A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
+ONSET, LATER = between(0, _ONSET_SHARE), between(0.5, 1)
 DIMENSION_AND_SHARPNESS = "|Kendall tau-b| of sharpness and local dimension over the steps of a network"
 
 
 def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
-    """What both networks are said to do: which setting ends lower."""
+    """Return the claims about both networks: which setting ends lower."""
     claims = []
     sides: tuple[tuple[str, str, str, Side], ...] = (
         ("learning_rates", "lr", "Higher learning rates", "below"),
@@ -122,7 +122,7 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
 
 
 def _volumes(*, top: bool) -> list[tuple[str, str, str]]:
-    """Of each volume: its name in claims, its column, in words."""
+    """Return the name in claims, the column and the words of each volume."""
     coded = (
         "volume_of_top_3",
         TOP_THREE.column,
@@ -134,7 +134,7 @@ def _volumes(*, top: bool) -> list[tuple[str, str, str]]:
 def _x1_claims() -> tuple[Claim, ...]:
     sharp, late = SHARPNESS.column, INTERPOLATES
     claims = [*_in_training_claims("Fig. 1, 2", top=False)]
-    for study in STUDIES:
+    for study in _STUDIES:
         over = f"Over three {study.replace('_', ' ')}:"
         gains = in_course(study, {"gain of log_volume": gain(LOG_VOLUME.column)}, once_below(late))
         unsigned = in_course(study, {DIMENSION_AND_SHARPNESS: _dimension_with_sharpness}, once_below(late))
@@ -182,7 +182,8 @@ def _x1_claims() -> tuple[Claim, ...]:
             ),
             Claim(
                 f"{study}.dimension_at_onset",
-                f"{over} local dimension decreases rapidly with the onset of training, in the first {TENTH:.0%} of it.",
+                f"{over} local dimension decreases rapidly with the onset of training, in the first "
+                f"{_ONSET_SHARE:.0%} of it.",
                 "compression section 3.2",
                 mean_of(onset, "log(later / first) of local_dimension"),
                 "below",
@@ -227,7 +228,7 @@ def _dimension_with_sharpness(course: pd.DataFrame) -> float:
 def _x2_claims() -> tuple[Claim, ...]:
     sharp = SHARPNESS.column
     claims = [*_in_training_claims("Fig. H.8, H.9", top=True)]
-    for study in STUDIES:
+    for study in _STUDIES:
         over = f"Over three {study.replace('_', ' ')}:"
         claims += [
             Claim(
@@ -299,7 +300,11 @@ EXPERIMENTS = (
         _x1,
         _x1_claims(),
         _in_training_plots,
-        {"smoke": (QUICK, PATCHES), "laptop": (PATCHES, SMALL, TWO_OUTPUTS), "paper": (SMALL, TWO_OUTPUTS)},
+        {
+            "smoke": (SMOKE_ONLY, PATCHES),
+            "laptop": (PATCHES, SMALL_VGG, TWO_OUTPUTS),
+            "paper": (SMALL_VGG, TWO_OUTPUTS),
+        },
     ),
     Experiment(
         "X2",
@@ -308,6 +313,6 @@ EXPERIMENTS = (
         _x2,
         _x2_claims(),
         _in_training_plots,
-        {"smoke": (QUICK, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
+        {"smoke": (SMOKE_ONLY, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
     ),
 )

@@ -1,4 +1,4 @@
-"""X5: many vision transformers as they are, published or small ones of our own."""
+"""X5: many vision transformers, published ones or small ones trained here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.compression.timm_vits import NAMES
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.compression.timm_vits import VIT_NAMES
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.plots import scatter
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.measures.registry import named
@@ -44,7 +44,7 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
         data, variants, seeds, steps = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1), (0, 2)
     if scale == "paper":
         data = DataSettings("imagenet", train=100, test=100)
-        variants = tuple(Published(f"timm:{name}", sigmoid=True) for name in NAMES)
+        variants = tuple(Published(f"timm:{name}", sigmoid=True) for name in VIT_NAMES)
         seeds, steps = (0,), (0,)
     training = Training(Adam(1e-3), batch_size=32, loss="mse", max_steps=0)
     exact = () if scale == "paper" else ("normalized_mls", "adaptive_sharpness_ggn")
@@ -56,7 +56,7 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
 
 
 def _trained_most(results: Results) -> pd.DataFrame:
-    """Those that were trained, where some were."""
+    """Return the networks that were trained longest."""
     networks = results["transformers"].networks
     kept: pd.DataFrame = networks[networks["steps"] == networks["steps"].max()]
     return kept
@@ -84,14 +84,14 @@ def _training_of(steps: int) -> str:
 
 
 def _class_of(model: str) -> str:
-    """What a colour stands for: the family of a published network, the pooling of ours."""
+    """Return the class that a colour stands for: the family of a published network, the pooling of ours."""
     if name := re.search(r"timm:([a-z0-9]+)", model):
         return name[1]
     return "mean pooling" if "mean" in model else "class token"
 
 
-OWN = "Twelve small vision transformers, three starts each, untrained and after 300 steps on patches of photographs."
-CLUSTERS = "Not weighed: the outlying clusters of MobileViT and FastViT."
+_OWN = "Twelve small vision transformers, three starts each, untrained and after 300 steps on patches of photographs."
+_CLUSTERS = "Not weighed: the outlying clusters of MobileViT and FastViT."
 
 EXPERIMENTS = (
     Experiment(
@@ -109,12 +109,12 @@ EXPERIMENTS = (
         ),
         _x5_plots,
         {
-            "smoke": (QUICK, OWN),
-            "laptop": (OWN, CLUSTERS),
+            "smoke": (SMOKE_ONLY, _OWN),
+            "laptop": (_OWN, _CLUSTERS),
             "paper": (
-                f"{len(NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
+                f"{len(VIT_NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
                 "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",
-                CLUSTERS,
+                _CLUSTERS,
             ),
         },
     ),

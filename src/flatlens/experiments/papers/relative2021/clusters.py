@@ -1,7 +1,7 @@
-"""X16 and X17: clusters, pulled back through a random tanh network, and a ridge head on its features.
+"""X16 and X17: clusters mapped back through a random tanh network, and a ridge head on the network's features.
 
-The head is the last linear layer, where `relative_flatness_ggn` is Definition 3's number without the curvature
-products of the layers below.
+The head is the last linear layer. There `relative_flatness_ggn` equals Definition 3 and needs no curvature products of
+the layers below.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of, rising, strength
 from flatlens.experiments.evidence import correlated, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, WEAK, trials
+from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, WEAK, trial_axis
 from flatlens.experiments.plots import scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -25,13 +25,13 @@ from flatlens.models import MLP
 from flatlens.statistics import Statistic, average, correlate
 from flatlens.training import Ridge, Training
 
-FEATURES = 8
+_FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalize='variance')"
 
 
 def _clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
-    model = MLP(784, (512, 128, 16, FEATURES), 2, "tanh", init="xavier_uniform")
+    model = MLP(784, (512, 128, 16, _FEATURES), 2, "tanh", init="xavier_uniform")
     training = Training(Ridge(), loss="half_squared_error", max_steps=1)
     return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
 
@@ -46,7 +46,7 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
         Quantity("relative flatness, features by their variance", AS_CODED),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), trials(repeats))
+    axes = (Axis("separation", separations), trial_axis(repeats))
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
@@ -88,7 +88,7 @@ def _x16_claims() -> tuple[Claim, ...]:
 def _by_separation(
     networks: pd.DataFrame, columns: Mapping[str, str], of: Callable[[pd.DataFrame, str], Statistic], panel: str
 ) -> pd.DataFrame:
-    """The curves of Fig. 3 and 4: a line a column, a statistic of the networks of each class separation."""
+    """Return the curves of Fig. 3 and 4: one line per column, a statistic of each class separation's networks."""
     rows = []
     for line, column in columns.items():
         for separation, among in networks.groupby("separation"):
@@ -134,23 +134,23 @@ def _x17(scale: Scale) -> Mapping[str, Study]:
         Quantity("representativeness, by kernel densities", "representativeness"),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), trials(repeats), Axis("fold", tuple(range(FOLDS))))
+    axes = (Axis("separation", separations), trial_axis(repeats), Axis("fold", tuple(range(FOLDS))))
     return {"folds": Study("folds", base, axes, shown, scale=scale)}
 
 
 def approximated(results: Results) -> pd.DataFrame:
-    """One row a sample, the mean over its folds: the gap, the density estimate's part, and the approximated bound.
+    """Return one row per sample, the mean over its folds: gap, density estimate's part, approximated bound.
 
-    |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as `relative_generalisation.kde` has it; "as coded" with
-    0.01 / m in the place of the first factor, the authors' delta of 0.1 and no half.
+    The bound is |S|^(-2/(4+m)) kappa_Tr / (2 m) + |int (p - p_hat) l|, as in `relative_generalisation.kde`. "as coded"
+    has 0.01 / m in place of the first factor: the authors' delta of 0.1, and no half.
     """
     networks = reached("folds")(results)
     settings = results["folds"].settings["base"]["data"]
     found = networks[["separation", "seed", "generalisation_gap", "test_accuracy"]].copy()
     shift, kappa = networks["representativeness"], networks[FLATNESS]
     found["representativeness"] = shift
-    found["bound"] = shift + rate(int(settings["train"]), FEATURES) * kappa / (2 * FEATURES)
-    found["as coded"] = shift + 0.01 * kappa / FEATURES
+    found["bound"] = shift + rate(int(settings["train"]), _FEATURES) * kappa / (2 * _FEATURES)
+    found["as coded"] = shift + 0.01 * kappa / _FEATURES
     samples = found.groupby(["separation", "seed"], as_index=False).mean()
     for bound, of in (("bound", ""), ("as coded", " as coded")):
         samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
@@ -159,7 +159,7 @@ def approximated(results: Results) -> pd.DataFrame:
 
 
 TIGHT = 10
-"""How many times the gap a bound may be and still be called tight."""
+"""Largest ratio of bound and gap at which the bound is called tight."""
 
 
 def _x17_claims() -> tuple[Claim, ...]:
@@ -229,7 +229,7 @@ def _x17_plots(results: Results) -> list[Plot]:
 
 
 def _mean(among: pd.DataFrame, column: str) -> Statistic:
-    return replace(average(among[column], name=column), value=float(among[column].mean()))  # also of too few
+    return replace(average(among[column], name=column), value=float(among[column].mean()))  # also for too few networks
 
 
 SEPARATION = (
@@ -241,7 +241,7 @@ HEAD = (
     "1. The features are scaled by one number so that the tanh can be inverted, and the head is fitted to those."
 )
 INVERSE = "Inputs are exact solutions within the tanh's reach, where the paper's are least squares."
-BOUND = (
+_BOUND = (
     "delta is the theorem's, |S|^(-1/(4+m)), and kappa is divided by 2 m; the authors' code has delta = 0.1 and m, "
     "drawn beside it. Kernel densities are of ten random splits within the training folds, Scott's bandwidth."
 )
@@ -256,7 +256,7 @@ EXPERIMENTS = (
         _x16_claims(),
         _x16_plots,
         {
-            "smoke": (QUICK, SEPARATION, HEAD),
+            "smoke": (SMOKE_ONLY, SEPARATION, HEAD),
             "laptop": (SEPARATION, HEAD, INVERSE, COEFFICIENT),
             "paper": (SEPARATION, HEAD, INVERSE, COEFFICIENT),
         },
@@ -269,11 +269,11 @@ EXPERIMENTS = (
         _x17_claims(),
         _x17_plots,
         {
-            "smoke": (QUICK, SEPARATION, HEAD),
-            "laptop": ("10 samples of each class separation.", BOUND, SEPARATION, HEAD, INVERSE, WORST),
+            "smoke": (SMOKE_ONLY, SEPARATION, HEAD),
+            "laptop": ("10 samples of each class separation.", _BOUND, SEPARATION, HEAD, INVERSE, WORST),
             "paper": (
                 "30 samples of each class separation: the paper does not say.",
-                BOUND,
+                _BOUND,
                 SEPARATION,
                 HEAD,
                 INVERSE,

@@ -1,4 +1,4 @@
-"""X18: many minima of LeNet5, and relative flatness (Definition 3, last layer) among other measures of them."""
+"""X18: many minima of LeNet5, and relative flatness (Definition 3, last layer) compared with other measures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, QUICK, STRONG, SUMMED
+from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP
 from flatlens.experiments.plots import pairwise, scatter
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -30,14 +30,14 @@ RIGHT: Mapping[str, str] = {
     "PAC-Bayes": PAC_BAYES,
     "weight norm": "weight_norm",
 }
-"""The five of Fig. 5 as flatlens defines them: trace and norm of the whole network."""
+"""The five measures of Fig. 5 as flatlens defines them: trace and norm are of the whole network."""
 CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "1/sigma (code)",
          "last layer's squared norm (code)")  # fmt: skip
-"""The five as the authors' code computes them, up to constant factors."""
+"""The five measures as the authors' code computes them, up to constant factors."""
 
 
-TENTH = 0.1
-"""By how much, in the logarithm, what is not invariant changes at least; PAC-Bayes is drawn at random."""
+_TENTH = 0.1
+"""Least change, in the logarithm, of a measure that is not invariant; PAC-Bayes also changes by its random draws."""
 
 
 def _x18(scale: Scale) -> Mapping[str, Study]:
@@ -61,7 +61,7 @@ def _x18(scale: Scale) -> Mapping[str, Study]:
         data,
         LeNet5(classes=10 if scale == "paper" else 2),
         Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=100),
-        measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED),
+        measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )
     shown = (
@@ -76,7 +76,7 @@ def _x18(scale: Scale) -> Mapping[str, Study]:
 
 
 def minima(results: Results) -> pd.DataFrame:
-    """What Fig. 5 to 8 show of each network, under the names in RIGHT and CODED, and after the move ("moved ...")."""
+    """Return the values of Fig. 5 to 8 for each network, named as in RIGHT and CODED, and moved ("moved ...")."""
     networks = reached("lenet")(results)
     nothing = pd.Series(np.nan, index=networks.index)
 
@@ -159,7 +159,7 @@ def _x18_claims() -> tuple[Claim, ...]:
             "relative2021 section 6",
             unchanged(minima, name, f"moved {name}"),
             "above",
-            TENTH,
+            _TENTH,
         )
         for name in (trace, pac_bayes, norm)
     ]
@@ -227,7 +227,7 @@ CODE = (
     "their standard deviation first, sigma^2 stands for sigma, and the Fisher-Rao norm has a factor 6 for 5: the "
     "figure and the claims named as coded take these, but for constant factors, which no correlation sees."
 )
-FACTORS = (
+_FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' code moves the last two "
     "layers alone."
 )
@@ -236,7 +236,7 @@ SPLIT_GAP = (
     "The gap is the mean test loss less the mean training loss; the code sums both, the test's five times, which is "
     "measured beside it, by name, and proportional where the test samples are a fifth."
 )
-UNSAID = (
+_UNSAID = (
     "The law of the initial weights and a limit of epochs are not given: PyTorch's own, and 300. What has not "
     "converged by then is left out, as in the paper."
 )
@@ -250,13 +250,13 @@ EXPERIMENTS = (
         _x18_claims(),
         _x18_plots,
         {
-            "smoke": (QUICK, SPLIT_GAP),
+            "smoke": (SMOKE_ONLY, SPLIT_GAP),
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 120 to train on; smaller batches, and learning rates "
                 "at which each optimiser converges; 2 seeds.",
-                SPLIT_GAP, CODE, FACTORS, COEFFICIENT, NEURONS,
+                SPLIT_GAP, CODE, _FACTORS, COEFFICIENT, NEURONS,
             ),
-            "paper": (UNSAID, SPLIT_GAP, CODE, FACTORS, COEFFICIENT, NEURONS),
+            "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT, NEURONS),
         },
     ),
 )  # fmt: skip

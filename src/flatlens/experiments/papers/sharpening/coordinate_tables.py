@@ -1,4 +1,4 @@
-"""Tables 1 and 2 of sharpening, as printed and as measured: norms of coordinate networks after their training."""
+"""Tables 1 and 2 of sharpening, printed and measured: norms of coordinate networks after their training."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flatlens.experiments.contrasts import off
 from flatlens.experiments.evidence import Table, reached, where
 from flatlens.experiments.experiment import Plot
 
-TABLES = {"gaussian": "Table 1", "relu": "Table 2"}
-SPOKEN = {"gaussian": "Gaussian", "relu": "ReLU"}
+TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
+ACTIVATION_NAMES = {"gaussian": "Gaussian", "relu": "ReLU"}
 STARTS = ("high", "low")
-SUMMED = "sharpness of the sum"
-NORMS = {"Jacobian norm": "jacobian_norm", "sharpness": SUMMED, "first layer's norm": "weight_norm[fc1]"}
-"""The rows of the tables, and the columns that they are here."""
+SUMMED_SHARPNESS = "sharpness of the sum"
+TABLE_ROWS = {"Jacobian norm": "jacobian_norm", "sharpness": SUMMED_SHARPNESS, "first layer's norm": "weight_norm[fc1]"}
+"""Rows of the tables, and the columns that hold them here."""
 PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
     "gaussian": {
         "Jacobian norm": ((326.80, 182.51), (84.07, 49.30)),
@@ -30,33 +30,33 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
         "first layer's norm": ((9.61, 0.28), (9.56, 0.16)),
     },
 }
-"""Tables 1 and 2: mean and standard deviation over 10 trials, from a high and from a low start."""
+"""Tables 1 and 2: mean and standard deviation over 10 trials, for a high and for a low start."""
 
 
 def measured(study: str) -> Table:
-    """The networks, with the sharpness of the error summed over the points."""
+    """Return the networks, with the sharpness of the error summed over the points."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
-        return networks.assign(**{SUMMED: POINTS * networks["sharpness"]})
+        return networks.assign(**{SUMMED_SHARPNESS: POINTS * networks["sharpness"]})
 
     return found
 
 
 def of_start(study: str, start: str) -> Table:
-    """The networks of one start."""
+    """Return the networks of one start."""
     return where(measured(study), lambda t: t["start"] == start)
 
 
 def printed() -> tuple[Claim, ...]:
-    """A claim for each number that is printed."""
+    """Return one claim for each printed number."""
     return tuple(
         Claim(
             f"{study}.{start}.{_slug(row)}",
-            f"{SPOKEN[study]} networks, {start} start: {row} {mean:,g}. Reproduced where ours is nearer to it than the "
-            f"printed standard deviation, {spread:,g}.",
-            f"sharpening {TABLES[study]}",
-            off(of_start(study, start), NORMS[row], mean, spread),
+            f"{ACTIVATION_NAMES[study]} networks, {start} start: {row} {mean:,g}. Reproduced where ours is nearer to "
+            f"it than the printed standard deviation, {spread:,g}.",
+            f"sharpening {TABLE_OF[study]}",
+            off(of_start(study, start), TABLE_ROWS[row], mean, spread),
             "below",
             1.0,
         )
@@ -71,7 +71,7 @@ def _slug(row: str) -> str:
 
 
 def beside_printed(results: Results) -> Plot:
-    """The tables with ours beside the printed numbers."""
+    """Return the tables of our numbers beside the printed ones."""
     caption = (
         "Means and standard deviations over the trials, here and in the paper. The sharpness is that of the error "
         "summed over the points; that of its mean stands beside it: the paper does not say which it takes."
@@ -80,15 +80,18 @@ def beside_printed(results: Results) -> Plot:
 
 
 def _cells(results: Results) -> pd.DataFrame:
-    """A row a norm and start, here and printed, with the numbers behind each cell."""
+    """Return one row per norm, start and source (here or the paper), with the numbers of each cell."""
     cells = []
     for study, table in PUBLISHED.items():
         for row, printed in table.items():
-            ways = {"": NORMS[row]} | ({" of the mean": "sharpness"} if row == "sharpness" else {})
+            ways = {"": TABLE_ROWS[row]} | ({" of the mean": "sharpness"} if row == "sharpness" else {})
             for of, column in ways.items():
                 for start, (mean, spread) in zip(STARTS, printed, strict=True):
                     values = of_start(study, start)(results)[column]
-                    where = {"panel": f"{TABLES[study]}: {SPOKEN[study]} networks", "row": f"{row}{of}, {start}"}
+                    where = {
+                        "panel": f"{TABLE_OF[study]}: {ACTIVATION_NAMES[study]} networks",
+                        "row": f"{row}{of}, {start}",
+                    }
                     for where_from, m, s, n in (
                         ("here", float(values.mean()), float(values.std()), len(values)),
                         ("paper", mean, spread, 10),

@@ -1,10 +1,10 @@
-"""X12: networks from R to R through eight points, from starts of a high and of a low frequency.
+"""X12: networks from R to R through eight points, with starts of a high and of a low frequency.
 
-The text does not name the loss. The mean squared error is trained on here, at 8 times the printed learning rate of
-1e-4, which makes the same steps as the sum over the eight points does at 1e-4; the sharpness of the sum is 8 times that
-of the mean. So ReLU networks of a low start come as near to the points as single precision lets them, and their
-sharpness is of the printed size. With the mean at 1e-4 one was still at an error of 0.026 after 40,000 steps, and the
-sharpness of the other kinds was less than a fifth of the printed one.
+The paper does not name the loss. The mean squared error is used here, at 8 times the printed learning rate of 1e-4.
+This makes the same steps as the sum over the eight points at 1e-4; the sharpness of the sum is 8 times that of the
+mean. Then ReLU networks of a low start come as near to the points as single precision allows, and their sharpness has
+the printed size. With the mean at 1e-4, one was still at an error of 0.026 after 40,000 steps, and the sharpness of the
+other kinds was less than a fifth of the printed one.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.contrasts import changed, side_by_side, unchanged
 from flatlens.experiments.evidence import Evidence, Table
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.papers.sharpening.coordinate_tables import (
-    NORMS,
-    SPOKEN,
+    ACTIVATION_NAMES,
     STARTS,
-    SUMMED,
-    TABLES,
+    SUMMED_SHARPNESS,
+    TABLE_OF,
+    TABLE_ROWS,
     beside_printed,
     measured,
     printed,
@@ -36,16 +36,16 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet
 from flatlens.training import SGD, Training, Until
 
-SHOWN = (
+_SHOWN = (
     GAP,
     Quantity("Jacobian norm", "jacobian_norm"),
     Quantity("sharpness", "sharpness"),
     Quantity("norm of the first layer's weight", "weight_norm[fc1]"),
     Quantity("Jacobian norm above the first layer", "layer_factors.jacobian[fc1]"),
 )
-MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
-SETTLED = 1e-9
-"""A mean squared error at which training has ended, in effect."""
+_MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
+_SETTLED = 1e-9
+"""Mean squared error at which training is practically finished."""
 ABOVE = "layer_factors.jacobian[fc1]"
 ROUGH = "test_loss"
 """The mean squared distance from the natural spline through the points, the smoothest interpolation."""
@@ -53,7 +53,7 @@ SPLINE = "spline"
 
 
 def _x12(scale: Scale) -> Mapping[str, Study]:
-    """By activation: trials and steps."""
+    """Return one study per activation, with its trials and steps."""
     sizes = {
         "smoke": {"gaussian": (4, 200), "relu": (4, 200)},
         "laptop": {"gaussian": (10, 10_000), "relu": (5, 100_000)},
@@ -66,11 +66,11 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
 
 
 def _study(name: str, scale: Scale, model: CoordinateNet, trials: int, steps: int) -> Study:
-    until = Until(loss_below=SETTLED) if scale == "laptop" else Until()
+    until = Until(loss_below=_SETTLED) if scale == "laptop" else Until()
     optimiser = SGD(POINTS * 1e-4, momentum=0.9)
     training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
-    base = NetworkSettings(DataSettings("eight_points"), model, training, MEASURES)
-    return Study(name, base, (Axis("start", STARTS), Axis("seed", tuple(range(trials)))), SHOWN, scale=scale)
+    base = NetworkSettings(DataSettings("eight_points"), model, training, _MEASURES)
+    return Study(name, base, (Axis("start", STARTS), Axis("seed", tuple(range(trials)))), _SHOWN, scale=scale)
 
 
 def _trials(study: str) -> Table:
@@ -83,14 +83,14 @@ def _low_over_high(study: str, column: str) -> Evidence:
 
 def _ordered() -> tuple[Claim, ...]:
     claims = []
-    for study, name in SPOKEN.items():
+    for study, name in ACTIVATION_NAMES.items():
         smooth: tuple[tuple[str, str, str, str], ...] = (
             ("smoother", "yields a smoother fit, nearer to the natural spline", ROUGH, "C.3, Fig. 32"),
             (
                 "jacobian",
                 "yields a lower Jacobian norm over the training data",
                 "jacobian_norm",
-                f"C.3, {TABLES[study]}",
+                f"C.3, {TABLE_OF[study]}",
             ),
         )
         claims += [
@@ -112,10 +112,16 @@ def _ordered() -> tuple[Claim, ...]:
         ("relu", "The smoothly interpolating ReLU networks land in flatter minima than the others.", "below"),
     )
     claims += [
-        Claim(f"{study}.sharpness", says, f"sharpening C.3, {TABLES[study]}", _low_over_high(study, SUMMED), side)
+        Claim(
+            f"{study}.sharpness",
+            says,
+            f"sharpening C.3, {TABLE_OF[study]}",
+            _low_over_high(study, SUMMED_SHARPNESS),
+            side,
+        )
         for study, says, side in sides
     ]
-    first = NORMS["first layer's norm"]
+    first = TABLE_ROWS["first layer's norm"]
     return (
         *claims,
         Claim(
@@ -163,7 +169,7 @@ GRAPHS = "The networks of the first trial, from a high and a low start; dashed, 
 
 def _graphs(results: Results) -> pd.DataFrame:
     parts = []
-    for study, name in SPOKEN.items():
+    for study, name in ACTIVATION_NAMES.items():
         result = results[study]
         graphs = result.functions.merge(result.networks[["key", "start"]], on="key")
         parts.append(graphs[graphs["seed"] == graphs["seed"].min()].assign(panel=name, line=graphs["start"]))
@@ -197,7 +203,7 @@ EXPERIMENTS = (
         (*_ordered(), *printed()),
         _plots,
         {
-            "smoke": (QUICK, OURS, LOSS),
+            "smoke": (SMOKE_ONLY, OURS, LOSS),
             "laptop": (
                 "5 trials of the ReLU networks. Training ends where the mean squared error is below 1e-9: in the one "
                 "trial compared, the rest of the 100,000 steps made the sharpness 2% and the Jacobian norm 8% lower.",

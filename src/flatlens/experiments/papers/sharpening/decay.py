@@ -1,4 +1,4 @@
-"""X7: where training ends, by weight decay, under cross-entropy."""
+"""X7: the end of training under cross-entropy, by weight decay."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of, stronger
 from flatlens.experiments.evidence import reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, trials
-from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends
+from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
+from flatlens.experiments.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.experiments.papers.sharpening.networks import (
+    ABSOLUTE_GAP,
+    BATCH_SHARPNESS,
     DIGIT_RESNET,
-    GAP,
     GHOSTS,
     JACOBIAN,
     RESNET,
-    SHARPNESS,
     UNTOLD_INIT,
     small_resnet,
 )
@@ -45,16 +45,16 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
         SGD(0.1, momentum=0.9), batch_size=batch, schedule=Steps(drops), max_epochs=epochs, check_every=100
     )
     samples = {"smoke": 10, "laptop": 100, "paper": 1000}[scale]
-    shown = (GAP, SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
-    axes = (Axis("lr", lrs), Axis(DECAY, decays), trials(seeds))
-    base = NetworkSettings(data, model, training, MEASURES, samples=samples)
+    shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
+    axes = (Axis("lr", lrs), Axis(DECAY, decays), trial_axis(seeds))
+    base = NetworkSettings(data, model, training, END_MEASURES, samples=samples)
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
 VANISHED = 0.1
-"""Of the sharpness with decay: less than this has vanished."""
+"""Share of the sharpness with decay; a smaller one counts as vanished."""
 NEAR_ZERO = 0.01
-"""A loss that is "near-zero": where B.2 takes training to have ended."""
+"""A "near-zero" loss: at this loss B.2 takes training as finished."""
 
 
 def _x7_claims() -> tuple[Claim, ...]:
@@ -73,7 +73,7 @@ def _x7_claims() -> tuple[Claim, ...]:
             "sharpness.vanishes",
             f"And with vanishing sharpness: less than {VANISHED:g} of that with weight decay.",
             "sharpening Fig. 2",
-            with_over_without(table, DECAY, SHARPNESS.column, alike),
+            with_over_without(table, DECAY, BATCH_SHARPNESS.column, alike),
             "above",
             -log(VANISHED),
         ),
@@ -81,14 +81,14 @@ def _x7_claims() -> tuple[Claim, ...]:
             "gap",
             "Networks trained with weight decay generalise better than those without: the gap is smaller.",
             source,
-            with_over_without(table, DECAY, GAP.column, alike),
+            with_over_without(table, DECAY, ABSOLUTE_GAP.column, alike),
             "below",
         ),
         Claim(
             "sharpness",
             "They do so despite converging to sharper minima.",
             source,
-            with_over_without(table, DECAY, SHARPNESS.column, alike),
+            with_over_without(table, DECAY, BATCH_SHARPNESS.column, alike),
         ),
         Claim(
             "jacobian",
@@ -101,7 +101,7 @@ def _x7_claims() -> tuple[Claim, ...]:
             "jacobian.stronger",
             "The Jacobian norm correlates better with the gap than sharpness does.",
             "sharpening section 6",
-            stronger(table, [JACOBIAN.column], [SHARPNESS.column], GAP.column),
+            stronger(table, [JACOBIAN.column], [BATCH_SHARPNESS.column], ABSOLUTE_GAP.column),
         ),
         Claim(
             "sharpness.worse",
@@ -109,7 +109,7 @@ def _x7_claims() -> tuple[Claim, ...]:
             "larger among the networks with decay than among all.",
             "sharpening B.3",
             by_part(
-                table, lambda t: t[DECAY] > 0, SHARPNESS.column, GAP.column,
+                table, lambda t: t[DECAY] > 0, BATCH_SHARPNESS.column, ABSOLUTE_GAP.column,
                 "Pearson r of sharpness and gap: with decay less that of all networks",
             ),
         ),
@@ -122,7 +122,7 @@ def _x7_plots(results: Results) -> list[Plot]:
     return [shown, pairwise("resnet", results["resnet"])]
 
 
-UNSAID = (
+_UNSAID = (
     "CIFAR-10, B.3's settings (batch 128, momentum 0.9, learning rate / 10 after epochs 50 and 80, 1000 points), "
     "5 trials, learning rates 0.1 and 0.01, weight decay 0 to 0.002: the paper gives none of these for Fig. 2."
 )
@@ -136,14 +136,14 @@ EXPERIMENTS = (
         _x7_claims(),
         _x7_plots,
         {
-            "smoke": (QUICK, DIGIT_RESNET),
+            "smoke": (SMOKE_ONLY, DIGIT_RESNET),
             "laptop": (
                 DIGIT_RESNET,
                 "Batches of 25, learning rates 0.1 and 0.02, weight decay to 0.008, 3 trials, measured on 100 points.",
                 NO_DECAY,
                 COEFFICIENT,
             ),
-            "paper": (UNSAID, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
+            "paper": (_UNSAID, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
         },
     ),
 )

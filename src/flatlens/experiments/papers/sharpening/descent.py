@@ -12,12 +12,12 @@ from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
 from flatlens.experiments.evidence import along, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.papers.sharpening.networks import (
+    BATCH_SHARPNESS,
     GHOSTS,
+    PATCH_ROWS,
     RESNET,
-    ROWS,
-    SHARPNESS,
     SOFTMAXED,
     UNTOLD_INIT,
     VGG,
@@ -32,10 +32,10 @@ from flatlens.training import SGD, Training
 
 EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
 
-ALIKE = ("model", "lr", "seed")
-FITTED = until_partner(SMOOTHING, "accuracy", 0.99, ALIKE)
+_ALIKE = ("model", "lr", "seed")
+FITTED = until_partner(SMOOTHING, "accuracy", 0.99, _ALIKE)
 HOVERS = 1.5
-"""How far above 2/lr sharpness may be in the mean and still be said to oscillate around it."""
+"""Largest mean sharpness, as a multiple of 2/lr, that still counts as oscillating around it."""
 
 
 def _x6(scale: Scale) -> Mapping[str, Study]:
@@ -49,7 +49,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     seeds, samples, ghosts = {"smoke": (4, None, None), "laptop": (5, None, None), "paper": (5, 2500, 5000)}[scale]
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
-    shown = (EXCESS, SHARPNESS, SOFTMAXED)
+    shown = (EXCESS, BATCH_SHARPNESS, SOFTMAXED)
     followed = (*(q.column for q in shown), "accuracy")
     training = Training(SGD(0.08), ghost_batch=ghosts, max_steps=1)
     base = NetworkSettings(
@@ -70,7 +70,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
 
 
 def _x6_claims() -> tuple[Claim, ...]:
-    sharp, jacobian, edge = SHARPNESS.column, SOFTMAXED.column, "edge"
+    sharp, jacobian, edge = BATCH_SHARPNESS.column, SOFTMAXED.column, "edge"
     table = in_course(
         "descent",
         {
@@ -120,14 +120,14 @@ def _x6_claims() -> tuple[Claim, ...]:
             "sharpness.smoothing",
             "Smoother labels are associated with a less severe increase in sharpness.",
             f"sharpening B.1, {figures}",
-            along(table, SMOOTHING, "rise of sharpness", ALIKE),
+            along(table, SMOOTHING, "rise of sharpness", _ALIKE),
             "below",
         ),
         Claim(
             "jacobian.smoothing",
             "Smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
             f"sharpening B.1, {figures}",
-            along(table, SMOOTHING, "rise of the Jacobian norm", ALIKE),
+            along(table, SMOOTHING, "rise of the Jacobian norm", _ALIKE),
             "below",
         ),
         Claim(
@@ -164,12 +164,12 @@ def _x6_plots(results: Results) -> list[Plot]:
                 same,
                 courses,
                 SMOOTHING,
-                (EXCESS, SHARPNESS, SOFTMAXED),
+                (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
                 f"{kind.lower()}_lr_{lr:g}".strip("_").replace(".", "_"),
                 f"{of}learning rate {lr:g}",
                 "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands from "
                 "least to largest; dashed is 2/lr.",
-                {SHARPNESS.name: ("2/lr", "edge")},
+                {BATCH_SHARPNESS.name: ("2/lr", "edge")},
             )
         )
     return plots
@@ -189,9 +189,9 @@ EXPERIMENTS = (
         _x6_claims(),
         _x6_plots,
         {
-            "smoke": (QUICK, ROWS),
+            "smoke": (SMOKE_ONLY, PATCH_ROWS),
             "laptop": (
-                ROWS,
+                PATCH_ROWS,
                 "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
                 "reaches before 99% accuracy.",
                 UP_TO,

@@ -1,4 +1,4 @@
-"""X10: the cost function between Jacobian and sharpness, in the first epoch of SGD and in the whole of it."""
+"""X10: the link from Jacobian to sharpness through the loss, in the first epoch of SGD and in the whole training."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import fall, in_course, rise
 from flatlens.experiments.evidence import along, histories, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK
-from flatlens.experiments.papers.sharpening.networks import GHOSTS, ROWS, SHARPNESS, SOFTMAXED, UNTOLD_INIT, VGG, rows
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
+from flatlens.experiments.papers.sharpening.networks import (
+    BATCH_SHARPNESS,
+    GHOSTS,
+    PATCH_ROWS,
+    SOFTMAXED,
+    UNTOLD_INIT,
+    VGG,
+    rows,
+)
 from flatlens.experiments.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
 from flatlens.experiments.plots import course_curves
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.training import SGD, Training
 
-OUTPUTS = Quantity("output norm", "output_norm")
+_OUTPUTS = Quantity("output norm", "output_norm")
 
 COLLAPSED = 0.1
-"""The share of its largest value below which a measure is taken to have collapsed."""
+"""Share of its largest value below which a measure counts as collapsed."""
 
 
 def _x10(scale: Scale) -> Mapping[str, Study]:
@@ -37,7 +45,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
     if scale == "laptop":
         data, samples = replace(data, train=600), 300
     training = Training(SGD(lr), batch_size=batch, max_epochs=1, check_every=100)
-    shown = (SHARPNESS, SOFTMAXED, OUTPUTS)
+    shown = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS)
     followed = tuple(q.column for q in shown)
     axes = (
         smoothings(scale),
@@ -57,7 +65,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
 
 
 def _x10_claims() -> tuple[Claim, ...]:
-    sharp, jacobian, outputs = SHARPNESS.column, SOFTMAXED.column, OUTPUTS.column
+    sharp, jacobian, outputs = BATCH_SHARPNESS.column, SOFTMAXED.column, _OUTPUTS.column
     first = in_course("first_epoch", {"rise of sharpness": rise(sharp), "rise of the Jacobian norm": rise(jacobian)})
     whole = in_course(
         "training",
@@ -134,7 +142,7 @@ def _x10_plots(results: Results) -> list[Plot]:
             reached(study)(results),
             histories(results[study]),
             SMOOTHING,
-            (SHARPNESS, SOFTMAXED, OUTPUTS),
+            (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS),
             name,
             title,
             "SGD. Lines are means over seeds, bands from the least to the largest.",
@@ -150,7 +158,7 @@ MECHANISM = (
     "Not weighed: that the growth of the output is a vanishing of the loss's curvature, and that the Jacobian's own "
     "Lipschitz constant grows."
 )
-UNSAID = (
+_UNSAID = (
     "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 trials, 2500 points to "
     "measure on, every epoch: the paper gives none of these."
 )
@@ -164,14 +172,14 @@ EXPERIMENTS = (
         _x10_claims(),
         _x10_plots,
         {
-            "smoke": (QUICK, ROWS),
+            "smoke": (SMOKE_ONLY, PATCH_ROWS),
             "laptop": (
-                ROWS,
+                PATCH_ROWS,
                 "600 patches, 300 of them measured on; batches of 5, learning rate 0.02, 30 epochs. In an epoch of 30 "
                 "steps the sharpness has not begun to rise.",
                 MECHANISM,
             ),
-            "paper": (UNSAID, MECHANISM, UNTOLD_INIT, GHOSTS),
+            "paper": (_UNSAID, MECHANISM, UNTOLD_INIT, GHOSTS),
         },
     ),
 )

@@ -1,10 +1,10 @@
-"""X13: regularising the input-output or the parameter-output Jacobian at a small learning rate, over the coefficient.
+"""X13: regularisation of the input-output or the parameter-output Jacobian at a small learning rate, by coefficient.
 
-The regularisers are `InputJacobian` and `ParameterJacobian` in their published form, ||u^T J||_2, with J the Jacobian
-of the whole minibatch and one u uniform on the unit sphere of n N numbers (n samples, N outputs). The text takes it for
-||J||_F. In the root mean square it is that divided by sqrt(n N), so sqrt(mean_i ||J_i||_F^2 / N) whatever the batch
-where samples are apart: a coefficient c of it is one of c / sqrt(n N) of ||J||_F, c / 36 for 128 samples and 10
-outputs.
+The regularisers are `InputJacobian` and `ParameterJacobian` in their published form, ||u^T J||_2: J is the Jacobian of
+the whole minibatch, u one vector, uniform on the unit sphere of n N numbers (n samples, N outputs). The paper treats it
+as ||J||_F. Its root mean square is ||J||_F / sqrt(n N); where samples are independent this is
+sqrt(mean_i ||J_i||_F^2 / N) for every batch size. So a coefficient c of it is a coefficient c / sqrt(n N) of ||J||_F:
+c / 36 for 128 samples and 10 outputs.
 """
 
 from __future__ import annotations
@@ -19,24 +19,32 @@ from flatlens.experiments.cases import CASE, across, first_step, least
 from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.evidence import Evidence, Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.papers.sharpening.networks import GHOSTS
-from flatlens.experiments.papers.sharpening.section6 import ABSOLUTE, DRAWN, JACOBIAN, SHOWN, UNSAID, Trained, kinds
+from flatlens.experiments.papers.sharpening.section6 import (
+    ABSOLUTE,
+    DRAWN_QUANTITIES,
+    JACOBIAN,
+    MEASURED_QUANTITIES,
+    SECTION6_UNSAID,
+    Trained,
+    kinds,
+)
 from flatlens.experiments.plots import banded
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.statistics import Statistic, average
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps
 
 LARGE, SMALL_RATE = 0.1, 0.001
-COEFFICIENTS: Mapping[str, Mapping[Scale, tuple[float, ...]]] = {
+_COEFFICIENTS: Mapping[str, Mapping[Scale, tuple[float, ...]]] = {
     "input": {"smoke": (0.01, 0.1), "laptop": (0.01, 0.03, 0.1, 0.3), "paper": (0.001, 0.01, 0.1, 1.0)},
     "parameters": {"smoke": (0.01, 0.1), "laptop": (0.003, 0.01, 0.03, 0.1), "paper": (0.001, 0.01, 0.1, 1.0)},
 }
-REGULARISERS = {"input": "Input", "parameters": "Param."}
-"""As the legend of Fig. 33 calls them."""
+JACOBIAN_REGULARISERS = {"input": "Input", "parameters": "Param."}
+"""Names in the legend of Fig. 33."""
 REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
-SIMILAR = 0.4
-"""How far apart, in logarithms, the gaps of "similar improvements" may be: half as much again."""
+_SIMILAR = 0.4
+"""Largest distance of the gaps, in logarithms, for "similar improvements": a factor of 1.5."""
 
 
 def _x13(scale: Scale) -> Mapping[str, Study]:
@@ -46,11 +54,11 @@ def _x13(scale: Scale) -> Mapping[str, Study]:
         network, _, data = kind.partition("_")
         if network != "resnet18":
             continue
-        longer = replace(trained, epochs=60) if scale == "laptop" else trained  # for so small a learning rate
+        longer = replace(trained, epochs=60) if scale == "laptop" else trained  # longer for so small a learning rate
         for name, base in _bases(longer).items():
-            coefficients = (Axis("coefficient", COEFFICIENTS[name][scale]),) if name in REGULARISERS else ()
+            coefficients = (Axis("coefficient", _COEFFICIENTS[name][scale]),) if name in JACOBIAN_REGULARISERS else ()
             studies[f"{data or trained.data.name}.{name}"] = Study(
-                f"{trained.title}, {_TITLES[name]}", base, (*coefficients, seeds), SHOWN, scale=scale
+                f"{trained.title}, {_TITLES[name]}", base, (*coefficients, seeds), MEASURED_QUANTITIES, scale=scale
             )
     return studies
 
@@ -64,7 +72,7 @@ _TITLES = {
 
 
 def _bases(trained: Trained) -> dict[str, NetworkSettings]:
-    """As in section 6, but at a learning rate of .001 throughout, or from .1 down to it in steps of a third each."""
+    """Return section 6's settings for each study, with learning rate .001, or .1 that falls after each third."""
     settings, third = trained.settings(), trained.epochs // 3
     slow = Study("", settings, ()).setting("lr", SMALL_RATE).setting("schedule", Constant())
     return {
@@ -75,8 +83,8 @@ def _bases(trained: Trained) -> dict[str, NetworkSettings]:
     }
 
 
-def networks(*names: str) -> Table:
-    """The networks of these studies that reached the end; references have the coefficient 0. A case is a data set."""
+def jacobian_networks(*names: str) -> Table:
+    """Return the networks of these studies that reached the end; the case is the data set, references have 0."""
 
     def found(results: Results) -> pd.DataFrame:
         parts = []
@@ -84,24 +92,26 @@ def networks(*names: str) -> Table:
             data, _, name = study.partition(".")
             if name in names:
                 table = reached(study)(results).assign(study=name, **{CASE: data})
-                parts.append(table if name in REGULARISERS else table.assign(coefficient=0.0))
+                parts.append(table if name in JACOBIAN_REGULARISERS else table.assign(coefficient=0.0))
         return pd.concat(parts, ignore_index=True)
 
     return found
 
 
-SAME = (CASE, "seed")
+_SAME = (CASE, "seed")
 
 
 def _ends(name: str) -> Table:
-    """The largest coefficient, and none."""
-    both = networks(name, "reference_small")
+    """Return the networks with the largest coefficient, and those with none."""
+    both = jacobian_networks(name, "reference_small")
     return where(both, lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
 
 
 def _against_reference(name: str) -> Table:
-    """The networks of the largest coefficient, `small_rate` 1, and those of the large learning rate, 0."""
-    both = where(networks(name, "reference_large"), lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()]))
+    """Return the networks with the largest coefficient (`small_rate` 1) and those with the large learning rate (0)."""
+    both = where(
+        jacobian_networks(name, "reference_large"), lambda t: t["coefficient"].isin([0.0, t["coefficient"].max()])
+    )
 
     def found(results: Results) -> pd.DataFrame:
         table = both(results)
@@ -111,15 +121,15 @@ def _against_reference(name: str) -> Table:
 
 
 def _similar(results: Results) -> Statistic:
-    """How far apart the smallest gaps are that the two regularisers reach, seed by seed."""
-    table = networks(*REGULARISERS)(results)
-    best = table.groupby([*SAME, "study"])[ABSOLUTE].min().unstack()
+    """Return the distance, in logarithms, of the smallest gaps that the two regularisers reach; mean over seeds."""
+    table = jacobian_networks(*JACOBIAN_REGULARISERS)(results)
+    best = table.groupby([*_SAME, "study"])[ABSOLUTE].min().unstack()
     return average(np.abs(np.log(best["input"] / best["parameters"])), name="|log of the smallest gaps' ratio|")
 
 
 def _x13_claims() -> tuple[Claim, ...]:
-    claims = [claim for name in REGULARISERS for claim in _claims_of(name)]
-    references = networks(*REFERENCES)
+    claims = [claim for name in JACOBIAN_REGULARISERS for claim in _claims_of(name)]
+    references = jacobian_networks(*REFERENCES)
     return (
         *claims,
         Claim(
@@ -129,14 +139,14 @@ def _x13_claims() -> tuple[Claim, ...]:
             "sharpening App. D",
             _similar,
             "below",
-            SIMILAR,
+            _SIMILAR,
         ),
         *(
             Claim(
                 f"references.{name}",
                 f"Trained at a learning rate of .1 that decays, the {said} is smaller than at .001 throughout.",
                 "sharpening App. D, section 5",
-                first_step(references, "lr", column, SAME),
+                first_step(references, "lr", column, _SAME),
                 "below",
             )
             for name, said, column in (("gap", "generalisation gap", ABSOLUTE), ("jacobian", "Jacobian norm", JACOBIAN))
@@ -145,7 +155,7 @@ def _x13_claims() -> tuple[Claim, ...]:
 
 
 def _claims_of(name: str) -> list[Claim]:
-    table = networks(name)
+    table = jacobian_networks(name)
     which = {"input": "input-output", "parameters": "parameter-output"}[name]
 
     def claim(slug: str, says: str, source: str, evidence: Evidence, side: Side = "below") -> Claim:
@@ -156,38 +166,38 @@ def _claims_of(name: str) -> list[Claim]:
             "jacobian",
             "the norm of the input-output Jacobian falls with the coefficient.",
             "sharpening Fig. 33",
-            along(table, "coefficient", JACOBIAN, SAME),
+            along(table, "coefficient", JACOBIAN, _SAME),
         ),
         claim(
             "gap",
             "the generalisation gap falls with the coefficient.",
             "sharpening Fig. 33",
-            along(table, "coefficient", ABSOLUTE, SAME),
+            along(table, "coefficient", ABSOLUTE, _SAME),
         ),
         claim(
             "generalises",
             "at the largest coefficient the gap is smaller than without, at the same small learning rate.",
             "sharpening App. D",
-            first_step(_ends(name), "coefficient", ABSOLUTE, SAME),
+            first_step(_ends(name), "coefficient", ABSOLUTE, _SAME),
         ),
         claim(
             "performs",
             "at the largest coefficient the test accuracy is larger than without.",
             "sharpening App. D",
-            first_step(_ends(name), "coefficient", "test_accuracy", SAME),
+            first_step(_ends(name), "coefficient", "test_accuracy", _SAME),
             "above",
         ),
         claim(
             "jacobian.below_reference",
             "at the largest coefficient the Jacobian norm is smaller than at the large learning rate.",
             "sharpening Fig. 33",
-            first_step(_against_reference(name), "small_rate", JACOBIAN, SAME),
+            first_step(_against_reference(name), "small_rate", JACOBIAN, _SAME),
         ),
         claim(
             "gap.above_reference",
             "though the generalisation gap is larger.",
             "sharpening Fig. 33",
-            first_step(_against_reference(name), "small_rate", ABSOLUTE, SAME),
+            first_step(_against_reference(name), "small_rate", ABSOLUTE, _SAME),
             "above",
         ),
         claim(
@@ -196,7 +206,7 @@ def _claims_of(name: str) -> list[Claim]:
             "gap, with the unregularised networks.",
             "sharpening App. D",
             across(
-                networks(name, "reference_small"),
+                jacobian_networks(name, "reference_small"),
                 [(JACOBIAN, ABSOLUTE)],
                 least,
                 "least Pearson r over data sets of the Jacobian norm and the gap",
@@ -207,12 +217,12 @@ def _claims_of(name: str) -> list[Claim]:
 
 
 def _x13_plots(results: Results) -> list[Plot]:
-    """Fig. 33: a reference is a level line."""
-    table = networks(*REGULARISERS, *REFERENCES)(results)
+    """Return Fig. 33: each reference is a level line."""
+    table = jacobian_networks(*JACOBIAN_REGULARISERS, *REFERENCES)(results)
     coefficients = sorted(set(table["coefficient"]) - {0.0})
     drawn = [
         table[table["study"] == name].assign(x=lambda t: t["coefficient"], line=title)
-        for name, title in REGULARISERS.items()
+        for name, title in JACOBIAN_REGULARISERS.items()
     ] + [
         table[table["study"] == name].assign(x=coefficient, line=title)
         for name, title in REFERENCES.items()
@@ -220,7 +230,10 @@ def _x13_plots(results: Results) -> list[Plot]:
     ]
     whole = pd.concat(drawn, ignore_index=True)
     rows = pd.concat(
-        [whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole)) for shown in DRAWN],
+        [
+            whole.assign(panel=whole[CASE].map(f"{shown.name}, {{}}".format), y=shown.of(whole))
+            for shown in DRAWN_QUANTITIES
+        ],
         ignore_index=True,
     )
     caption = (
@@ -246,14 +259,14 @@ EXPERIMENTS = (
         _x13_claims(),
         _x13_plots,
         {
-            "smoke": (QUICK, SCALING),
+            "smoke": (SMOKE_ONLY, SCALING),
             "laptop": (
                 "150 of scikit-learn's digits in place of CIFAR-10 and CIFAR-100, an eighth of the width, 60 epochs of "
                 "6 steps, 30 samples measured.",
                 MODEL,
                 SCALING,
             ),
-            "paper": (MODEL, RATE, SCALING, GHOSTS, UNSAID),
+            "paper": (MODEL, RATE, SCALING, GHOSTS, SECTION6_UNSAID),
         },
     ),
 )

@@ -1,4 +1,4 @@
-"""X8: where training ends, by learning rate and batch size."""
+"""X8: the end of training, by learning rate and batch size."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from flatlens.experiments.cases import CASE, across, mean, ranked
 from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.evidence import Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import COEFFICIENT, QUICK, trials
-from flatlens.experiments.papers.sharpening.ends import MEASURES, NO_DECAY, ends
+from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
+from flatlens.experiments.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.experiments.papers.sharpening.networks import (
+    ABSOLUTE_GAP,
+    BATCH_SHARPNESS,
     DIGIT_RESNET,
-    GAP,
     GHOSTS,
     JACOBIAN,
     PATCH_VGG,
     RESNET,
-    SHARPNESS,
     UNTOLD_INIT,
     VGG,
     small_resnet,
@@ -33,16 +33,16 @@ from flatlens.models import Architecture
 from flatlens.training import SGD, Training, Until
 
 DATA = "data+model.classes+loss_below"
-GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
+_GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.1, 0.03), (5, 10), 4),
     "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 4),
     "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
 }
-KINDS = {"resnet": "ResNet-18", "vgg": "VGG-11"}
+_KINDS = {"resnet": "ResNet-18", "vgg": "VGG-11"}
 
 
 def _x8(scale: Scale) -> Mapping[str, Study]:
-    lrs, batches, seeds = GRIDS[scale]
+    lrs, batches, seeds = _GRIDS[scale]
     every, window, steps, samples = {
         "smoke": (10, 1, 4, 10),
         "laptop": (10, 5, 4000, 100),
@@ -63,20 +63,20 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         training = Training(
             SGD(lrs[0], weight_decay=1e-4), batch_size=batches[0], until=until, max_steps=steps, check_every=every
         )
-        base = NetworkSettings(sets[0][0], network, training, MEASURES, samples=samples)
-        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), trials(seeds))
-        shown = (GAP, SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
-        studies[name] = Study(KINDS[name], base, axes, shown, scale=scale)
+        base = NetworkSettings(sets[0][0], network, training, END_MEASURES, samples=samples)
+        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), trial_axis(seeds))
+        shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, LEARNING_RATE, BATCH_SIZE)
+        studies[name] = Study(_KINDS[name], base, axes, shown, scale=scale)
     return studies
 
 
 NORM = "Jacobian norm"
-WORDS = {"sharpness": SHARPNESS.column, NORM: JACOBIAN.column, "generalisation gap": GAP.column}
-ALIKE = {"lr": ("batch_size", DATA, "seed"), "batch_size": ("lr", DATA, "seed")}
-"""What the networks of a line of Fig. 3 and 12 to 15 share, and of Fig. 4 and 16 to 19."""
+_WORDS = {"sharpness": BATCH_SHARPNESS.column, NORM: JACOBIAN.column, "generalisation gap": ABSOLUTE_GAP.column}
+_ALIKE = {"lr": ("batch_size", DATA, "seed"), "batch_size": ("lr", DATA, "seed")}
+"""Settings that the networks of a line share: in Fig. 3 and 12 to 15, and in Fig. 4 and 16 to 19."""
 
 
-FIGURES = {
+_FIGURES = {
     ("resnet", "lr"): "Fig. 3, 12, 13",
     ("resnet", "batch_size"): "Fig. 4, 16, 17",
     ("vgg", "lr"): "Fig. 14, 15",
@@ -85,14 +85,14 @@ FIGURES = {
 
 
 def _line(study: str, name: str, says: str, among: Table, setting: str, word: str, side: Side) -> Claim:
-    """Along the lines of a figure."""
-    found = along(among, setting, WORDS[word], ALIKE[setting])
-    slug, source = f"{study}.{name}.{word.split()[0].lower()}", f"sharpening section 6, {FIGURES[study, setting]}"
-    return Claim(slug, f"{KINDS[study]}: {says} {word}.", source, found, side)
+    """Return a claim about the lines of a figure."""
+    found = along(among, setting, _WORDS[word], _ALIKE[setting])
+    slug, source = f"{study}.{name}.{word.split()[0].lower()}", f"sharpening section 6, {_FIGURES[study, setting]}"
+    return Claim(slug, f"{_KINDS[study]}: {says} {word}.", source, found, side)
 
 
 def _by_data(table: Table) -> Table:
-    """A case is a data set."""
+    """Return the table with the data set as its case."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
@@ -102,7 +102,7 @@ def _by_data(table: Table) -> Table:
 
 
 def _x8_claims() -> tuple[Claim, ...]:
-    return tuple(claim for study in KINDS for claim in (*_lines(study), *_correlations(study)))
+    return tuple(claim for study in _KINDS for claim in (*_lines(study), *_correlations(study)))
 
 
 def _lines(study: str) -> list[Claim]:
@@ -111,12 +111,12 @@ def _lines(study: str) -> list[Claim]:
     fast = where(table, lambda t: t["lr"] == t["lr"].max())
     at = "at the largest learning rate larger batches end at a"
     claims = [
-        _line(study, "lr", "larger learning rates end at a smaller", table, "lr", word, "below") for word in WORDS
+        _line(study, "lr", "larger learning rates end at a smaller", table, "lr", word, "below") for word in _WORDS
     ] + [
         _line(study, "batch", "at the smaller learning rates larger batches end at a larger", slow, "batch_size", word,
-              "above") for word in WORDS
+              "above") for word in _WORDS
     ] + [
-        _line(study, "fast", f"{at} larger", fast, "batch_size", word, "above") for word in WORDS if word != NORM
+        _line(study, "fast", f"{at} larger", fast, "batch_size", word, "above") for word in _WORDS if word != NORM
     ]  # fmt: skip
     if study == "resnet":
         return [*claims, _line(study, "fast", f"{at} smaller", fast, "batch_size", NORM, "below")]
@@ -127,23 +127,23 @@ def _lines(study: str) -> list[Claim]:
 
 
 def _correlations(study: str) -> list[Claim]:
-    kind, table = KINDS[study], reached(study)
+    kind, table = _KINDS[study], reached(study)
     exception = ""
     if study == "resnet":
         table, exception = where(table, lambda t: t["lr"] < t["lr"].max()), ", but at the largest learning rate"
-    columns = (SHARPNESS.column, JACOBIAN.column)
+    columns = (BATCH_SHARPNESS.column, JACOBIAN.column)
     ranks = ranked(_by_data(reached(study)), columns)
     return [
         Claim(
             f"{study}.jacobian.gap",
             f"{kind}: the Jacobian norm is well correlated with the generalisation gap{exception}.",
             "sharpening B.2",
-            across(_by_data(table), [(JACOBIAN.column, GAP.column)], mean, "mean over data sets of Pearson r"),
+            across(_by_data(table), [(JACOBIAN.column, ABSOLUTE_GAP.column)], mean, "mean over data sets of Pearson r"),
         ),
         Claim(
             f"{study}.jacobian.sharpness",
             f"{kind}: smaller sharpness goes with a smaller Jacobian norm.",
-            f"sharpening section 6, {FIGURES[study, 'lr']}",
+            f"sharpening section 6, {_FIGURES[study, 'lr']}",
             across(ranks, [columns], mean, "mean over data sets of Spearman's coefficient"),
         ),
     ]
@@ -151,7 +151,7 @@ def _correlations(study: str) -> list[Claim]:
 
 def _x8_plots(results: Results) -> list[Plot]:
     plots = []
-    for study, kind in KINDS.items():
+    for study, kind in _KINDS.items():
         networks = reached(study)(results)
         sets = networks[DATA].map(_data_in) if DATA in networks else pd.Series("", index=networks.index)
         for name, among in networks.groupby(sets):
@@ -165,7 +165,7 @@ def _x8_plots(results: Results) -> list[Plot]:
 
 
 def _data_in(cell: str) -> str:
-    """The data set's name in a cell that spells its settings.
+    """Return the name of the data set in a cell that holds its settings.
 
     >>> _data_in("(DataSettings(name='cifar10', train=None), 10, 0.01)")
     'cifar10'
@@ -187,7 +187,7 @@ EXPERIMENTS = (
         _x8_claims(),
         _x8_plots,
         {
-            "smoke": (QUICK, DIGIT_RESNET, PATCH_VGG),
+            "smoke": (SMOKE_ONLY, DIGIT_RESNET, PATCH_VGG),
             "laptop": (
                 DIGIT_RESNET,
                 PATCH_VGG,

@@ -1,6 +1,6 @@
-"""X9: label smoothing, mixup, augmentation and SAM over their strengths: gap, sharpness and Jacobian norm.
+"""X9: gap, sharpness and Jacobian norm under label smoothing, mixup, augmentation and SAM, by their strengths.
 
-A case is a kind of network (of BatchNorm or none, on one data set) under one regulariser.
+A case is a kind of network (with BatchNorm or without, on one data set) under one regulariser.
 """
 
 from __future__ import annotations
@@ -13,55 +13,55 @@ from flatlens.experiments.claims import Claim, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.evidence import Table, along, numbers_of, where
 from flatlens.experiments.experiment import Experiment, Plot
-from flatlens.experiments.papers.remarks import QUICK, WEAK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY, WEAK
 from flatlens.experiments.papers.sharpening.networks import GHOSTS
 from flatlens.experiments.papers.sharpening.regularisers import (
-    ALIKE,
     REGULARISERS,
+    SAME_EXCEPT_STRENGTH,
     Regulariser,
-    networks,
-    spoken,
+    kind_in_words,
+    regularised_networks,
     studies,
 )
 from flatlens.experiments.papers.sharpening.section6 import (
     ABSOLUTE,
-    DRAWN,
+    DRAWN_QUANTITIES,
     GGN_NORM,
     JACOBIAN,
     JACOBIANS,
+    SECTION6_UNSAID,
     SHARPNESS,
-    SMALL,
+    SMALL_NETWORKS,
     SOFTMAXED,
     TINY,
-    UNSAID,
 )
 from flatlens.experiments.plots import banded
 from flatlens.statistics import correlate
 
 MUCH = 0.3
-"""By how much r has to be larger to be "much better"."""
-SIMILAR = 0.2
-"""How far apart, in logarithms, two norms may be that are "very similar": a fifth."""
+"""Least difference of r that counts as "much better"."""
+_SIMILAR = 0.2
+"""Largest distance of two "very similar" norms, in logarithms: a fifth."""
 
 
 ALMOST_ALWAYS = 0.9
 
 
 def _alike(table: Table) -> Table:
-    """Whether the two matrices' norms are very similar, 1 or 0."""
+    """Return the table with a column that is 1 where the two matrices' norms are very similar, else 0."""
 
     def found(results: Results) -> pd.DataFrame:
         kept = table(results)
         apart = (kept[GGN_NORM].astype(float) / kept[SHARPNESS].astype(float)).map(np.log).abs()
-        return kept.assign(**{"norms a fifth apart at most": (apart < SIMILAR).astype(float).where(apart.notna())})
+        return kept.assign(**{"norms a fifth apart at most": (apart < _SIMILAR).astype(float).where(apart.notna())})
 
     return found
 
 
 def _x9_claims() -> tuple[Claim, ...]:
     claims = [claim for name, one in REGULARISERS.items() for claim in _claims_of(name, one)]
-    every = networks(*REGULARISERS)
-    # ResNet-18 with BatchNorm, on CIFAR-10 where there is more than one data set
+    every = regularised_networks(*REGULARISERS)
+    # ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets
     of_fig5 = where(every, lambda t: t["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"]))
     return (
         *claims,
@@ -71,7 +71,10 @@ def _x9_claims() -> tuple[Claim, ...]:
             "of the cases.",
             "sharpening B.3 (ii)",
             across(
-                networks("sam"), [(SHARPNESS, JACOBIAN)], mean, "mean over cases of Pearson r of sharpness and Jacobian"
+                regularised_networks("sam"),
+                [(SHARPNESS, JACOBIAN)],
+                mean,
+                "mean over cases of Pearson r of sharpness and Jacobian",
             ),
         ),
         Claim(
@@ -109,7 +112,7 @@ def _x9_claims() -> tuple[Claim, ...]:
             f"norms hardly correlate, r below {WEAK:g} in the mean of the cases.",
             "sharpening B.3 (ii)",
             across(
-                networks(*(name for name, one in REGULARISERS.items() if not one.flattens)),
+                regularised_networks(*(name for name, one in REGULARISERS.items() if not one.flattens)),
                 [(SHARPNESS, JACOBIAN)],
                 mean,
                 "mean over cases of Pearson r of sharpness and Jacobian",
@@ -145,7 +148,7 @@ _MARGIN = "mean over cases of Pearson r with the gap, Jacobian's less sharpness'
 
 
 def _claims_of(name: str, one: Regulariser) -> list[Claim]:
-    table, title = networks(name), one.title
+    table, title = regularised_networks(name), one.title
     in_title = f"{title[0].upper()}{title[1:]}"
     claims = []
     for jacobian, suffix, said in ((JACOBIAN, "", "the Jacobian"), (SOFTMAXED, ".softmax", "the softmax's Jacobian")):
@@ -170,7 +173,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
             f"{in_title} regularises the Jacobian at least initially: its norm falls from no regularisation to the "
             "weakest.",
             "sharpening section 6",
-            first_step(table, "strength", JACOBIAN, ALIKE),
+            first_step(table, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
             "below",
         ),
         Claim(
@@ -180,7 +183,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
             else f"{in_title} does not regularise the sharpness, as only SAM does: no fall with {one.symbol}, tau "
             f"above {-WEAK:g}.",
             "sharpening section 6",
-            along(table, "strength", SHARPNESS, ALIKE),
+            along(table, "strength", SHARPNESS, SAME_EXCEPT_STRENGTH),
             "below" if one.flattens else "above",
             0.0 if one.flattens else -WEAK,
         ),
@@ -203,7 +206,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
                 f"{in_title}: beyond the weakest, the Jacobian norm on the pure samples gradually increases with "
                 f"{one.symbol}.",
                 "sharpening Fig. 5, section 6",
-                along(where(table, lambda t: t["strength"] > 0), "strength", JACOBIAN, ALIKE),
+                along(where(table, lambda t: t["strength"] > 0), "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
             ),
         ]  # fmt: skip
     return claims
@@ -213,49 +216,53 @@ CORRELATED = {"sharpness": SHARPNESS, "Jacobian norm": JACOBIAN, "Jacobian norm 
 
 
 def _x9_plots(results: Results) -> list[Plot]:
-    table = networks(*REGULARISERS)(results)
+    table = regularised_networks(*REGULARISERS)(results)
     return [_correlations(results), *(_of_kind(str(kind), mine) for kind, mine in table.groupby("kind"))]
 
 
 def _of_kind(kind: str, table: pd.DataFrame) -> Plot:
-    """One of Fig. 20 to 27: two rows of panels a regulariser."""
+    """Return one of Fig. 20 to 27: two rows of panels for each regulariser."""
     table = table.assign(x=table["strength"], line=table["lr"])
     parts = [
         mine.assign(panel=f"{shown.name}, {REGULARISERS[str(name)].title}", y=shown.of(mine))
         for name, mine in table.groupby("regulariser", sort=False)
-        for shown in DRAWN
+        for shown in DRAWN_QUANTITIES
     ]
     caption = (
         "Over the strength of each regulariser, alpha, beta, p or rho; a line an initial learning rate: the mean over "
         "seeds, with its extremes."
     )
     rows = pd.concat(parts, ignore_index=True)
-    return banded(rows, f"regularised_{kind}", f"Regularised: {spoken(kind)}", caption, "strength", "learning rate")
+    return banded(
+        rows, f"regularised_{kind}", f"Regularised: {kind_in_words(kind)}", caption, "strength", "learning rate"
+    )
 
 
 def _correlations(results: Results) -> Plot:
-    """The r that claims are of, with its interval: a panel for the mean over the kinds of networks, and one a kind."""
+    """Return each r of the claims with its interval: a panel for the mean over kinds, and one for each kind."""
     rows = []
     for name, one in REGULARISERS.items():
-        table = networks(name)(results)
+        table = regularised_networks(name)(results)
         for shown, column in CORRELATED.items():
             pair = (column, ABSOLUTE)
-            whole = across(networks(name), [pair], mean, "mean over cases of Pearson r")(results)
+            whole = across(regularised_networks(name), [pair], mean, "mean over cases of Pearson r")(results)
             rows.append(("mean over all kinds", one.title, shown, whole.value, whole.low, whole.high))
             for kind, mine in table.groupby("kind"):
                 x, y = (numbers_of(mine, pair)[each] for each in pair)
                 found = correlate(x, y, names=(shown, "gap"))
-                rows.append((spoken(str(kind)), one.title, shown, found.value, found.low, found.high))
+                rows.append((kind_in_words(str(kind)), one.title, shown, found.value, found.low, found.high))
     data = pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"])
     caption = "Pearson's r with the gap over the networks of one kind and regulariser, with its 95% interval."
     return Plot("correlations", "What correlates with the gap", caption, "bars", data, "regulariser", "r with the gap")
 
 
-GRID = (
+_GRID = (
     "Strengths and initial learning rates are not given: alpha to 0.75, beta and p to 1, rho to 0.2; 0.1, 0.01 and "
     "0.001 as in B.2."
 )
-LOSSES = "Gap and loss are of all training samples, without mixup or augmentation; the rest is of the samples measured."
+_LOSSES = (
+    "Gap and loss are of all training samples, without mixup or augmentation; the rest is of the samples measured."
+)
 MODE = "That BatchNorm's mode matters little to the Jacobian norm is not weighed: see the bound `batchnorm_limit`."
 
 EXPERIMENTS = (
@@ -267,16 +274,16 @@ EXPERIMENTS = (
         _x9_claims(),
         _x9_plots,
         {
-            "smoke": (QUICK, TINY, JACOBIANS),
+            "smoke": (SMOKE_ONLY, TINY, JACOBIANS),
             "laptop": (
-                SMALL,
+                SMALL_NETWORKS,
                 "Learning rates .05 and .1 for ResNet-18, .005 and .02 for VGG-11, batches of 25 and 10, 30 and 60 "
                 "epochs, 2 seeds, 30 samples measured.",
                 JACOBIANS,
-                LOSSES,
+                _LOSSES,
                 MODE,
             ),
-            "paper": (GRID, JACOBIANS, GHOSTS, LOSSES, UNSAID, MODE),
+            "paper": (_GRID, JACOBIANS, GHOSTS, _LOSSES, SECTION6_UNSAID, MODE),
         },
     ),
 )

@@ -13,7 +13,7 @@ from flatlens.experiments.cases import CASE
 from flatlens.experiments.claims import Results
 from flatlens.experiments.evidence import Table, reached
 from flatlens.experiments.experiment import Scale
-from flatlens.experiments.papers.sharpening.section6 import SHOWN, Trained, kinds
+from flatlens.experiments.papers.sharpening.section6 import MEASURED_QUANTITIES, Trained, kinds
 from flatlens.experiments.settings import Axis, Study
 from flatlens.training import SAM, Mixup
 
@@ -22,30 +22,30 @@ Strengths: TypeAlias = Mapping[Scale, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Regulariser:
-    """One of them, whose strength is a setting."""
+    """A regulariser whose strength is a setting."""
 
     title: str
-    symbol: str  #: of its strength
+    symbol: str  #: symbol of the strength
     setting: str
     strengths: Strengths
     flattens: bool = False  #: whether the paper finds that it lowers the sharpness
-    impure: bool = False  #: whether it trains on samples that are not measured on
+    impure: bool = False  #: whether it trains on samples that are not measured
 
 
 ALPHA: Strengths = {"smoke": (0.0, 0.25, 0.5), "laptop": (0.0, 0.25, 0.5, 0.75), "paper": (0.0, 0.1, 0.25, 0.5, 0.75)}
 BETA: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": (0.0, 0.25, 0.5, 1.0), "paper": (0.0, 0.1, 0.25, 0.5, 1.0)}
-P: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": (0.0, 0.25, 0.5, 1.0), "paper": (0.0, 0.25, 0.5, 0.75, 1.0)}
+_P: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": (0.0, 0.25, 0.5, 1.0), "paper": (0.0, 0.25, 0.5, 0.75, 1.0)}
 RHO: Strengths = {"smoke": (0.0, 0.05, 0.1), "laptop": (0.0, 0.05, 0.1, 0.2), "paper": (0.0, 0.02, 0.05, 0.1, 0.2)}
 REGULARISERS: Mapping[str, Regulariser] = {
     "label_smoothing": Regulariser("label smoothing", "alpha", "label_smoothing", ALPHA),
     "mixup": Regulariser("mixup", "beta", "mixup.beta", BETA, impure=True),
-    "augmentation": Regulariser("data augmentation", "p", "augmentation.p", P, impure=True),
+    "augmentation": Regulariser("data augmentation", "p", "augmentation.p", _P, impure=True),
     "sam": Regulariser("SAM", "rho", "ascent.rho", RHO, flattens=True),
 }
 
 
 def studies(scale: Scale) -> Mapping[str, Study]:
-    """One a kind of network and regulariser."""
+    """Return one study for each kind of network and regulariser."""
     return {
         f"{kind}.{name}": _study(trained, name, scale)
         for kind, trained in kinds(scale).items()
@@ -54,7 +54,7 @@ def studies(scale: Scale) -> Mapping[str, Study]:
 
 
 def _study(trained: Trained, name: str, scale: Scale) -> Study:
-    """One kind of network under one regulariser: with and without BatchNorm, by learning rate and strength."""
+    """Return the study of one kind of network and regulariser: by BatchNorm, learning rate and strength."""
     every: Mapping[str, dict[str, Any]] = {
         "label_smoothing": {},
         "mixup": {"mixup": Mixup(0.0)},
@@ -70,15 +70,15 @@ def _study(trained: Trained, name: str, scale: Scale) -> Study:
         Axis("seed", tuple(range(seeds))),
     )
     base = replace(base, training=replace(base.training, **every[name]))
-    return Study(f"{trained.title}, {one.title}", base, axes, SHOWN, scale=scale)
+    return Study(f"{trained.title}, {one.title}", base, axes, MEASURED_QUANTITIES, scale=scale)
 
 
-ALIKE = ("kind", "lr", "seed")
-"""What networks of one regulariser share that differ in its strength alone."""
+SAME_EXCEPT_STRENGTH = ("kind", "lr", "seed")
+"""Settings shared by networks of one regulariser that differ only in its strength."""
 
 
-def networks(*names: str) -> Table:
-    """All networks of these regularisers that reached the end, with their `kind`, `regulariser`, `strength`, `case`."""
+def regularised_networks(*names: str) -> Table:
+    """Return the networks of these regularisers that reached the end, with kind, regulariser, strength, case."""
 
     def found(results: Results) -> pd.DataFrame:
         parts = []
@@ -94,10 +94,10 @@ def networks(*names: str) -> Table:
     return found
 
 
-def spoken(kind: str) -> str:
-    """A kind of network in words.
+def kind_in_words(kind: str) -> str:
+    """Return a kind of network in words.
 
-    >>> spoken("resnet18_cifar10_bn"), spoken("vgg11")
+    >>> kind_in_words("resnet18_cifar10_bn"), kind_in_words("vgg11")
     ('ResNet-18 on CIFAR-10 with BatchNorm', 'VGG-11 without BatchNorm')
     """
     network, *data = kind.removesuffix("_bn").split("_")

@@ -1,6 +1,6 @@
-"""X11: inputs nearer together or further apart, and what follows for Jacobian norm, sharpness and features.
+"""X11: the effect of scaling the inputs on Jacobian norm, sharpness and features.
 
-The network is taken as it stands, and also softmaxed, as in the paper's other figures of the Jacobian norm.
+Jacobian norms are of the network itself and of its softmax, as in the paper's other figures of the Jacobian norm.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flatlens.experiments.claims import Claim, Results, Side
 from flatlens.experiments.courses import climb, in_course, largest, last
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
-from flatlens.experiments.papers.remarks import QUICK
+from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.experiments.plots import followed_curves
 from flatlens.experiments.quantities import GAP, Quantity
@@ -22,27 +22,27 @@ from flatlens.models import MLP, Activation
 from flatlens.training import SGD, Training
 
 SCALINGS = (0.5, 1.0, 1.5)
-FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
-SHOWN = (
+_FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
+_SHOWN = (
     Quantity("training loss", "loss"),
     JACOBIAN,
     SOFTMAXED,
     Quantity("sharpness", "sharpness"),
-    Quantity("norm of the first layer's features", FEATURES[0]),
-    Quantity("norm of the second layer's features", FEATURES[1]),
+    Quantity("norm of the first layer's features", _FEATURES[0]),
+    Quantity("norm of the second layer's features", _FEATURES[1]),
 )
 OFTEN_AT_FIRST = (*range(0, 60, 5), *range(60, 301, 20))
-"""Steps: digits are learned so soon that the sharpness is largest among the first of them."""
-FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
-SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
+"""Steps at which networks are measured; often at first, as the sharpness on digits is largest in the first steps."""
+_FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
+_SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 
 NUMBERS = {
     **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
-    **{f"last {column}": last(column) for column in FEATURES},
+    **{f"last {column}": last(column) for column in _FEATURES},
     **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
 }
-"""Of each network, from what was followed in its training."""
+"""Numbers of each network, from its measures followed in training."""
 
 
 def _x11(scale: Scale) -> Mapping[str, Study]:
@@ -64,12 +64,12 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(trials))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
     studies: dict[str, Study] = {}
-    for name in FIGURES:
+    for name in _FIGURES:
         network = replace(model, activation=name)
         base = NetworkSettings(
             data, network, training, (*measures, "generalisation_gap"), followed=Followed(measures, every)
         )
-        studies[name] = Study(name, base, axes, (GAP, *SHOWN), scale=scale)
+        studies[name] = Study(name, base, axes, (GAP, *_SHOWN), scale=scale)
     return studies
 
 
@@ -85,12 +85,12 @@ def _claims() -> tuple[Claim, ...]:
         ),
         ("sharpness", "sharpness", "the increase of the sharpness is less severe", "above"),
     )
-    for study, figure in FIGURES.items():
+    for study, figure in _FIGURES.items():
         table = in_course(study, NUMBERS)
         claims += [
             Claim(
                 f"{study}.{name}",
-                f"{SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
+                f"{_SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
                 f"sharpening C.2, {figure}",
                 correlated(table, "scale", f"climb of {column}", "kendall"),
                 side,
@@ -100,14 +100,14 @@ def _claims() -> tuple[Claim, ...]:
         claims += [
             Claim(
                 f"{study}.sharpness.level",
-                f"{SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
+                f"{_SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
                 f"sharpening C.2, {figure}",
                 correlated(table, "scale", "largest sharpness", "kendall"),
             ),
             *(
                 Claim(
                     f"{study}.{name}.level",
-                    f"{SPOKEN[study]} networks: despite that the largest {said} is higher there.",
+                    f"{_SPOKEN[study]} networks: despite that the largest {said} is higher there.",
                     f"sharpening C.2, {figure}",
                     correlated(table, "scale", f"largest {column}", "kendall"),
                     "below",
@@ -121,22 +121,22 @@ def _claims() -> tuple[Claim, ...]:
         claims += [
             Claim(
                 f"{study}.features.{number}",
-                f"{SPOKEN[study]} networks: at larger scalings the matrix of the features of hidden layer {number} has "
-                "a larger spectral norm, at the end of the training.",
+                f"{_SPOKEN[study]} networks: at larger scalings the matrix of the features of hidden layer {number} "
+                "has a larger spectral norm, at the end of the training.",
                 f"sharpening C.2, {figure}",
                 correlated(table, "scale", f"last {column}", "kendall"),
             )
-            for number, column in enumerate(FEATURES, start=1)
+            for number, column in enumerate(_FEATURES, start=1)
         ]
     return tuple(claims)
 
 
 def _plots(results: Results) -> list[Plot]:
     plots = []
-    for study, figure in FIGURES.items():
-        drawn = followed_curves(results[study], "scale", SHOWN, "gradient descent at a learning rate of 0.2")
+    for study, figure in _FIGURES.items():
+        drawn = followed_curves(results[study], "scale", _SHOWN, "gradient descent at a learning rate of 0.2")
         name = figure.replace(". ", "").lower()
-        plots.append(replace(drawn, name=name, title=f"Input scaling: {SPOKEN[study]} networks through training"))
+        plots.append(replace(drawn, name=name, title=f"Input scaling: {_SPOKEN[study]} networks through training"))
     return plots
 
 
@@ -155,7 +155,7 @@ EXPERIMENTS = (
         _claims(),
         _plots,
         {
-            "smoke": (QUICK, SEVERE),
+            "smoke": (SMOKE_ONLY, SEVERE),
             "laptop": (
                 "scikit-learn's digits in place of CIFAR-10, 600 to train on, all pixels divided by one deviation.",
                 SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",

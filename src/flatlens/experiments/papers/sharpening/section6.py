@@ -1,8 +1,8 @@
-"""What the networks of section 6's regularisers (B.3) and of appendix D share: data, training, what is measured.
+"""Data, training and measures that the networks of section 6's regularisers (B.3) and of appendix D share.
 
-Sharpness and the Gauss-Newton norm are with BatchNorm in train mode, in ghost batches of 500 samples; the
-Jacobian norm, the largest over them, is in eval mode. Label smoothing counts in every loss, weight decay in none; mixup
-and augmentation are never measured on.
+Sharpness and the Gauss-Newton norm have BatchNorm in train mode, in ghost batches of 500 samples. The Jacobian norm is
+the largest over the samples, in eval mode. Every loss includes label smoothing and leaves out weight decay. Samples
+changed by mixup or augmentation are never measured.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from flatlens.data.named import DataSettings
 from flatlens.experiments.experiment import Scale
 from flatlens.experiments.papers.sharpening import networks
-from flatlens.experiments.papers.sharpening.networks import GAP
+from flatlens.experiments.papers.sharpening.networks import ABSOLUTE_GAP
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
@@ -21,37 +21,39 @@ from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
 SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=500)" for name in ("sharpness", "ggn_norm"))
-ABSOLUTE = GAP.column
+ABSOLUTE = ABSOLUTE_GAP.column
 JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
-DRAWN = (
-    GAP,
+DRAWN_QUANTITIES = (
+    ABSOLUTE_GAP,
     Quantity("sharpness", SHARPNESS),
     Quantity("Jacobian norm", JACOBIAN),
     Quantity("Gauss-Newton norm", GGN_NORM),
     Quantity("training loss", "loss", role="result"),
     Quantity("test accuracy", "test_accuracy", role="result"),
 )
-"""What Fig. 20 to 27 show."""
-SHOWN = (*DRAWN, Quantity("Jacobian norm of softmax", SOFTMAXED))
-"""The Jacobian of softmax(f) beside that of f."""
+"""The quantities of Fig. 20 to 27."""
+MEASURED_QUANTITIES = (*DRAWN_QUANTITIES, Quantity("Jacobian norm of softmax", SOFTMAXED))
+"""These, and the Jacobian of softmax(f)."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A kind of network, and how it is trained at one scale."""
+    """A kind of network with its training at one scale."""
 
     title: str
     data: DataSettings
     model: Architecture
     batch_size: int
     epochs: int
-    samples: int  #: measured on
-    lrs: tuple[float, ...]  #: to begin with
+    samples: int  #: number of samples measured
+    lrs: tuple[float, ...]  #: initial learning rates
     augmentation: Augmentation
 
     def settings(self) -> NetworkSettings:
-        """Without a regulariser but weight decay; the learning rate falls to a tenth at 5/9 and 8/9 of the epochs, as
-        from 50 and 80 of 90."""
+        """Return the settings without a regulariser other than weight decay.
+
+        The learning rate falls to a tenth at 5/9 and 8/9 of the epochs, as after 50 and 80 of 90.
+        """
         training = Training(
             SGD(self.lrs[0], MOMENTUM, DECAY),
             batch_size=self.batch_size,
@@ -59,12 +61,12 @@ class Trained:
             max_epochs=self.epochs,
             check_every=100,
         )
-        measures = tuple(one.column for one in SHOWN)
+        measures = tuple(one.column for one in MEASURED_QUANTITIES)
         return NetworkSettings(self.data, self.model, training, measures, samples=self.samples)
 
 
 def kinds(scale: Scale) -> Mapping[str, Trained]:
-    """The kinds of networks by the names of their studies; each is trained with and without BatchNorm."""
+    """Return the kinds of networks by the names of their studies; each is trained with and without BatchNorm."""
     if scale == "paper":
         crops, lrs = Augmentation(), (0.1, 0.01, 0.001)
         return {
@@ -108,7 +110,7 @@ def _tiny(kind: Trained, data: DataSettings, model: Architecture) -> Trained:
     return replace(kind, data=data, model=model, batch_size=10, epochs=3, samples=10, lrs=(0.02,))
 
 
-SMALL = (
+SMALL_NETWORKS = (
     "ResNet-18 on 150 of scikit-learn's digits, which are moved by one pixel and never flipped, VGG-11 on 40 patches "
     "of two photographs, both an eighth as wide."
 )
@@ -117,6 +119,6 @@ JACOBIANS = (
     "Section 6 does not say of what the Jacobian is: claims are of the network's outputs and, where they say so, of "
     "their softmax, which sections 5, B.1 and C.1 plot."
 )
-UNSAID = (
+SECTION6_UNSAID = (
     "Channels are standardised, VGG-11 begins as its cited code does, and 5 trials are of the seeds 0 to 4: unsaid."
 )

@@ -1,4 +1,4 @@
-"""Label smoothing, as X6 and X10 vary it."""
+"""Label smoothing in X6 and X10."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SMOOTHING = "label_smoothing"
 
 
 def smoothings(scale: Scale) -> Axis:
-    """The strengths of B.1."""
+    """Return the axis of B.1's strengths."""
     return Axis(SMOOTHING, (0.0, 0.5) if scale == "smoke" else (0.0, 0.5, 0.75))
 
 
 def of_smoothing(table: Table, smoothed: bool, *, fastest: bool = False) -> Table:
-    """The networks with label smoothing, or those without; of the largest learning rate alone."""
+    """Return the networks with label smoothing, or those without; with `fastest`, only at the largest learning rate."""
 
     def chosen(networks: pd.DataFrame) -> pd.Series:
         rows = (networks[SMOOTHING] > 0) == smoothed
