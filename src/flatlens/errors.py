@@ -4,7 +4,8 @@
     |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
     |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
     output
-    |   |   `-- ForwardFailed          the network's own code raised (also a RuntimeError)
+    |   |   |-- ForwardFailed          the network's own code raised (also a RuntimeError)
+    |   |   `-- Overflows              a curvature product is not finite (also an ArithmeticError)
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
     |   |   `-- LossFailed             the user's loss raised (also a RuntimeError)
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
@@ -44,6 +45,10 @@ class BadModel(BadInput):
 
 class ForwardFailed(BadModel, RuntimeError):
     """The network's own code raised an error, its cause."""
+
+
+class Overflows(BadModel, ArithmeticError):
+    """A number on the way is larger than the network's type of numbers can hold."""
 
 
 class BadLoss(BadInput):

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flatlens.errors import Overflows
 from flatlens.estimate import Progress
 
 Apply = Callable[[Tensor], Tensor]
@@ -78,10 +79,10 @@ def length(v: Tensor) -> float:
     return float(torch.linalg.vector_norm(v, dtype=torch.float64))
 
 
-def overflow(dtype: torch.dtype) -> ArithmeticError:
+def overflow(dtype: torch.dtype) -> Overflows:
     """The error of a product that is not finite."""
     mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "are weights or inputs scaled wildly?"
-    return ArithmeticError(f"a curvature product overflows {dtype}: {mend}")
+    return Overflows(f"a curvature product overflows {dtype}: {mend}")
 
 
 class Krylov:

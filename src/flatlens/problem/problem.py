@@ -224,6 +224,11 @@ class Problem:
                 f"Problem(model=...): the outputs are {outputs.dtype}: floating ones are needed, before they are "
                 f"rounded or compared"
             )
+        if isinstance(outputs, Tensor) and (outputs.is_meta or outputs.layout != torch.strided):
+            raise BadModel(
+                "Problem(model=...): the outputs are sparse, or on the meta device: dense numbers are needed, such as "
+                "outputs.to_dense()"
+            )
         outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 0:
             raise BadModel(f"Problem(model=...): outputs of shape {tuple(outputs.shape)} hold no number: N is 0")
