@@ -9,6 +9,7 @@ Read the modules in this order:
     planner           makes the plan from the trials (`proof` checks it against autograd there)
     layout            the plan itself, and the check that a chunk has its structure
     one_pass          the loop over chunks
+    places            the places to which a chunk's outputs are differentiated
     output_jacobians  the N backward passes of a chunk
     certificate       the check that a chunk's Jacobians agree with the plan
     jacobians         Jacobians of parameters and inputs, from the output Jacobians

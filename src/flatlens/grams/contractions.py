@@ -7,13 +7,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-SCRATCH_BYTES = (
-    2**23
-)  #: bytes of scratch a contraction uses at a time: more would leave the cache, and be paged in anew
-CACHE_BYTES = (
-    2**21
-)  #: bytes of slopes in float64 at a time, on a processor: these had better stay in the cache of one core
-DEVICE_BYTES = 2**26  #: elsewhere, where many small products take longer to begin than to do
+SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
+CACHE_BYTES = 2**21  #: bytes of a Jacobian widened to float64 at a time on a CPU: it stays in one core's cache
+DEVICE_BYTES = 2**26  #: the same on other devices, where many small products cost more time to launch than to compute
 
 
 def gram(A: Tensor) -> Tensor:

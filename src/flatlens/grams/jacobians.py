@@ -21,7 +21,7 @@ from flatlens.grams.embeddings import embedding_jacobian
 from flatlens.grams.first_layer import input_gram, input_squares
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.output_jacobians import is_first_layer
+from flatlens.grams.places import is_first_layer
 from flatlens.grams.record import Tape
 from flatlens.grams.shared import ExplicitJacobian, GramKind, SharedJacobian
 from flatlens.grams.small_parameters import entrywise_jacobian

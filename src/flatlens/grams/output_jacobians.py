@@ -7,7 +7,7 @@ this assumption. It is one more backward pass, of a random combination of all sa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.certificate import Certificate
-from flatlens.grams.first_layer import input_side_follows
 from flatlens.grams.layout import Layout
+from flatlens.grams.places import WatchedPlace, watched_places
 from flatlens.grams.record import Call, Tape
-from flatlens.grams.rows import FRONT, Rows
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
-from flatlens.operations.layers import by_sample
-from flatlens.operations.reads import Bias, Lookup, Operation, Product
 
 MEMORY_SHARE = 8
 """A batched backward pass may use the memory divided by this; the previous chunk still holds its part."""
@@ -46,21 +43,6 @@ class Pool:
         if kept is None or len(kept) < shape[0] or kept.shape[1:] != shape[1:]:
             kept = self._kept[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return kept[: shape[0]]
-
-
-@dataclass(frozen=True, eq=False)
-class _WatchedPlace:
-    """A place to differentiate to, and the form in which the derivatives are kept."""
-
-    at: Place
-    size: torch.Size  #: shape of autograd's derivative
-    shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
-    plain: bool = False  #: whether the derivative already has one row per sample
-
-    def buffer(self, name: str, f: Tensor, pool: Pool) -> Tensor:
-        """Return a buffer for the derivatives of all outputs, (n, N, ...)."""
-        kept = self.shape(torch.empty(self.size, device="meta")).shape[1:]
-        return pool.take(name, (*f.shape, *kept), f)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,8 +99,7 @@ def output_jacobians(
 ) -> OutputJacobians:
     """Return the Jacobians df/d(place), (n, N, ...), in the network's dtype, at all places that the plan needs.
 
-    Places are `z:CALL` and other operations, `x:CALL` (the input of a linear layer) and `input:NUMBER`. The tensors are
-    views or buffers of the pool: do not write to them, and do not read them after the next chunk.
+    They are views or buffers of the pool: do not write to them, and do not read them after the next chunk.
 
     Args:
         f: the outputs, (n, N).
@@ -159,7 +140,7 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
 def certificate_of(
     start: PassStart,
     f: Tensor,
-    watched: dict[str, _WatchedPlace],
+    watched: dict[str, WatchedPlace],
     parameters: dict[str, Tensor],
     generator: torch.Generator,
 ) -> Certificate:
@@ -174,11 +155,6 @@ def certificate_of(
     rest = zip(parameters.items(), rows[len(watched) :], strict=False)
     found = {name: torch.zeros_like(p) if row is None else row for (name, p), row in rest}
     return Certificate(u, totals, dict(zip(watched, rows, strict=False)), found)
-
-
-def is_first_layer(layout: Layout, key: str) -> bool:
-    """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
-    return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
 
 
 def _head(tape: Tape, f: Tensor) -> tuple[Call, Tensor] | None:
@@ -207,56 +183,8 @@ def _is_parameter(node: Any) -> bool:
     return node is None or node.name() == "torch::autograd::AccumulateGrad"
 
 
-def watched_places(
-    tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
-) -> dict[str, _WatchedPlace]:
-    """Return all places at which output Jacobians are needed, by name."""
-    dense = {place for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for place in w.products}
-    operations = layout.operations(tape)
-    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
-    for key, axis in layout.batch_axis.items() if "G" in needs else ():
-        if not is_first_layer(layout, key):
-            x = tape.linear[key].x
-            plain = f"z:{key}" in dense and axis == 0
-
-            def flat(derivative: Tensor, axis: int = axis) -> Tensor:
-                return by_sample(derivative, axis).reshape(n, -1)
-
-            watched[f"x:{key}"] = _WatchedPlace(x, x.shape, flat, plain)
-    if layout.input_call is None and "G" in needs:
-        for number, x in enumerate(inputs):
-            watched[f"input:{number}"] = _WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
-    return watched
-
-
-def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> _WatchedPlace:
-    """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
-
-    (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
-    axes) for an operation that acts entry by entry.
-    """
-    if dense:
-        return _WatchedPlace(
-            operation.edge,
-            operation.shape,
-            lambda derivative: rows.in_front(derivative, n).reshape(n, -1),
-            rows == FRONT,
-        )
-    if isinstance(operation, Product | Bias):
-        adapter = operation.adapter
-        return _WatchedPlace(
-            operation.edge, operation.shape, lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)
-        )
-    if isinstance(operation, Lookup):
-        width = operation.shape[-1]
-        return _WatchedPlace(
-            operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
-        )
-    return _WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
-
-
 def _all_outputs(
-    watched: dict[str, _WatchedPlace],
+    watched: dict[str, WatchedPlace],
     start: PassStart,
     f: Tensor,
     pool: Pool,
@@ -283,7 +211,7 @@ def _all_outputs(
 
 
 def _several_outputs(
-    watched: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
+    watched: dict[str, WatchedPlace], start: PassStart, f: Tensor, pool: Pool, count: int, keep_graph: bool
 ) -> dict[str, Tensor]:
     """Return the Jacobians from batched backward passes of `count` outputs each.
 
@@ -291,7 +219,7 @@ def _several_outputs(
     """
     n, N = f.shape
     wanted = [place.at for place in watched.values()]
-    found = {} if count == N else {name: place.buffer(name, f, pool) for name, place in watched.items()}
+    found = {} if count == N else {name: pool.take(name, (*f.shape, *place.kept), f) for name, place in watched.items()}
     for first in range(0, N, count):
         rows = slice(first, min(N, first + count))
         retain = keep_graph or rows.stop < N or pool.batched is None  # the first attempt may fail
@@ -307,11 +235,11 @@ def _several_outputs(
 
 
 def _each_output_alone(
-    watched: dict[str, _WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
+    watched: dict[str, WatchedPlace], start: PassStart, f: Tensor, pool: Pool, live: list[bool], keep_graph: bool
 ) -> dict[str, Tensor]:
     """Return the Jacobians from one backward pass for each live output; the others' rows are 0."""
     wanted = [place.at for place in watched.values()]
-    found = {name: place.buffer(name, f, pool) for name, place in watched.items()}
+    found = {name: pool.take(name, (*f.shape, *place.kept), f) for name, place in watched.items()}
     last = max((k for k, lives in enumerate(live) if lives), default=-1)
     for k, lives in enumerate(live):
         derivatives = start.derivative(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)

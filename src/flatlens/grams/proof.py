@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from flatlens.grams.certificate import Checker
 from flatlens.grams.jacobians import ChunkJacobians, saved_of
 from flatlens.grams.layout import Layout
-from flatlens.grams.output_jacobians import PassStart, certificate_of, watched_places
+from flatlens.grams.output_jacobians import PassStart, certificate_of
+from flatlens.grams.places import watched_places
 from flatlens.grams.trial import Trial
 from flatlens.problem import Problem
 

@@ -1,4 +1,4 @@
-"""Whether a gradient can be differentiated again."""
+"""A check that gradients can be differentiated again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor
 
-_ERROR_SUFFIX = "Error"  #: how the names of nodes end that stand for a derivative nobody wrote
+_ERROR_SUFFIX = "Error"  #: end of the names of autograd's nodes for a derivative that is not implemented
 
 
 def has_second_derivative(gradients: Iterable[Tensor | None]) -> bool:
-    """Whether no operation in the graph of these gradients was declared `once_differentiable`.
+    """Return whether no operation in the graph of these gradients is marked `once_differentiable`.
 
-    Autograd would not raise: it leaves such a branch out where nothing asked for depends on it otherwise.
+    Autograd may not raise for such an operation, but silently leave its branch out.
     """
     seen: set[Any] = set()
     waiting: list[Any] = [g.grad_fn for g in gradients if g is not None and g.grad_fn is not None]
@@ -29,6 +29,6 @@ def has_second_derivative(gradients: Iterable[Tensor | None]) -> bool:
 
 
 def require_second_derivative(gradients: Iterable[Tensor | None]) -> None:
-    """Refuse numbers that would be wrong without a word."""
+    """Raise RuntimeError if second derivatives would be silently wrong."""
     if not has_second_derivative(gradients):
         raise RuntimeError("an operation of the network is marked once_differentiable")

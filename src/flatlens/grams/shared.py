@@ -1,12 +1,12 @@
 """The parameter Jacobian of a weight used at many positions: convolution pixels, tokens, several calls.
 
-df_k/dW = M_k = sum_p J_kp (x) phi_p sums BEFORE it squares. Two exact roads to K_kk' = <M_k, M_k'>, the cheaper
-taken per layer:
+The sum over positions comes before the square: df_k/dW = M_k = sum_p J_kp (x) phi_p. Two exact ways give
+K_kk' = <M_k, M_k'>; the cheaper one is used, layer by layer:
 
     form M              N d m P + N^2 d m        multiplications per sample
     position Gram       P^2 m + N P^2 d + N^2 P d,  K_kk' = sum_{p,q} <phi_p, phi_q> <J_kp, J_k'q>
 
-A grouped convolution is a block-diagonal matrix: its groups' Grams add.
+A grouped convolution is a block-diagonal matrix: the Gram matrices of its groups add.
 """
 
 from __future__ import annotations
@@ -24,20 +24,19 @@ from flatlens.grams.weight import WeightMatrix, row_factor
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
-_NARROW = 16  #: rows of a weight below which a product for each position takes longer to begin than to do
+_NARROW = 16  #: with fewer rows of a weight, a product for each position would take longer to start than to compute
 
 
 @dataclass(frozen=True, eq=False)
 class SharedJacobian:
-    """A weight applied at positions p (or called more than once: its calls' positions one after another)."""
+    """The Jacobian in a weight that is applied at P positions; the positions of several calls are concatenated."""
 
-    J: Tensor  #: df/dz, (n, N, g, d, P); or df/dW itself, (n, N, g, d, m), where there is no phi
+    J: Tensor  #: df/dz, (n, N, g, d, P); or df/dW itself, (n, N, g, d, m), if phi is None
     phi: Callable[[slice], Tensor] | None
-    """What the weight multiplies, of some samples, (n', g, m, P), made piece by piece; None of a weight whose
-    derivatives are all there."""
+    """Features of a slice of samples, (n', g, m, P); None if J is df/dW."""
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
-    wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: what will be asked for, to be made in one walk
+    wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: what will be read; it is computed in one loop
 
     @cached_property
     def _m(self) -> int:
@@ -49,7 +48,7 @@ class SharedJacobian:
         m = self._m
         if self.phi is None:
             return True
-        # the position road runs in float64, at half the speed of float32
+        # the position Gram is computed in float64, at half the speed of float32
         return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
 
     def _pieces(self, *, form: bool) -> Iterator[slice]:
@@ -58,18 +57,18 @@ class SharedJacobian:
         return pieces(len(self.J), held * g * 8)
 
     def _rows(self, d: int) -> list[slice]:
-        """Cuts d rows of a weight so that one sample's gradients of each part stay within a piece."""
+        """Return slices of a weight's d rows, so that one sample's M for a slice fits in the scratch memory."""
         return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8))
 
     def _features(self, piece: slice, scale: Tensor | None = None) -> Tensor | None:
-        """phi of some samples, divided by `scale` (g, m)."""
+        """Return phi of some samples, divided by `scale` (g, m)."""
         if self.phi is None:
             return None
         phi = self.phi(piece)
         return phi if scale is None else phi / scale[..., None].to(phi.dtype)
 
     def _M(self, J: Tensor, phi: Tensor | None) -> Tensor:
-        """Per-sample gradients of some samples' rows, (n', N, g, d', m), from J (n', N, g, d', P)."""
+        """Return M for some samples and rows, (n', N, g, d', m), from J (n', N, g, d', P)."""
         if phi is None:
             return J
         _, N, g, d, P = J.shape
@@ -78,7 +77,7 @@ class SharedJacobian:
 
     @cached_property
     def _computed(self) -> dict[GramKind, Tensor]:
-        """Whatever the pass was asked for, from per-sample gradients formed once."""
+        """Return everything in `wanted`; M is formed only once for all of it."""
         wanted = set(self.wanted)
         return self._compute(wanted | {"K"} if wanted & {"K", "R"} else wanted)
 
@@ -88,7 +87,7 @@ class SharedJacobian:
         return self._computed[what]
 
     def _compute(self, wanted: set[GramKind]) -> dict[GramKind, Tensor]:
-        """One walk over the samples, a cache's worth at a time."""
+        """Return the quantities in `wanted`, from one loop over pieces of the samples that fit in the cache."""
         found: dict[GramKind, Tensor] = {}
         if wanted & {"diagonal", "columns", "adaptive", "plain diagonal", "plain columns"}:
             self._element_wise(wanted, found)
@@ -99,9 +98,10 @@ class SharedJacobian:
         return found
 
     def _element_wise(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
-        """Sums over outputs need the gradients themselves, M: some samples' at a time, or some rows of one sample's.
+        """Compute sums over outputs and add them to `found`.
 
-        Grams are made of the same M where that is the cheaper road and all rows are there.
+        They need M itself: for a few samples at a time, or for a few rows of one sample. Gram matrices are computed
+        from the same M if that is the cheaper way and all rows fit.
         """
         n, N, W = len(self.J), self.J.shape[1], self.weight.W
         rows = self._rows(W.shape[1])
@@ -137,7 +137,7 @@ class SharedJacobian:
                     found[what][piece] = quadratic(weight, column).flatten(1)
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
-        """Grams of T M for each T of shape (g, r, d) (I where None), phi divided by `scale` (g, m)."""
+        """Return the Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m)."""
         n, N = self.J.shape[:2]
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
         for piece in self._pieces(form=self._forms_M):
@@ -162,45 +162,44 @@ class SharedJacobian:
         return grams
 
     def gram(self) -> Tensor:
-        """K of the weight, (n, N, N)."""
+        """Return K of the weight, (n, N, N)."""
         return self._get("K")
 
     def bias_gram(self) -> Tensor:
-        """K of the bias: (sum_p J_p)(sum_p J_p)^T."""
+        """Return K of the bias, (sum_p J_p)(sum_p J_p)^T, (n, N, N)."""
         return gram(self.J.sum(4))
 
     def relative_gram(self, scale: Tensor | None = None) -> Tensor:
-        """R_kk' = <W^T M_k, W^T M_k'>, (n, N, N).
+        """Return R_kk' = <W^T M_k, W^T M_k'>, (n, N, N); with `scale` (g, m), R for W * scale and phi / scale.
 
-        With W^T = Q T (QR), W^T M = Q (T M) and Q drops out: T is min(d, m) x d. With `scale` (g, m), of W * scale
-        reading phi / scale.
+        With the QR factorisation W^T = Q T, W^T M = Q (T M) and Q cancels in the products; T is min(d, m) x d.
         """
         if scale is None:
             return self._get("R")
         return self._grams((row_factor(self.weight.W * scale[:, None]),), scale)[0]
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
-        """sum_i diag(M_i^T C_i M_i), the Gauss-Newton diagonal of the weight over the chunk, (g d, m)."""
+        """Return the Gauss-Newton diagonal of the weight, summed over samples, (g d, m), with C = I if `plain`."""
         return self._get("plain diagonal" if plain else "diagonal").flatten(0, 1)
 
     def columns(self, *, plain: bool = False) -> Tensor:
-        """||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column j of each group's W, (n, g m)."""
+        """Return ||C^(1/2) sum_p phi_pj J_p w_j||^2 for each column w_j of W, (n, g m), with C = I if `plain`."""
         return self._get("plain columns" if plain else "columns")
 
     def adaptive(self) -> Tensor:
-        """sum_st W_st^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
         return self._get("adaptive")
 
     def adaptive_bias(self) -> Tensor:
-        """The same of the bias."""
+        """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""
         assert self.weight.b is not None
         return quadratic(self.C, self.J.sum(4).flatten(2)) @ self.weight.b.square()
 
 
 def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
-    """Return sum_{p,q} <phi_p, phi_q> <T J_kp, T J_k'q> of some samples, (n', N, N), from A (n', g, P, P).
+    """Return sum_{p,q} A_pq <T J_kp, T J_k'q>, (n', N, N), with A_pq = <phi_p, phi_q> (n', g, P, P).
 
-    J is (n', N, g, d, P). Its positions go before its rows, so that T, the same for all of them, is one product.
+    J is (n', N, g, d, P). Its axes are permuted so that T is applied to all positions in one product.
     """
     laid = J.permute(2, 0, 4, 1, 3)
     rows = torch.empty(laid.shape, dtype=torch.float64, device=J.device).copy_(laid)  # (g, n', P, N, d)
@@ -214,17 +213,16 @@ def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ExplicitJacobian:
-    """A parameter whose per-sample gradients are held as they are: a norm's affine entries, or anything no layer
-    explains."""
+    """The Jacobian in a parameter, stored entry by entry: small, unexplained and embedding parameters."""
 
     M: Tensor  #: df/dtheta, (n, N, size)
-    theta: Tensor  #: the parameter's values, (size,) float64; (n, size) where each sample has entries of its own
+    theta: Tensor  #: values of the parameter, (size,) float64; (n, size) if each sample has its own entries
     C: Tensor  #: output Hessians, (n, N, N)
 
     def gram(self) -> Tensor:
-        """K, (n, N, N)."""
+        """Return K, (n, N, N)."""
         return gram(self.M)
 
     def adaptive(self) -> Tensor:
-        """sum_j theta_j^2 times the sample's own Gauss-Newton diagonal, (n,)."""
+        """Return sum_j theta_j^2 times entry j of the sample's own Gauss-Newton diagonal, (n,)."""
         return (quadratic(self.C, self.M) * self.theta.square()).sum(1)

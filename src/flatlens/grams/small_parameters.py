@@ -1,4 +1,4 @@
-"""The parameter Jacobian of what acts entry by entry: biases, norms' affine maps, scales, shifts, expanded tokens."""
+"""The Jacobian in small parameters, which act entry by entry: biases, scales and shifts of norms, expanded tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from flatlens.operations.reads import Entrywise, Operation
 
 
 def entrywise_jacobian(operation: Operation, rows: Rows, J: Tensor, factor: Tensor | None) -> Tensor:
-    """Return df/dtheta through one operation, (n, N, size) float64, from the slopes J at its output.
+    """Return df/dtheta through one operation, (n, N, size) float64, from the output Jacobian J at its output.
 
-    J is (n, N, d) or (n, N, g, d, P) where theta is the bias of a product, else (n, N, w, other axes). `factor` is what
-    theta is multiplied by, with its samples in front; None for 1.
+    J is (n, N, d) or (n, N, g, d, P) if theta is the bias of a product, else (n, N, w, other axes). `factor` is the
+    factor of theta, samples in front; None for 1.
     """
     if not isinstance(operation, Entrywise):
         return (J if J.ndim == 3 else J.sum(4).flatten(2)).to(torch.float64)

@@ -1,4 +1,4 @@
-"""What autograd's graph proves about a network: how each parameter acts, where the outputs are curved.
+"""The structure of a network: what autograd's graph proves about its parameters, and where the outputs are curved.
 
 The graph holds every operation that ran, also those whose derivative is 0 on these samples. So the structure that it
 shows holds for all samples of the batch. Another batch may take another branch of the network's code: the plan uses the

@@ -1,4 +1,4 @@
-"""A layer's weight as a matrix, and its row factor."""
+"""A layer's weight as a matrix W, and its row factor T, a triangular matrix with T^T T = W W^T."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from flatlens.grams.contractions import gram
 
 
 def row_factor(W: Tensor) -> Tensor:
-    """T with T^T T = W W^T, (..., min(d, m), d), zero below the diagonal."""
+    """Return T with T^T T = W W^T, (..., min(d, m), d), zero below the diagonal."""
     T: Tensor = torch.linalg.qr(W.mT, mode="r").R
     return T
 
 
 def _by_rows(J: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
-    """A product (rows, d) -> (rows, m) with slopes J (n, N, d), in one, whether samples or outputs lie together."""
+    """Return `multiply` of all rows of J (n, N, d) in one call, (n, N, m), whichever of n and N is stored first."""
     held = J.transpose(0, 1) if J.stride(0) < J.stride(1) else J
     out = multiply(held.reshape(-1, J.shape[2])).reshape(*held.shape[:2], -1)
     return out if held is J else out.transpose(0, 1)
 
 
 def _times_triangle(rows: Tensor, T: Tensor) -> Tensor:
-    """rows T^T, half of the zeros of T left out."""
+    """Return `rows` times T^T, without half of the products with T's zeros."""
     out = rows.new_empty(len(rows), len(T))
-    half = len(T) // 2  # more blocks leave out more, and gain nothing
+    half = len(T) // 2  # more blocks leave out more products, but are not faster
     torch.mm(rows, T[:half].T, out=out[:, :half])
     torch.mm(rows[:, half:], T[half:, half:].T, out=out[:, half:])
     return out
@@ -36,23 +36,23 @@ def _times_triangle(rows: Tensor, T: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class WeightMatrix:
-    """A layer's weight as g diagonal blocks, and their row factor, computed once for all chunks."""
+    """A layer's weight as g diagonal blocks, and their row factor, which is computed once for all chunks."""
 
     W: Tensor  #: (g, d, m) float64
-    b: Tensor | None = None  #: the bias, (g d,) float64
+    b: Tensor | None = None  #: bias, (g d,) float64
 
     @cached_property
     def row_factor(self) -> Tensor:
-        """T with T^T T = W W^T, (g, min(d, m), d)."""
+        """Return T with T^T T = W W^T, (g, min(d, m), d)."""
         return row_factor(self.W)
 
     def at_input(self, J: Tensor) -> Tensor:
-        """J W: a dense layer's slopes at its input, (n, N, m), from those at its output, (n, N, d)."""
+        """Return J W: a dense layer's output Jacobian at its input, (n, N, m), from that at its output, (n, N, d)."""
         W = self.W[0].to(J.dtype)  # the network's own arithmetic, as autograd would use
         return _by_rows(J, lambda rows: rows @ W)
 
     def gram_at_input(self, J: Tensor) -> Tensor:
-        """(J W)(J W)^T, (n, N, N), as (J T^T)(J T^T)^T: of min(d, m) columns.
+        """Return (J W)(J W)^T, (n, N, N), as (J T^T)(J T^T)^T, with min(d, m) columns.
 
         >>> W, J = torch.randn(1, 3, 7, dtype=torch.float64), torch.randn(2, 5, 3, dtype=torch.float64)
         >>> torch.allclose(WeightMatrix(W).gram_at_input(J), (J @ W) @ (J @ W).mT)

@@ -1,0 +1,89 @@
+"""The places to which the pass differentiates, and the form in which their derivatives are kept.
+
+They are the outputs of the plan's operations, which the Jacobians of parameters need, and the inputs of linear layers
+and of the network. A name says which: `z:CALL` or `PARAMETER@k` (see `trial.operations_of`), `x:CALL`, `input:NUMBER`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flatlens.grams.first_layer import input_side_follows
+from flatlens.grams.layout import Layout
+from flatlens.grams.record import Tape
+from flatlens.grams.rows import FRONT, Rows
+from flatlens.operations.graph import Place
+from flatlens.operations.layers import by_sample
+from flatlens.operations.reads import Bias, Lookup, Operation, Product
+
+
+@dataclass(frozen=True, eq=False)
+class WatchedPlace:
+    """A place to differentiate to, and the form in which the derivatives are kept."""
+
+    at: Place
+    size: torch.Size  #: shape of autograd's derivative
+    shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
+    plain: bool = False  #: whether the derivative already has one row per sample
+
+    @property
+    def kept(self) -> torch.Size:
+        """Return the shape of a sample's derivative after `shape`."""
+        return self.shape(torch.empty(self.size, device="meta")).shape[1:]
+
+
+def watched_places(
+    tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
+) -> dict[str, WatchedPlace]:
+    """Return all places at which output Jacobians are needed, by name."""
+    dense = {place for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for place in w.products}
+    operations = layout.operations(tape)
+    watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
+    for key, axis in layout.batch_axis.items() if "G" in needs else ():
+        if not is_first_layer(layout, key):
+            x = tape.linear[key].x
+            plain = f"z:{key}" in dense and axis == 0
+
+            def flat(derivative: Tensor, axis: int = axis) -> Tensor:
+                return by_sample(derivative, axis).reshape(n, -1)
+
+            watched[f"x:{key}"] = WatchedPlace(x, x.shape, flat, plain)
+    if layout.input_call is None and "G" in needs:
+        for number, x in enumerate(inputs):
+            watched[f"input:{number}"] = WatchedPlace(x, x.shape, lambda derivative: derivative.reshape(n, -1), True)
+    return watched
+
+
+def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> WatchedPlace:
+    """Return the output of an operation as a place; its derivatives are kept in the form that its type needs.
+
+    (n, d) for a dense product, (n, g, d, P) for other products, (n, T, D) for an embedding lookup, (n, w, the other
+    axes) for an operation that acts entry by entry.
+    """
+    if dense:
+        return WatchedPlace(
+            operation.edge,
+            operation.shape,
+            lambda derivative: rows.in_front(derivative, n).reshape(n, -1),
+            rows == FRONT,
+        )
+    if isinstance(operation, Product | Bias):
+        adapter = operation.adapter
+        return WatchedPlace(
+            operation.edge, operation.shape, lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)
+        )
+    if isinstance(operation, Lookup):
+        width = operation.shape[-1]
+        return WatchedPlace(
+            operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
+        )
+    return WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
+
+
+def is_first_layer(layout: Layout, key: str) -> bool:
+    """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
+    return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])
