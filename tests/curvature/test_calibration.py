@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature.probes import of_forms, student
-from flatlens.curvature.trace import functional_hessian_trace, curved_parameters, exact_functional_hessian_trace
+from flatlens.curvature.trace import curved_parameters, exact_functional_hessian_trace, functional_hessian_trace
 
 torch.set_num_threads(1)
 
@@ -27,7 +27,9 @@ def draw(name: str, weighted: bool, probes: int, seed: int = 0) -> tuple[float, 
     curved = curved_parameters(problem, layout)
     exact, _ = exact_functional_hessian_trace(problem, net, layout, curved, weighted=weighted)
     generator = torch.Generator().manual_seed(seed)
-    drawn = functional_hessian_trace(problem, net, layout, curved, probes=probes, weighted=weighted, generator=generator)
+    drawn = functional_hessian_trace(
+        problem, net, layout, curved, probes=probes, weighted=weighted, generator=generator
+    )
     return sum(exact.values()), torch.stack(list(drawn.values())).sum(0)
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import flatlens as fl
-from flatlens.problem.data import finite
 from flatlens.problem.chunk_buffer import ChunkBuffer
+from flatlens.problem.data import finite
 from flatlens.problem.ranks import ALONE
 
 

@@ -93,7 +93,9 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     first, second = found.first(L, sharp=True), found.second(L, sharp=True)
     printed = printed_right(n, found.m, kappa, found.first(L), found.second(L))
     sharp = sharp_right(n, found.m, kappa, first, second, found.tau, L)
-    drawn = rate(n, found.m) * (first * found.laplacian_stderr / found.laplacian_integral + second * found.gamma_stderr / found.gamma)
+    drawn = rate(n, found.m) * (
+        first * found.laplacian_stderr / found.laplacian_integral + second * found.gamma_stderr / found.gamma
+    )
     note = _vacuous(printed, L, _infinite(found))
     yield Claim(gap.value, printed, layer, "", (_finite(found), *premises), gap.stderr, note=note)
     error = math.hypot(gap.stderr, drawn)

@@ -22,6 +22,9 @@ FIRST, TRIAL = 2, 64
 SHARE = 8
 """A trial takes at most this part of the samples."""
 
+OF_AN_OUTPUT = 12 * 8
+"""Bytes of each sample's outputs: losses, their slopes and the combinations hold some dozen copies in float64."""
+
 QUICK = 2.0
 """Seconds within which a trial is followed by a longer one."""
 
@@ -37,7 +40,7 @@ class Cost:
     left: float | None  #: what may be taken besides
 
 
-def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> None:
+def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> Cost:
     """Before work that lasts: what it consists of, how long it takes and in how much memory.
 
     The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
@@ -45,16 +48,16 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     Raises:
         BadInput: it does not fit in memory, unless `anyway`.
     """
-    problem = lens.problem
+    problem, cost = lens.problem, _by_rule(lens)
     if not anyway:
-        _require_room(lens, _by_rule(lens))
+        _require_room(lens, cost)
     if problem.n < SHARE * FIRST:
-        return
+        return cost
     cost = trials(lens, work)
     if not anyway:
         _require_room(lens, cost)
     if cost.seconds is None or cost.seconds * times < DELAY:
-        return
+        return cost
     size = f"{sum(p.numel() for p in problem.model.parameters()):,} parameters, {problem.n:,} samples"
     passes = f"1 forward and {problem.outputs} backward passes"
     if lens.probes is not None:
@@ -64,25 +67,54 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     memory = "" if cost.peak is None else f", in about {in_gib(cost.peak)} of memory{' each' * bool(shared)}"
     memory += "" if cost.left is None or not memory else f" ({in_gib(cost.left)} are left beside what is taken now)"
     note(f"{networks}{size}, {passes}{shared}: about {in_words(cost.seconds * times)}{memory}")
+    return cost
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What work on a few samples took; in bytes, and None where it cannot be told."""
+
+    n: int
+    seconds: float
+    grown: float | None  #: at the peak, over what was taken before
+    results: int  #: what is left of it
 
 
 def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
     """Work on a few samples, then on more of them while that is quick; time and memory follow lines through these."""
     gauge = _gauge(lens)
-    points: list[tuple[int, float, float | None]] = []
+    before = gauge.peak()
+    done: list[_Trial] = []
     most = min(TRIAL, lens.problem.n // SHARE)
     count = FIRST
     while True:
-        few = _few(lens, count)
-        gauge.begin()
-        start = time.monotonic()
-        work(few)
-        seconds = time.monotonic() - start
-        points.append((few.problem.n, seconds, gauge.peak()))
-        if seconds * lens.problem.n / few.problem.n < DELAY or (len(points) > 1 and (seconds > QUICK or count >= most)):
+        last = _tried(_few(lens, count), work, gauge)
+        done.append(last)
+        enough = len(done) > 1 and (last.seconds > QUICK or count >= most)
+        if enough or last.seconds * lens.problem.n / last.n < DELAY:
             break
-        count = min(most, 8 if len(points) == 1 else 2 * count)
-    return _extrapolated(lens, points, gauge)
+        count = min(most, 8 if len(done) == 1 else 2 * count)
+    gauge.begin()
+    cost = _extrapolated(lens, done, gauge)
+    return cost if cost.peak is None else replace(cost, peak=max(cost.peak, before or 0))
+
+
+def _tried(few: Lens, work: Callable[[Lens], object], gauge: Meter) -> _Trial:
+    begun, used, start = gauge.begin(), gauge.used(), time.monotonic()
+    found = work(few)
+    seconds, peak = time.monotonic() - start, gauge.peak()
+    grown = None if not begun or peak is None or used is None else float(max(0, peak - used))
+    return _Trial(few.problem.n, seconds, grown, _held(few, found))
+
+
+def _held(lens: Lens, found: object) -> int:
+    """Bytes of the values per sample that a lens and a report keep."""
+    from flatlens.estimate import Report
+
+    kept = [*lens.per_sample([]).values(), *lens.residuals.values()]
+    if isinstance(found, Report):
+        kept += [tensor for e in found.values() for tensor in (e.samples, *e.arrays.values()) if tensor is not None]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in kept}.values())
 
 
 def _few(lens: Lens, count: int) -> Lens:
@@ -97,19 +129,31 @@ def _few(lens: Lens, count: int) -> Lens:
     return found
 
 
-def _extrapolated(lens: Lens, points: list[tuple[int, float, float | None]], gauge: Meter) -> Cost:
-    n, seconds, peak = points[-1]
+def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> Cost:
+    first, last, n = done[0], done[-1], lens.problem.n
     cost = _by_rule(lens)
-    if len(points) > 1:
+    if len(done) > 1:
         # the first trial warms up and pays for what is kept: it says nothing of the time
-        cost = replace(cost, seconds=seconds * _times(lens, n) / lens.problem.ranks.size)
+        cost = replace(cost, seconds=last.seconds * _times(lens, last.n) / lens.problem.ranks.size)
     used = gauge.used()
-    if peak is None or used is None:
+    if last.grown is None or used is None:
         return cost
-    whole, last, first = (chunk(lens, size) for size in (lens.problem.n, n, points[0][0]))
-    slope = max(0.0, peak - (points[0][2] or peak)) / (last - first) if last > first else _per_sample(lens)
-    most = peak + slope * (whole - last)
-    return replace(cost, peak=most, least=max(float(used), most - slope * (whole - 1)), more=max(0.0, most - used))
+    results = max(0, last.results - first.results) / max(1, last.n - first.n)
+    whole, tried = chunk(lens, n), chunk(lens, last.n)
+    more = last.grown + _slope(lens, first, last) * (whole - tried) + results * (n - last.n)
+    least = more - _slope(lens, first, last) * (whole - 1)
+    return replace(cost, peak=used + more, least=used + max(0.0, least), more=more)
+
+
+def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
+    """Return the bytes of one more sample in a chunk.
+
+    The larger of two: the plan counts what outlives a chunk, which one trial of one chunk does not show, and knows
+    nothing of searches and of the loss, which a trial does.
+    """
+    apart = chunk(lens, last.n) - chunk(lens, first.n)
+    tried = ((last.grown or 0.0) - (first.grown or 0.0)) / apart if apart else 0.0
+    return max(tried, _per_sample(lens))
 
 
 def _times(lens: Lens, n: int) -> float:
@@ -142,7 +186,7 @@ def chunk(lens: Lens, n: int) -> int:
 
 
 def _per_sample(lens: Lens) -> float:
-    return float(lens.layout.bytes_per_sample(_rows(lens)))
+    return float(lens.layout.bytes_per_sample(_rows(lens)) + OF_AN_OUTPUT * lens.problem.outputs)
 
 
 def _rows(lens: Lens) -> int:

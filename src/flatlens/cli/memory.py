@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, final
@@ -19,10 +21,10 @@ class Meter(Protocol):
         """Now."""
 
     def peak(self) -> int | None:
-        """The most since `begin`."""
+        """Return the most since `begin`, or since the process began."""
 
-    def begin(self) -> None:
-        """Forget the peak."""
+    def begin(self) -> bool:
+        """Forget the peak, and hand back what was freed; return whether that can be done here."""
 
     def left(self) -> int | None:
         """What may be taken besides."""
@@ -43,15 +45,21 @@ class OfProcess:
 
     def peak(self) -> int | None:
         """VmHWM, which `begin` sets back."""
-        return _field("/proc/self/status", "VmHWM") if self._begun else None
+        return _field("/proc/self/status", "VmHWM")
 
-    _begun = False
+    def begin(self) -> bool:
+        """Return whether the kernel lets a process set its peak back.
 
-    def begin(self) -> None:
-        """Where the kernel does not let a process do so, there is no peak."""
+        The C library keeps what was freed, and would serve what comes next from it: nobody would see how much that
+        takes.
+        """
+        gc.collect()
+        with suppress(OSError, AttributeError):  # another C library
+            ctypes.CDLL(None).malloc_trim(0)
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-            self._begun = True
+            return True
+        return False
 
     def left(self) -> int | None:
         """What the machine has, and at most what the container still may take."""
@@ -78,11 +86,13 @@ class OfCuda:
 
         return torch.cuda.max_memory_allocated(self._device)
 
-    def begin(self) -> None:
-        """Forget the peak."""
+    def begin(self) -> bool:
+        """Tensors that only a cycle holds are freed first."""
         import torch
 
+        gc.collect()
         torch.cuda.reset_peak_memory_stats(self._device)
+        return True
 
     def left(self) -> int | None:
         """Free on the device, and what torch holds without using it."""

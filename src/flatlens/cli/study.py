@@ -119,6 +119,8 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     show(f"{len(result.networks)} networks, {converged} of them converged\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the relations: {why}")
+    for why, number in result.alone:
+        note(f"{number} networks were trained alone, for {why}")
     for key, why in result.failed:
         note(f"network {key} failed: {why}")
     if result.failed:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.functional_hessian import ROWS, Seen, functional_hessian_along
 from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
+from flatlens.curvature.functional_hessian import ROWS, Seen, functional_hessian_along
 from flatlens.curvature.operators import Operator, Residual, slopes
 from flatlens.curvature.symmetry import Certificate
 from flatlens.estimate import Progress
@@ -205,7 +205,9 @@ def exact_functional_hessian_trace(
 
     def total(layer: str, directions: Directions) -> float:
         nonlocal products
-        sums, count = functional_hessian_along(problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress)
+        sums, count = functional_hessian_along(
+            problem, model, layout, layer, directions, lambda forms: forms.sum(1), progress
+        )
         products += count
         return float(sums.sum()) / problem.n
 

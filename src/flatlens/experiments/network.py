@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from flatlens.data import DataSettings, Split, default_root
+from flatlens.errors import BadFolder
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.measuring import graph_of, measure_network, tracker_of
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
 from flatlens.problem import is_linear
-from flatlens.training import train
+from flatlens.tracking import Tracker
+from flatlens.training import TrainingResult, train
+from flatlens.training.stack import Member, train_together
 
 _kept: dict[tuple[DataSettings, Path], Split] = {}
 
 
 @dataclass(frozen=True)
 class ComputeInto:
-    """The task of a worker: compute a network and keep it in the store. Picklable."""
+    """The task of a worker: compute networks and keep them in the store. Picklable."""
 
     store: Store
     tell: bool = False  #: whether it notes in the folder how far the training is, for who watches
+    together: int = 1  #: how many of a pack are trained in a stack at a time; 1: each alone
 
     def __call__(self, settings: NetworkSettings) -> None:
         """Do it, unless it is there: its worker died when it had just been written, or another process was quicker."""
@@ -40,6 +45,69 @@ class ComputeInto:
             record = compute(settings, save=save, progress=progress)
         self.store.write(record)
 
+    def several(self, pack: Sequence[NetworkSettings]) -> list[str]:
+        """Compute a pack; of each the traceback of what went wrong, "" where nothing did."""
+        self.store.require_seen()
+        if self.together == 1:
+            return _Pack(self, pack).singly()
+        return _Pack(self, pack).traces()
+
+
+class _Pack:
+    """Networks that are computed together: each is kept in the store as soon as its training is over."""
+
+    def __init__(self, task: ComputeInto, pack: Sequence[NetworkSettings]) -> None:
+        self.task, self.store, self.pack = task, task.store, pack
+        self.traced = [""] * len(pack)
+        self.begun: list[tuple[int, Split, Member, ExitStack]] = []  # as `train_together` numbers them
+
+    def singly(self) -> list[str]:
+        """Each alone, one after the other."""
+        for place, settings in enumerate(self.pack):
+            with self._traced(place):
+                self.task(settings)
+        return self.traced
+
+    def traces(self) -> list[str]:
+        """In a stack, those that can be."""
+        with _one_thread():
+            try:
+                for ended in train_together(self._members(), self.task.together):
+                    place, split, member, note = self.begun[ended.number]
+                    note.close()
+                    with self._traced(place):
+                        if ended.error is not None:
+                            raise ended.error
+                        assert ended.result is not None
+                        why = ended.why_alone
+                        record = _record(self.pack[place], split, member, ended.result, ended.seconds, why)
+                        self.store.write(record)
+            finally:
+                for _, _, _, note in self.begun:
+                    note.close()
+        return self.traced
+
+    def _members(self) -> Iterator[Member]:
+        for place, settings in enumerate(self.pack):
+            if self.store.folder(settings.key).is_dir():
+                continue
+            with self._traced(place):
+                note = ExitStack()
+                progress = note.enter_context(self.store.noted(settings.key)) if self.task.tell else None
+                split, member = _member(settings, self.store.checkpoint(settings.key), progress)
+                self.begun.append((place, split, member, note))
+                yield member
+
+    @contextmanager
+    def _traced(self, place: int) -> Iterator[None]:
+        """An error is noted for its network, and the others go on."""
+        try:
+            yield
+        except BadFolder:
+            raise
+        except (Exception, SystemExit):
+            self.traced[place] = traceback.format_exc()
+
 
 def compute(settings: NetworkSettings, save: Path | None = None, progress: Progress | None = None) -> Record:
     """Train and measure a network, on one thread: same settings, versions and machine, same digits.
@@ -50,29 +118,41 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         progress: called with ("training steps", done, total).
     """
     with _one_thread():
-        split = _data(settings.data)
-        model = settings.model.build()
+        split, one = _member(settings, save, progress)
         start = time.perf_counter()
-        watch = tracker_of(model, split, settings)
-        trained = train(
-            model, split.train, settings.training, test=split.test, watch=watch, save=save, progress=progress
-        )
-        between = time.perf_counter()
-        report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
-        result = {
-            "samples": len(split.x),
-            "outcome": trained.outcome,
-            "steps": trained.steps,
-            "loss": _or_none(trained.loss),
-            "accuracy": trained.accuracy,
-            "layers": [name for name, module in model.named_modules() if is_linear(module)],
-            "versions": versions(torch.get_num_threads()),
-            "seconds_training": between - start,
-            "seconds_measuring": time.perf_counter() - between,
-        }
-        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        trained = train(one.model, one.data, one.settings, test=one.test, watch=one.watch, save=save, progress=progress)
+        return _record(settings, split, one, trained, time.perf_counter() - start)
+
+
+def _member(settings: NetworkSettings, save: Path | None, progress: Progress | None) -> tuple[Split, Member]:
+    split = _data(settings.data)
+    model = settings.model.build()
+    watch = tracker_of(model, split, settings)
+    return split, Member(model, split.train, settings.training, split.test, watch, save, progress)
+
+
+def _record(
+    settings: NetworkSettings, split: Split, one: Member, trained: TrainingResult, seconds: float, why_alone: str = ""
+) -> Record:
+    """Measure a trained network: all that is kept of it."""
+    model, start = one.model, time.perf_counter()
+    report = Report({}, {}) if trained.outcome == "diverged" else measure_network(model, split, settings)
+    result = {
+        "samples": len(split.x),
+        "outcome": trained.outcome,
+        "steps": trained.steps,
+        "loss": _or_none(trained.loss),
+        "accuracy": trained.accuracy,
+        "layers": [name for name, module in model.named_modules() if is_linear(module)],
+        "versions": versions(torch.get_num_threads()),
+        "seconds_training": seconds,
+        "seconds_measuring": time.perf_counter() - start,
+        "trained_alone": why_alone,
+    }
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     curves = {**trained.curves, **graph_of(model, split)}
-    return Record(settings, result, curves, weights, report, None if watch is None else watch.history)
+    history = one.watch.history if isinstance(one.watch, Tracker) else None
+    return Record(settings, result, curves, weights, report, history)
 
 
 def _data(settings: DataSettings) -> Split:

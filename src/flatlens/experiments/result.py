@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
@@ -51,3 +51,5 @@ class StudyResult:
     """(key, last line of the traceback) of the runs that ended in an error."""
     unfinished: int
     """Networks of the grid that have neither finished nor failed."""
+    alone: list[tuple[str, int]] = field(default_factory=list)
+    """(why, how many) of the networks that could not be trained in a stack with others."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,11 +34,12 @@ def run_all(
     *,
     workers: int = 2,
     executor: Executor | None = None,
-    pack: int = 1,
+    pack: int | Callable[[Sequence[T]], Iterable[tuple[T, ...]]] = 1,
     progress: Progress | None = None,
     done: int = 0,
     label: Callable[[T], str] = str,
     under_way: UnderWay[T] | None = None,
+    count: Callable[[], int] | None = None,
 ) -> None:
     """Call `function` on every task, in `workers` processes of one thread each, or on any executor.
 
@@ -53,23 +54,25 @@ def run_all(
         note_failure: called in this process.
         workers: how many processes, when no executor is given.
         executor: whose workers see the same folder (a Dask client's, a pool of one thread); it is not shut down.
-        pack: so many tasks are handed out at a time, for tasks shorter than a second or so.
+        pack: so many tasks are handed out at a time, for short ones; or what cuts them into packs.
         progress: called with ("networks", done, total), and (label, done, total) for what is under way.
         done: how many count as done before.
         label: a task in a few words.
         under_way: how far the tasks are that run; asked once a second.
+        count: how many tasks have ended well, those before included, where they may before their pack is at its end.
 
     Raises:
         BadFolder: from `function`.
         BadInput: `workers` or `pack` below 1, or the given executor broke.
     """
     for name, number in (("workers", workers), ("pack", pack)):
-        if number < 1:
+        if isinstance(number, int) and number < 1:
             raise BadInput(f"run_all({name}={number}): at least one is needed")
     whole = deque(tasks)
-    shown = None if progress is None else Shown(progress, label, under_way, done, done + len(whole))
+    shown = None if progress is None else Shown(progress, label, under_way, done, done + len(whole), count)
+    packs = _packs(whole, pack) if isinstance(pack, int) else pack(whole)
     with _hands_of(executor, workers) as hands:
-        _Sweep(deque(_packs(whole, pack)), function, note_failure, hands, shown).run()
+        _Sweep(deque(packs), function, note_failure, hands, shown).run()
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class _Sweep(Generic[T]):
         if trace:
             self.note_failure(task, trace)
         if self.shown:
-            self.shown.one_more()
+            self.shown.one_more(failed=bool(trace))
 
 
 def _packs(tasks: deque[T], size: int) -> Iterator[tuple[T, ...]]:
@@ -179,6 +182,8 @@ def _packs(tasks: deque[T], size: int) -> Iterator[tuple[T, ...]]:
 
 def _guarded(function: Callable[[T], object], pack: tuple[T, ...]) -> list[str]:
     """In the worker: exceptions as text, since not every exception survives the way home; "" where there was none."""
+    if (several := getattr(function, "several", None)) is not None:  # it takes a pack at a time
+        return list(several(pack))
     return [_trace_of(function, task) for task in pack]
 
 

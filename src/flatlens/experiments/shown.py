@@ -20,16 +20,25 @@ class Shown(Generic[T]):
     """What is told to the caller's `progress`."""
 
     def __init__(
-        self, progress: Progress, label: Callable[[T], str], under_way: UnderWay[T] | None, done: int, total: int
+        self,
+        progress: Progress,
+        label: Callable[[T], str],
+        under_way: UnderWay[T] | None,
+        done: int,
+        total: int,
+        count: Callable[[], int] | None = None,
     ) -> None:
         self.progress, self.label, self.under_way, self.done, self.total = progress, label, under_way, done, total
+        self.count = count  #: of those that ended well; without it they are counted as they are told
+        self.failed = 0 if count is None else done - count()
         self.runs: Mapping[T, tuple[int, int]] = {}
         self.looked = time.monotonic()
         self._tell()
 
-    def one_more(self) -> None:
+    def one_more(self, *, failed: bool = False) -> None:
         """A task is finished, well or not."""
-        self.done += 1
+        self.failed += failed
+        self.done += self.count is None
         self._tell()
 
     @property
@@ -59,4 +68,6 @@ class Shown(Generic[T]):
         self.runs = runs
 
     def _tell(self) -> None:
+        if self.count is not None:
+            self.done = min(self.count() + self.failed, self.total)
         self.progress("networks", self.done, self.total)

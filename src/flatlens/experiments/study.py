@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import TypedDict
 
-from flatlens.errors import BadFolder
+from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
 from flatlens.experiments.against import against_gap
 from flatlens.experiments.findings import findings
@@ -17,6 +18,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import Study
+from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.tables import (
     curves_table,
@@ -31,6 +33,7 @@ from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
 from flatlens.training import REACHED
+from flatlens.training.stack import LANES
 
 __all__ = ["Quantity", "RunOptions", "Study", "StudyResult", "load_study", "run_study"]
 
@@ -41,6 +44,7 @@ class RunOptions(TypedDict, total=False):
     workers: int
     executor: Executor | None
     pack: int
+    together: int
     retry_failed: bool
     mixed: bool
 
@@ -52,6 +56,7 @@ def run_study(
     workers: int = 2,
     executor: Executor | None = None,
     pack: int = 1,
+    together: int = LANES,
     progress: Progress | None = None,
     retry_failed: bool = False,
     mixed: bool = False,
@@ -66,7 +71,8 @@ def run_study(
         out: a new or empty folder, or one where this study was begun.
         workers: processes of one thread each.
         executor: run there instead; its workers must see `out` under the same path.
-        pack: networks handed out at a time.
+        pack: networks handed out at a time, of those that no stack takes.
+        together: so many networks of a kind are trained in one stack at most, where that is faster; 1: each alone.
         progress: called with ("networks", done, total), and for each run under way with its settings, steps and most.
         retry_failed: run those again that ended in an error; without it they stay recorded as failed.
         mixed: carry on although the finished networks were computed with other versions or on another device.
@@ -75,6 +81,9 @@ def run_study(
         BadFolder: `out` holds another study or other files, cannot be written, or was begun with other versions; or
             no network could be finished.
     """
+    for name, number in (("pack", pack), ("together", together)):
+        if number < 1:
+            raise BadInput(f"run_study({name}={number}): at least 1 is needed")
     store = Store.create(Path(out).absolute(), study)
     todo = {settings.key: settings for settings in study.networks()}
     finished = store.finished(todo)
@@ -83,15 +92,16 @@ def run_study(
     over = {*finished, *([] if retry_failed else store.failed(todo))}
     run_all(
         [settings for key, settings in todo.items() if key not in over],
-        ComputeInto(store, tell=progress is not None),
+        ComputeInto(store, tell=progress is not None, together=together),
         store.write_failure,
         workers=workers,
         executor=executor,
-        pack=pack,
+        pack=lambda left: packs(left, together=together, hands=workers if executor is None else None, pack=pack),
         progress=progress,
         done=len(over),
         label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in study.varied) or settings.key,
         under_way=lambda: store.under_way(todo),
+        count=lambda: len(store.finished(todo)),
     )
     result = load_study(out)
     write_tables(result, out)
@@ -152,6 +162,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
         failed=failed,
         unfinished=unfinished,
+        alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
     )
 
 

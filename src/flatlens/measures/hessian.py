@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.blocks import SMALL, dense_blocks, fits, row_block_maxima
 from flatlens.curvature.directions import Shifts
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import CHANCE
 from flatlens.curvature.spectrum import spectral_density as density_of
 from flatlens.errors import BadInput

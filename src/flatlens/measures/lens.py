@@ -10,8 +10,8 @@ from typing import Literal, TypeVar, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.directions import Directions
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress

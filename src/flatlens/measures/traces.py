@@ -12,10 +12,16 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Hessian
-from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.directions import Directions, Rows, Shifts, Units
+from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.probes import of_forms
-from flatlens.curvature.trace import functional_hessian_trace, curved_parameters, diagonal, exact_functional_hessian_trace, exact_products
+from flatlens.curvature.trace import (
+    curved_parameters,
+    diagonal,
+    exact_functional_hessian_trace,
+    exact_products,
+    functional_hessian_trace,
+)
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
@@ -116,7 +122,9 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
     if found is not None:
         lens.count(len(found[0]))
         return FunctionalHessianPart(curved.names, *found, len(found[0]))
-    values, products = exact_functional_hessian_trace(problem, model, layout, curved, weighted=weighted, progress=run.progress)
+    values, products = exact_functional_hessian_trace(
+        problem, model, layout, curved, weighted=weighted, progress=run.progress
+    )
     lens.count(products)
     exact = torch.tensor([values[name] for name in curved.names], dtype=torch.float64)
     return FunctionalHessianPart(curved.names, exact, None, products)
@@ -303,7 +311,9 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
             families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
             weigh = partial(_weighed, scale=scale)
-            sums, count = functional_hessian_along(lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress)
+            sums, count = functional_hessian_along(
+                lens.problem, lens.model, lens.layout, layer, family, weigh, run.progress
+            )
             total += float(sums.sum()) / lens.problem.n
             products += count
     lens.count(products)

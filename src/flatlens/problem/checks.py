@@ -16,7 +16,10 @@ from flatlens.problem.ranks import Ranks
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
 MOST = 2**62  #: bytes, in place of more
-REDUCED_PRECISION = {"tf32": 2.0**-10, "bfloat16": torch.finfo(torch.bfloat16).eps}  #: eps of products that were asked to be
+REDUCED_PRECISION = {
+    "tf32": 2.0**-10,
+    "bfloat16": torch.finfo(torch.bfloat16).eps,
+}  #: eps of products that were asked to be
 
 
 def require_usable(model: object, dtype: object) -> None:

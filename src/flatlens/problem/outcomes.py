@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.problem.data import Batch
 from flatlens.problem.chunk_buffer import ChunkBuffer
+from flatlens.problem.data import Batch
 from flatlens.problem.problem import Problem
 
 Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]

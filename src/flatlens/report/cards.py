@@ -15,15 +15,15 @@ MOVES = (
 )
 
 FAMILIES = {
-    "sharpness": "How strongly the outputs, and with them the risk, respond to the parameters.",
-    "sensitivity": "How strongly the outputs follow the input.",
-    "compression": "How much of a small ball of inputs survives, and in how many directions.",
+    "sharpness": "Size of the derivatives of the outputs, and so of the risk, with respect to the parameters.",
+    "sensitivity": "Size of the derivatives of the outputs with respect to the input.",
+    "compression": "Volume and dimensions of the image of a small ball of inputs.",
     "flatness": "Curvature of the risk along a layer's own weights, in units of these weights.",
     "normalised": "Sharpness in units of the parameters: of each one, of rows and columns, of whole matrices.",
-    "norms": "Sizes of weights, features and outputs, to hold the others against.",
+    "norms": "Sizes of weights, features and outputs, for comparison.",
     "hessian": "Eigenvalues, traces and the spectrum of the second derivatives.",
-    "perturbation": "How the risk and the outputs change at a distance: at other weights, features and inputs.",
-    "data": "How well the sample stands for its distribution, and whether labels hold still near it.",
+    "perturbation": "Changes of the risk and the outputs at a finite distance: at other weights, features and inputs.",
+    "data": "How well the sample represents its distribution, and whether labels are constant near it.",
     "generalisation": "The risk, and the gap between training and held-out data.",
 }
 """What the measures of a family have in common, in the order in which families are listed."""

@@ -11,16 +11,17 @@ from flatlens.report.cards import FAMILIES, MOVES, by_family, runs
 PREFACE = """\
 # The measures
 
-Written from the code by `flatlens list measures --markdown`: change a measure's docstring, not this page.
-[choosing.md](choosing.md) says which one answers which question, and has the papers behind the names of the sources.
+`flatlens list measures --markdown` writes this page from the code: change a measure's docstring, not the page.
+[choosing.md](choosing.md) says which measure answers which question, and lists the papers behind the names of the
+sources. [glossary.md](glossary.md) defines the terms.
 
-All are of the risk L, the mean loss over the data, and of the network f. n: samples, N: outputs, P: parameters. For a
-sample i: C_i is the second derivative of its loss in the outputs, K_i the Gram matrix of the outputs' slopes in the
-parameters (df/dtheta df/dtheta^T, N x N), G_i the same in the input. For a linear layer: W is its weight (d x m),
-phi the m features that it reads, J_p the slope of the outputs in what it gives at position p. A convolution is a
-linear layer at every position of the picture, its m = in k k; what its positions contribute to a weight is summed
-before anything is squared, and the same holds for token-wise layers and for modules called twice. *Part*: a name with a
-dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`."""
+L is the risk, the mean loss over the data, and f the network. n: samples, N: outputs, P: parameters. For a sample i: C_i
+is the output Hessian, the second derivative of its loss in the outputs; K_i and G_i are the Gram matrices of the
+derivatives of the outputs with respect to the parameters (df/dtheta df/dtheta^T, N x N) and to the input. For a linear
+layer: W is its weight (d x m), phi its m input features, J_p the output Jacobian at position p of the layer's output. A
+convolution is a linear layer at every position of the image, with m = in k k. The contributions of the positions to a
+weight are summed before anything is squared; the same holds for token-wise layers and for modules called twice.
+*Part*: a name with a dot, `report["weight_norm.spectral"]`. *Option*: `"local_volume(top_k=3)"`."""
 
 
 def page() -> str:
@@ -62,7 +63,7 @@ def _number(measure: Measure) -> str:
     if measure.answer == "input":
         return "at its input; by layer through that layer"
     if measure.answer == "last":
-        return "the last linear layer's; `.sum` and `.max` over layers stand beside it"
+        return "the last linear layer's; `.sum` and `.max` are over layers"
     return "the sum over layers" + ("; the largest as `.max`" if measure.place != "input" else "")
 
 

@@ -21,7 +21,9 @@ class Retained:
     excluded: tuple[tuple[str, int], ...]
 
 
-def keep(table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()) -> Retained:
+def keep(
+    table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()
+) -> Retained:
     """Rows where every one of `columns` is finite, those in `log` as logarithms; `present` need only have a value.
 
     >>> keep(pd.DataFrame({"a": [1.0, 0.0, np.nan], "b": [1.0, 2.0, 3.0]}), ["a", "b"], log=["a"]).excluded

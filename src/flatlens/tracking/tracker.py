@@ -19,8 +19,8 @@ from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
 from flatlens.problem.checks import require_finite_weights
-from flatlens.tracking.isolated import isolated
 from flatlens.tracking.history import History, save_history
+from flatlens.tracking.isolated import isolated
 from flatlens.tracking.live import Live, Moment
 from flatlens.tracking.schedule import Every, Schedule, whole
 from flatlens.tracking.stability import edge_of
