@@ -15,8 +15,8 @@ PREFACE = """\
 [choosing.md](choosing.md) says which measure answers which question, and lists the papers behind the names of the
 sources. [glossary.md](glossary.md) defines the terms.
 
-L is the risk, the mean loss over the data, and f the network. n: samples, N: outputs, P: parameters. For a sample i: C_i
-is the output Hessian, the second derivative of its loss in the outputs; K_i and G_i are the Gram matrices of the
+L is the risk, the mean loss over the data, and f the network. n: samples, N: outputs, P: parameters. For a sample i:
+C_i is the output Hessian, the second derivative of its loss in the outputs; K_i and G_i are the Gram matrices of the
 derivatives of the outputs with respect to the parameters (df/dtheta df/dtheta^T, N x N) and to the input. For a linear
 layer: W is its weight (d x m), phi its m input features, J_p the output Jacobian at position p of the layer's output. A
 convolution is a linear layer at every position of the image, with m = in k k. The contributions of the positions to a
