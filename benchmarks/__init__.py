@@ -1,1 +1,1 @@
-"""Speed, measured side by side with a peer or a floor, never as a timed test."""
+"""Benchmarks: each times flatlens side by side with a peer or a floor, never as a timed test."""

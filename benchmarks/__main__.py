@@ -1,8 +1,8 @@
 """All results side by side: `python -m benchmarks [one_pass growth ...] [--no-run]`.
 
-Runs the benchmarks of the page, or those named, one after another, each as `python -m benchmarks.NAME` does; prints
-what came of them as a table and makes benchmarks/results/page.html. About an hour and a half on two cores for all. The
-other libraries (`benchmarks/peers`) are asked where they are installed; where they are not, their last results stay.
+Runs the benchmarks of the page, or those named, one after another, each as `python -m benchmarks.NAME` does. Prints
+their results as a table and makes benchmarks/results/page.html. About an hour and a half on two cores for all. The
+other libraries (`benchmarks/peers`) are run where they are installed; where they are not, their last results are kept.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PEERS = ("backpack", "curvlinops", "hessian_eigenthings", "pyhessian")
 
 
 def run(name: str) -> bool:
-    """One benchmark, as from the command line; False where it failed."""
+    """Run one benchmark, as from the command line; return whether it succeeded."""
     missing = [peer for peer in PEERS if importlib.util.find_spec(peer) is None]
     if name == "curvature" and missing:
         print(f"curvature: {', '.join(missing)} not installed (benchmarks/peers): the last results stay")
@@ -32,7 +32,7 @@ def run(name: str) -> bool:
 
 
 def show(console: Console) -> None:
-    """Everything there is, as tables."""
+    """Print all results as tables."""
     table = Table(title="flatlens side by side")
     for head in ("task", "network", "who"):
         table.add_column(head, overflow="fold")

@@ -2,15 +2,15 @@
 
     python -m benchmarks.curvature [--repeats 3] [--threads 2] [--only eigenvalue trace gauss_newton relative_flatness]
 
-The same networks, data (n = 2000) and threads for all; `benchmarks/peers` says where the others are installed. Every
-contestant gives its value, its relative error against a reference made without any of them (`peers/cases.py`; root mean
-square over the runs, each with new random draws), its Hessian products, its seconds by the clock and of the processor,
-and, on trained networks, the growth of the resident size in a child process of its own. All are run in turn; one that
-has taken `PATIENCE` seconds is run twice at least, one that takes `A_LONG_TIME` once. `--only` leaves the other tasks
-in the file as they were; every task names its machine and how busy that was. About a quarter of an hour.
+The networks, data (n = 2000) and threads are the same for all; `benchmarks/peers` says how to install the others. Each
+contestant reports its value, its relative error against a reference made without any of them (`peers/cases.py`; root
+mean square over the runs, each with new random draws), its Hessian products, its wall-clock and processor seconds, and,
+on trained networks, the growth of the resident size in a separate child process. All are run in turn. One that has used
+more than `PATIENCE` seconds stops after two runs, one that has used more than `A_LONG_TIME` after one. `--only` leaves
+the other tasks in the file as they were. Every task records its machine and its load. About a quarter of an hour.
 
-On a machine that is busy with other things threads wait for each other, by the clock and of the processor alike: one
-thread, and the processor's seconds, is what can still be compared there.
+On a busy machine threads wait for each other, which lengthens both the wall-clock and the processor seconds. There,
+only processor seconds on one thread can be compared.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS = {
     "gauss_newton": ["MLP", "LeNet"],
     "relative_flatness": ["LeNet"],
 }
-REFERENCES = {  # on ReLU networks the Gauss-Newton trace is the Hessian's
+REFERENCES = {  # on ReLU networks the Gauss-Newton trace equals the Hessian's
     "eigenvalue": cases.top_eigenvalue,
     "trace": cases.hessian_trace,
     "gauss_newton": cases.hessian_trace,
@@ -54,7 +54,7 @@ REFERENCES = {  # on ReLU networks the Gauss-Newton trace is the Hessian's
 
 @dataclass
 class Record:
-    """What the runs of one contestant gave."""
+    """The results of all runs of one contestant."""
 
     answers: list[Answer] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -62,14 +62,14 @@ class Record:
     failed: str = ""
 
     def enough(self, repeats: int) -> bool:
-        """No more runs."""
+        """Return whether no more runs are needed."""
         runs, taken = len(self.seconds), sum(self.seconds)
         tired = taken > PATIENCE and runs >= (1 if taken > A_LONG_TIME else 2)
         return bool(self.failed) or tired or runs == repeats
 
 
 def in_turn(runs: dict[str, Run], repeats: int) -> dict[str, Record]:
-    """Everyone run in turn; quick ones get a round that is not counted."""
+    """Run everyone in turn; quick ones get a first round that is not counted."""
     records = {who: Record() for who in runs}
     for turn in range(repeats + 1):
         for who, run in runs.items():
@@ -81,7 +81,7 @@ def in_turn(runs: dict[str, Run], repeats: int) -> dict[str, Record]:
             start, busy = time.perf_counter(), time.process_time()
             try:
                 record.answers.append(run())
-            except Exception as error:  # whatever a library raises is its result here
+            except Exception as error:  # an exception of a library is its result here
                 record.failed = reason(error)
                 continue
             took = time.perf_counter() - start
@@ -96,7 +96,7 @@ def reason(error: Exception) -> str:
 
 
 def compare(task: str, case: Case, reference: float, repeats: int, folder: Path) -> dict[str, Any]:
-    """One task on one network: a row a contestant."""
+    """Compare one task on one network: a row for each contestant."""
     runs: dict[str, Run] = {}
     failures: dict[str, str] = {}
     for who, make in contestants.of(task, case).items():
@@ -128,7 +128,7 @@ def row(record: Record, reference: float) -> dict[str, Any]:
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """Median and quartiles; of two runs they are the ends."""
+    """Return the median and the quartiles; for two runs the quartiles are the two values."""
     if len(seconds) > 2:
         return machine.spread(seconds)
     ends = {"quartile_low": round(min(seconds), 4), "quartile_high": round(max(seconds), 4)}
@@ -136,7 +136,7 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def memory(task: str, case: Case, who: str, folder: Path) -> float | None:
-    """Growth of the resident size in MiB, in a child process of its own."""
+    """Return the growth of the resident size in MiB, measured in a separate child process."""
     code = (
         "import torch\n"
         "from benchmarks import machine\n"
@@ -153,7 +153,7 @@ def memory(task: str, case: Case, who: str, folder: Path) -> float | None:
 
 
 def more_of_trace(case: Case, found: dict[str, Any]) -> dict[str, Any]:
-    """What so many random probes give: curvlinops from 100 single ones, flatlens over seeds at 4."""
+    """Return errors of trace estimates: curvlinops from 100 single probes, flatlens over seeds with 4 probes each."""
     reference, result = found["reference"], {}
     try:
         samples = contestants.hutchinson_samples(case)
@@ -177,7 +177,7 @@ def more_of_trace(case: Case, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def conclude(task: str, case: Case, found: dict[str, Any]) -> None:
-    """What a task says beyond its rows."""
+    """Add the results of a task that are not rows."""
     rows = {who: r for who, r in found["contestants"].items() if "failed" not in r}
     median = {who: r["seconds"]["median"] for who, r in rows.items()}
     ours = next((who for who in rows if who.startswith("flatlens")), None)
@@ -195,7 +195,7 @@ def conclude(task: str, case: Case, found: dict[str, Any]) -> None:
 
 
 def gap(layers: dict[str, float], parameters: dict[str, float]) -> float:
-    """Relative, between layers' traces and the sums of their parameters'."""
+    """Return the relative difference between layers' traces and the sums of their parameters' traces."""
     of_layer = {layer: sum(v for name, v in parameters.items() if name.rpartition(".")[0] == layer) for layer in layers}
     return max(abs(value / of_layer[layer] - 1) for layer, value in layers.items())
 
@@ -226,7 +226,7 @@ def show(task: str, name: str, found: dict[str, Any]) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the peers; said at once where one is missing."""
+    """Return the peers' versions; print a line for each that is not installed."""
     found = {}
     for name in PEERS:
         try:

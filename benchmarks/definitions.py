@@ -1,15 +1,16 @@
 """The pass beside the compression paper's definitions read literally: `python -m benchmarks.definitions [--repeats 3]`.
 
-MLP 784-512-512-512-10, n = 100, cross-entropy, float32 with sums in float64 on both sides. Literally: for every sample,
-a Jacobian of the outputs to the input of each layer, or to each parameter, by one backward per output, written out, and
-from it S, the Gauss-Newton trace, MLS, NMLS and the normalised and input-invariant MLS, log volume and dimension of
-every layer, the adaptive sharpness of Lemma E.2 and that of Eq. 35. `each by itself` has a loop for each of these;
-`from one loop` has them share the Jacobians. flatlens gives these and all its other measures of one pass, of every
-layer. Apart from them, with Eq. 36, whose minimum the literal one has L-BFGS seek, and whatever else flatlens
-measures when nothing is asked for. The table has the values of both, the seconds (median, quartiles), and ratios.
+MLP 784-512-512-512-10, n = 100, cross-entropy, float32 with sums in float64 on both sides. The literal side takes, for
+every sample, the Jacobian of the outputs with respect to each layer's input or each parameter, by one backward per
+output, and writes it out. From these it computes S, the Gauss-Newton trace, MLS, NMLS and the normalised and
+input-invariant MLS, log volume and dimension of every layer, the adaptive sharpness of Lemma E.2 and that of Eq. 35.
+`each by itself` has a separate loop for each of these; in `from one loop` they share the Jacobians. flatlens gives
+these and all its other measures of one pass, for every layer. A second comparison adds Eq. 36, whose minimum the
+literal side finds by L-BFGS, and everything else that flatlens measures by default. The table has the values of both
+sides, the seconds (median, quartiles) and their ratios.
 
-Relative flatness of all layers by a literal Definition 3, a Hessian row for each of a layer's d m weights: as long as
-the median of `ROWS` of them, drawn at random, times d m; its value would be the sum over all.
+For the relative flatness of all layers by a literal Definition 3, which needs a Hessian row for each of a layer's d m
+weights, the seconds are the median of `ROWS` random rows times d m. Its value would be the sum over all rows.
 """
 
 from __future__ import annotations
@@ -37,24 +38,24 @@ LAYERS = ("0", "2", "4", "6")
 
 
 def case() -> tuple[nn.Sequential, Tensor, Tensor]:
-    """The network, its samples and their labels."""
+    """Return the network, its samples and their labels."""
     torch.manual_seed(0)
     return mlp(*WIDTHS), torch.randn(N_SAMPLES, WIDTHS[0]), torch.randint(WIDTHS[-1], (N_SAMPLES,))
 
 
 @dataclass
 class Sample:
-    """What a definition is told of one sample."""
+    """The inputs of the definitions for one sample."""
 
     x: Tensor
-    C: Tensor  #: the output Hessian
-    to_inputs: dict[str, Tensor]  #: df/dx of each layer's input, (N, M)
-    to_parameters: dict[str, Tensor]  #: df/dtheta, (N, size)
-    values: dict[str, Tensor]  #: of each parameter, (size,)
+    C: Tensor  #: output Hessian, (N, N)
+    to_inputs: dict[str, Tensor]  #: df/dx for each layer's input, (N, M)
+    to_parameters: dict[str, Tensor]  #: df/dtheta for each parameter, (N, size)
+    values: dict[str, Tensor]  #: values of each parameter, (size,)
 
 
 def looked_at(net: nn.Sequential, x: Tensor, which: Collection[str]) -> Sample:
-    """One sample's Jacobians, written out; `which` of "inputs", "parameters"."""
+    """Return one sample's Jacobians, written out; `which` contains "inputs", "parameters" or both."""
     inputs: dict[str, Tensor] = {}
     h = x[None]
     for number, module in enumerate(net):
@@ -82,7 +83,7 @@ def norm(J: Tensor) -> float:
 
 
 def curved(s: Sample, J: Tensor) -> Tensor:
-    """Diagonal of J^T C J."""
+    """Return the diagonal of J^T C J."""
     return ((s.C.to(J) @ J) * J).sum(0).double()
 
 
@@ -120,7 +121,7 @@ TOGETHER = [
 
 
 def literal(net: nn.Sequential, x: Tensor, *, apart: bool, minimise: bool = False) -> dict[str, float]:
-    """The means over samples: a definition after the other if `apart`, else all of them from the same Jacobians."""
+    """Return the means over samples: one loop per definition if `apart`, else all from the same Jacobians."""
     totals: dict[str, float] = defaultdict(float)
     for names in TOGETHER if apart else [list(DEFINITIONS)]:
         which = {DEFINITIONS[name][0] for name in names}
@@ -144,7 +145,7 @@ def literal(net: nn.Sequential, x: Tensor, *, apart: bool, minimise: bool = Fals
 
 
 def equation_36(H: Tensor, W: Tensor) -> float:
-    """min over s, s' of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 (s_i s'_j)^2), over their logarithms."""
+    """Return min over s, s' of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 (s_i s'_j)^2), over their logarithms."""
     a, b = (torch.zeros(size, dtype=torch.float64, requires_grad=True) for size in H.shape)
     descent = torch.optim.LBFGS(
         [a, b], max_iter=500, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
@@ -166,19 +167,19 @@ def equation_36(H: Tensor, W: Tensor) -> float:
 
 
 def ours(net: nn.Sequential, x: Tensor, y: Tensor, measures: list[str] | None = None) -> fl.Report:
-    """Everything that flatlens gives when nothing is asked for, or some of it."""
+    """Return flatlens's report of the given measures, by default of all that it measures unasked."""
     return fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), measures)
 
 
 def of_the_pass(report: fl.Report) -> list[str]:
-    """All measures of a report that one pass gives, but for the one that then minimises."""
+    """Return the names of a report's measures from the one pass, except the one that then minimises."""
     here = {measure for measure, _ in report}
     cards = [card for card in fl.catalogue() if card.name in here and card.cost.startswith("one pass")]
     return [card.name for card in cards if card.name != "normalized_sharpness"]
 
 
 def definition_3(net: nn.Sequential, x: Tensor, y: Tensor, layer: str) -> float:
-    """Seconds of a literal relative flatness of one layer: a Hessian row of each weight."""
+    """Return the seconds of one layer's literal relative flatness: a Hessian row for each weight."""
     weight = net.get_parameter(f"{layer}.weight")
     picked = torch.randperm(weight.numel(), generator=torch.Generator().manual_seed(0))[:ROWS].tolist()
     start = time.perf_counter()

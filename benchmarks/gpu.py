@@ -1,12 +1,13 @@
 """The pass on a CUDA device: `python -m benchmarks.gpu [--only LeNet] [--repeats 5]`.
 
-LeNet, VGG-11, ResNet-18 (32 x 32 noise) and ViT-B/16 (224 x 224), n = 1024, 10 outputs. Of each: the floor and the pass
-(`benchmarks.one_pass`), all that one pass gives, and the sharpness, in seconds with the device waited for, with the
-most memory allocated over what was before; values beside those of the processor on 16 samples; the pass in TF32 and in
-bfloat16, with how far its values go off; and whether torch.compile or a CUDA graph would pay, for which a forward and a
-backward pass of one chunk is timed eagerly and through each. Written with the device's description.
+LeNet, VGG-11, ResNet-18 (32 x 32 noise) and ViT-B/16 (224 x 224), n = 1024, 10 outputs. For each network: seconds of
+the floor and the pass (`benchmarks.one_pass`), of all measures of one pass, and of the sharpness, each timed until the
+device has finished, with the peak of allocated memory above the size before; values compared with the processor's on 16
+samples; the pass in TF32 and in bfloat16, with the change of its values; and whether torch.compile or a CUDA graph
+would help: a forward and a backward pass of one chunk is timed eagerly and through each. The device's description is
+saved with the results.
 
-`--device cpu --samples 16` goes through the same code without one, for a look; its results are not kept.
+`--device cpu --samples 16` runs the same code without a GPU, as a trial; its results are not kept.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ COMPARED = 16  #: samples that the processor measures, too
 
 
 def waited_for(run: Callable[[], Any], device: str) -> Callable[[], Any]:
-    """The same, over when the device has done it."""
+    """Return the same function, which now returns only when the device has finished."""
 
     def whole() -> Any:
         found = run()
@@ -51,7 +52,7 @@ def measured(problem: fl.Problem, names: list[str]) -> fl.Report:
 
 
 def peak(run: Callable[[], Any], device: str) -> float | None:
-    """MiB allocated at most, over what was before."""
+    """Return the most MiB allocated above the size before; None on a processor."""
     if device == "cpu":
         return None
     torch.cuda.synchronize()
@@ -63,12 +64,12 @@ def peak(run: Callable[[], Any], device: str) -> float | None:
 
 
 def apart(there: fl.Report, here: fl.Report) -> dict[str, float]:
-    """Relative differences of values."""
+    """Return relative differences of values."""
     return {name: there[name].value / here[name].value - 1 for name in MEASURES if here[name].kind != "undefined"}
 
 
 def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]:
-    """A forward and a backward pass of one chunk: eager, through torch.compile, and its kernels as one CUDA graph."""
+    """Time a forward and a backward pass of one chunk: eager, through torch.compile, and as one CUDA graph."""
     x = x.clone().requires_grad_()
     at = [x, *net.parameters()]
 
@@ -94,20 +95,20 @@ def ways(net: nn.Module, x: Tensor, device: str, repeats: int) -> dict[str, Any]
                 run = waited_for(made(), device)
                 run()  # compiles
                 runs[who] = run
-            except Exception as error:  # whatever a compiler says
+            except Exception as error:  # whatever a compiler raises
                 failed[who] = {"failed": one_line(error, 120)}
         seconds = machine.interleaved(runs, repeats)
     return {who: machine.spread(times) for who, times in seconds.items()} | failed
 
 
 def in_full(net: nn.Module, x: Tensor, chunk: int) -> None:
-    """The floor, in the pass's arithmetic and with its attention."""
+    """Run the floor, in the pass's arithmetic and with its attention."""
     with measuring(net):
         floor(net, x, chunk)
 
 
 def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict[str, Any]:
-    """Everything of one network."""
+    """Return all results of one network."""
     problem, x = timed.case(n, device, memory=memory)
     net, chunk = problem.model, chunk_of(problem)
     runs: dict[str, Callable[[], Any]] = {
@@ -140,7 +141,7 @@ def result(timed: Timed, n: int, device: str, memory: str, repeats: int) -> dict
 
 
 def described() -> dict[str, Any]:
-    """The device."""
+    """Return a description of the device."""
     seen = torch.cuda.get_device_properties(0)
     return {
         "device": seen.name,

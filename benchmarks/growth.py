@@ -1,10 +1,10 @@
 """How the pass's time grows: `python -m benchmarks.growth [--repeats 7] [--only samples]`.
 
-With the samples (5 chunks of 256 to 40), the outputs N, the depth and the width of ReLU networks, the other three held.
-The pass makes G, K and R of every layer; beside it its floor (`benchmarks.one_pass`). All sizes of a kind are run in
-turn. The exponent is the slope of a line through the logarithms of the medians; its 95% interval is Student's, over
-the sizes. With outputs, depth and width the time is a sum of powers, and the interval is mostly how far from one power
-that is. Some ten minutes.
+The number of samples (5 to 40 chunks of 256), the outputs N, the depth or the width of ReLU networks grows, while the
+other three are fixed. The pass makes G, K and R of every layer; beside it is its floor (`benchmarks.one_pass`). All
+sizes of a kind are run in turn. The exponent is the slope of a line through the logarithms of the medians, with
+Student's 95% interval over the sizes. For outputs, depth and width the time is a sum of powers, and the interval mostly
+shows how far it is from one power. About ten minutes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ GROWN: dict[str, tuple[str, list[int], Callable[[int], Timed]]] = {
 
 
 def exponent(sizes: list[int], seconds: list[float]) -> dict[str, Any]:
-    """The power of the size that the seconds go with."""
+    """Return the exponent of the seconds as a power of the size, with its interval."""
     fit = linregress([math.log(size) for size in sizes], [math.log(taken) for taken in seconds])
     half = float(student.ppf(0.975, len(sizes) - 2)) * fit.stderr
     return {"value": round(fit.slope, 3), "interval": [round(fit.slope - half, 3), round(fit.slope + half, 3)]}
@@ -68,7 +68,7 @@ def runs(timed: Timed) -> dict[str, Callable[[], Any]]:
 
 
 def grown(kind: str, repeats: int) -> dict[str, Any]:
-    """One kind of growth."""
+    """Measure one kind of growth."""
     what, sizes, timed = GROWN[kind]
     by_size = {(size, who): run for size in sizes for who, run in runs(timed(size)).items()}
     seconds = machine.interleaved({f"{size} {who}": run for (size, who), run in by_size.items()}, repeats)

@@ -1,4 +1,4 @@
-"""What every result says of where it was measured, and how two things are timed against each other."""
+"""A description of the machine for every result, and the timing of contestants in turn."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ import psutil
 import torch
 
 RESULTS = Path(__file__).parent / "results"
-BUSY = os.getloadavg()[0]  #: before anything here has run
+BUSY = os.getloadavg()[0]  #: load before the benchmark runs
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the versions, the threads and how busy it was."""
+    """Return the machine, the versions, the threads and the load."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -44,8 +44,10 @@ def _processor() -> str:
 
 
 def interleaved(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
-    """Seconds of each contestant, run in turn so that a busy moment hits all alike; one warm-up round is not
-    counted."""
+    """Return seconds of each contestant, run in turn so that a busy moment affects all alike.
+
+    One warm-up round is not counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(repeats + 1):
         for name, run in contestants.items():
@@ -58,18 +60,21 @@ def interleaved(contestants: dict[str, Callable[[], Any]], repeats: int) -> dict
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
-    """Median and quartiles."""
+    """Return the median and the quartiles."""
     low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else 3 * seconds
     return {"median": round(middle, 4), "quartile_low": round(low, 4), "quartile_high": round(high, 4)}
 
 
 def resident() -> int:
-    """Bytes resident now."""
+    """Return the bytes resident now."""
     return int(psutil.Process().memory_info().rss)
 
 
 def growth(run: Callable[[], Any], every: float = 0.002) -> int:
-    """The most bytes resident while `run` runs, over the size just before; sampled: the process's own peak is older."""
+    """Return the most bytes resident while `run` runs, above the size just before.
+
+    The size is sampled, as the process's own peak may be from earlier.
+    """
     before = most = resident()
     done = threading.Event()
 
@@ -89,20 +94,20 @@ def growth(run: Callable[[], Any], every: float = 0.002) -> int:
 
 
 def in_a_child(code: str) -> str:
-    """The last line that a process of its own prints, in which nothing was held before."""
+    """Return the last line that a fresh process prints, which holds no memory from before."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     return done.stdout.splitlines()[-1]
 
 
 def earlier(name: str) -> dict[str, Any]:
-    """The result that lies there, or nothing."""
+    """Return the saved result, or an empty one."""
     path = RESULTS / f"{name}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
 def save(name: str, result: dict[str, Any]) -> Path:
-    """Write a result beside the description of its machine."""
+    """Write a result together with the description of its machine."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps({"machine": describe(), **result}, indent=1) + "\n")

@@ -1,10 +1,10 @@
-"""How well `memory=` is kept: `python -m benchmarks.memory [--samples 10000] [--memory 1GiB]`.
+"""Whether `memory=` is kept: `python -m benchmarks.memory [--samples 10000] [--memory 1GiB]`.
 
-Each row in a process of its own: the most bytes resident during `fl.measure`, over the size just before, as a share of
-what was allowed. VGG-11 on 32 x 32 noise: `of one pass` measures MLS, sharpness, the Gauss-Newton trace and relative
-flatness of all samples; `everything` is what `fl.measure` does unasked, Gauss-Newton diagonals of all weights
-included, of 256 samples, for it takes seconds for each. `of one pass, 100 outputs` is of 2000 samples of an MLP. Ten
-minutes on two cores.
+Each row has a process of its own. It gives the most bytes resident during `fl.measure`, above the size just before, as
+a share of the allowed memory. VGG-11 on 32 x 32 noise: `of one pass` measures MLS, sharpness, the Gauss-Newton trace
+and relative flatness on all samples. `everything` is what `fl.measure` does by default, with the Gauss-Newton diagonals
+of all weights, on 256 samples only, as it takes seconds for each. `of one pass, 100 outputs` uses 2000 samples of an
+MLP. Ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EVERYTHING, FEW = None, 256
 
 
 def grown(network: str, samples: int, memory: str, measures: list[str] | None) -> dict[str, Any]:
-    """One measurement, in this process."""
+    """Run one measurement, in this process."""
     problem, _ = NETS[network].case(samples, memory=memory)
     start = time.perf_counter()
     most = machine.growth(lambda: fl.measure(fl.Lens(problem), measures))
@@ -42,7 +42,7 @@ def grown(network: str, samples: int, memory: str, measures: list[str] | None) -
 
 
 def in_a_child(*arguments: object) -> dict[str, Any]:
-    """`grown`, where nothing was held before."""
+    """Run `grown` in a fresh process, which holds no memory from before."""
     code = f"import json\nfrom benchmarks import memory\nprint(json.dumps(memory.grown{arguments!r}))"
     found: dict[str, Any] = json.loads(machine.in_a_child(code))
     print(found, file=sys.stderr)

@@ -1,11 +1,11 @@
 """The one pass beside its floor: `python -m benchmarks.one_pass [--repeats 7] [--only LeNet]`.
 
-The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with
-the N unit vectors as cotangents, in the same chunks: what autograd itself takes to touch every Jacobian once, its
-weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias), R,
-C and ||x||^2; `with diagonals` also the Gauss-Newton diagonal, the column sums and the adaptive sums. `without
-certificates` no chunk is held against the plan: what the proof costs is the difference, at most 1/N + 5%. Peak
-memory is the growth over the resident size just before, in a child process. Some ten minutes.
+The floor is one `torch.autograd.grad(..., is_grads_batched=True)` to the network's input and all its weights, with the
+N unit vectors as cotangents, in the same chunks. This is the time that autograd needs to compute every Jacobian once,
+with weight gradients summed over the samples of a chunk. The pass gives, per sample and layer, G, K (weight and bias),
+R, C and ||x||^2; `with diagonals` also gives the Gauss-Newton diagonal, the column sums and the adaptive sums. `without
+certificates` does not check chunks against the plan: the difference is the certificates' cost, at most 1/N + 5%. Peak
+memory is the growth above the resident size just before, in a child process. About ten minutes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from flatlens.grams import Layout, lay_out, one_pass
 from flatlens.grams.one_pass import ALL_GRAMS, PASS_CHUNK
 
 DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
-SMALLER = 128  #: autograd's own batched call likes smaller chunks on LeNet
+SMALLER = 128  #: autograd's own batched call is faster with smaller chunks on LeNet
 
 
 def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
-    """Every Jacobian touched once by autograd."""
+    """Compute every Jacobian once by autograd."""
     weights = [p for key, p in net.named_parameters() if key.endswith("weight")]
     for start in range(0, len(x), chunk):
         batch = x[start : start + chunk].detach().requires_grad_()
@@ -42,13 +42,13 @@ def floor(net: nn.Module, x: Tensor, chunk: int) -> None:
 
 
 def chunk_of(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> int:
-    """The samples that the pass takes at once."""
+    """Return the number of samples that the pass takes at once."""
     layout = lay_out(problem, problem.model)
     return min(PASS_CHUNK, problem.n, layout.samples_at_once(problem.memory, problem.outputs, needs))
 
 
 def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callable[[], None]:
-    """The pass alone, whose Grams are made and dropped."""
+    """Return a run of the pass alone: its Grams are made and dropped."""
     layout = lay_out(problem, problem.model)
 
     def run() -> None:
@@ -63,7 +63,7 @@ def the_pass(problem: fl.Problem, needs: tuple[str, ...] = ALL_GRAMS) -> Callabl
 
 @contextmanager
 def without_certificates() -> Iterator[None]:
-    """Takes every chunk on trust."""
+    """Accept every chunk without a certificate."""
     module = sys.modules["flatlens.grams.one_pass"]
     output_jacobians, require_same = module.output_jacobians, Layout.require_same
     module.output_jacobians = lambda *given, **options: output_jacobians(*given, **(options | {"certify": None}))
@@ -75,7 +75,7 @@ def without_certificates() -> Iterator[None]:
 
 
 def on_trust(problem: fl.Problem) -> Callable[[], None]:
-    """The pass alone, without its certificates."""
+    """Return a run of the pass alone, without its certificates."""
     run = the_pass(problem)
 
     def trusting() -> None:
@@ -100,7 +100,7 @@ def contestants(name: str) -> dict[str, Callable[[], Any]]:
 
 
 def memory(name: str, who: str) -> int:
-    """Growth of the resident size in bytes, in a child process of its own."""
+    """Return the growth of the resident size in bytes, measured in a separate child process."""
     code = (
         "from benchmarks import machine, one_pass\n"
         f"run = one_pass.contestants({name!r})[{who!r}]\n"
@@ -110,7 +110,7 @@ def memory(name: str, who: str) -> int:
 
 
 def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of each contestant."""
+    """Yield the rows of each contestant."""
     seconds = machine.interleaved(contestants(name), repeats)
     least = statistics.median(seconds["floor"])
     for who, times in seconds.items():

@@ -1,4 +1,4 @@
-"""The page of all results: one HTML file that needs no network."""
+"""The page of all results: one HTML file that needs no network connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.rows import TASKS, Row, promises, rows
 from flatlens.report.palette import theme
 
 PAGE = machine.RESULTS / "page.html"
-NAMES = ["one_pass", "definitions", "curvature", "growth", "memory"]  #: the results that it shows
+NAMES = ["one_pass", "definitions", "curvature", "growth", "memory"]  #: results that the page shows
 EACH = "panel:N"
 OURS = "#1f5fa8"
 COLOURS = {"flatlens": OURS, "BackPACK": "#d1495b", "curvlinops": "#e0a030", "PyHessian": "#3a9d7c",
@@ -27,7 +27,7 @@ TOP = alt.Legend(orient="top")
 
 
 def write() -> Path:
-    """Make the page anew from the results that lie there."""
+    """Write the page from the saved results."""
     folder = FileSystemLoader(Path(__file__).parent)
     environment = Environment(loader=folder, autoescape=select_autoescape(["html", "j2"]), undefined=StrictUndefined)
     environment.filters["short"] = short
@@ -50,7 +50,7 @@ def write() -> Path:
 
 
 def machines() -> Iterator[tuple[str, dict[str, Any]]]:
-    """(what was measured, where) of each part that was measured by itself."""
+    """Yield (title, machine) of each part that was measured separately."""
     for name in NAMES:
         found = machine.earlier(name)
         parts = found.get("networks") or found.get("kinds") or found.get("tasks") or {}
@@ -59,14 +59,14 @@ def machines() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def short(number: float | None, digits: int = 3) -> str:
-    """A number with so many digits, or nothing."""
+    """Return a number with this many digits, or an empty string."""
     if number is None:
         return ""
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.{digits}g}"
 
 
 def growth_picture() -> str:
-    """Seconds against sizes, of the pass and of its floor, as SVG; empty where nothing was measured."""
+    """Return seconds against sizes, of the pass and its floor, as SVG; empty without results."""
     points = [
         {"panel": found["what"].rstrip(":="), "who": who, "size": size, "seconds": spread["median"]}
         for found in machine.earlier("growth").get("kinds", {}).values()
@@ -83,7 +83,7 @@ def growth_picture() -> str:
 
 
 def error_picture(every: list[Row]) -> str:
-    """Each library's error against its seconds, as SVG; empty where nothing was measured."""
+    """Return each library's error against its seconds, as SVG; empty without results."""
     points = [
         {
             "panel": f"{row.task.lower()}: {row.network.partition(', n')[0]}",
@@ -105,7 +105,7 @@ def error_picture(every: list[Row]) -> str:
 
 
 def _log(field: str, title: str | None, which: Literal["x", "y"] = "x", format: str = "~g") -> alt.X | alt.Y:
-    """A logarithmic axis with few ticks."""
+    """Return a logarithmic axis with few ticks."""
     channel = alt.X if which == "x" else alt.Y
     axis = alt.Axis(tickCount=4, format=format, labelOverlap=True)
     found: alt.X | alt.Y = channel(f"{field}:Q", title=title, axis=axis).scale(type="log", nice=False, padding=12)

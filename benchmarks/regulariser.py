@@ -1,10 +1,10 @@
 """The relative-flatness regulariser beside SAM: `python -m benchmarks.regulariser [--seeds 10]`.
 
-ReLU networks 64-64-64-10 on 200 digits, SGD at lr 0.05 and batch size 20 for 150 epochs, the other 1597 digits held
-out; cross-entropy, and the half squared error, whose curvature in the outputs does not fade with confidence. Each way
-of training at several strengths, every one from the same seeds: relative flatness, the gap and the accuracy, as means
-and as differences to plain SGD with a 95% interval (Student's, over seeds). The price of a step is timed apart, on
-three networks, all ways in turn. Some ten minutes.
+ReLU networks 64-64-64-10 on 200 digits, SGD at lr 0.05 and batch size 20 for 150 epochs; the other 1597 digits are held
+out. The losses are cross-entropy and the half squared error, whose output Hessian does not vanish with growing
+confidence. Each way of training runs at several strengths, always from the same seeds. Relative flatness, gap and
+accuracy are given as means, and as differences to plain SGD with a 95% interval (Student's, over seeds). The price of a
+step is timed separately, on three networks, all ways in turn. About ten minutes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ WAYS: dict[str, dict[str, Any]] = {
     **{f"parameter Jacobian, {c}": {"penalties": (ParameterJacobian(c),)} for c in (1e-5, 1e-4)},
 }
 TIMED = {name: WAYS[name] for name in WAYS if name.endswith(("SGD", "0.2", "2.0", "0.01", "0.0001"))}
-NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {  # and the batch
+NETWORKS: dict[str, tuple[Any, tuple[int, ...]]] = {  # each with its batch
     "64-64-64-10": (MLP(64, (64, 64), 10), (20, 64)),
     "784-512-512-10": (MLP(784, (512, 512), 10), (128, 784)),
     "LeNet-5": (LeNet5(), (64, 3, 32, 32)),
@@ -44,7 +44,7 @@ MEASURED = ("relative_flatness", "relative_flatness.sum", "generalisation_gap", 
 
 
 def measured(split: Split, loss: str, how: dict[str, Any], seed: int) -> dict[str, float] | None:
-    """The network at the end of one run; None where training diverged."""
+    """Return the measures at the end of one run, None where training diverged."""
     settings: dict[str, Any] = {"loss": loss, "max_epochs": 150, "check_every": 1000, "seed": seed, **how}
     model = MLP(64, (64, 64), 10, seed=seed).build()
     if not train(model, split.train, Training(SGD(0.05), batch_size=20, **settings)).reached:
@@ -55,7 +55,7 @@ def measured(split: Split, loss: str, how: dict[str, Any], seed: int) -> dict[st
 
 
 def summary(rows: list[dict[str, float] | None], plain: list[dict[str, float] | None]) -> dict[str, Any]:
-    """Means over seeds, and the mean difference to plain SGD from the same seed with its 95% interval."""
+    """Return means over seeds, and the mean difference to plain SGD with the same seed with its 95% interval."""
     pairs = [(row, other) for row, other in zip(rows, plain, strict=True) if row is not None and other is not None]
     found: dict[str, Any] = {"diverged": len(rows) - len(pairs)}
     for name in MEASURED if len(pairs) > 2 else ():
@@ -76,7 +76,7 @@ def gains(split: Split, loss: str, seeds: int) -> dict[str, Any]:
 
 
 def prices(network: str, repeats: int) -> dict[str, Any]:
-    """Seconds of ten steps, and their ratio to plain SGD."""
+    """Return the seconds of ten steps, and their ratio to plain SGD."""
     model, batch = NETWORKS[network]
     x = torch.randn(batch, generator=torch.Generator().manual_seed(0))
     targets = torch.eye(10)[torch.arange(len(x)) % 10]

@@ -1,4 +1,4 @@
-"""ResNet-18 (He et al. 2016) with a thousand outputs, at its initial weights."""
+"""ResNet-18 (He et al. 2016) with a thousand outputs and initial weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Two 3 x 3 convolutions beside a skip, which is projected where the shape changes."""
+    """Two 3 x 3 convolutions with a skip connection, which has a projection where the shape changes."""
 
     def __init__(self, into: int, out: int, stride: int) -> None:
         super().__init__()
@@ -22,12 +22,12 @@ class Block(nn.Module):
         self.act = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The body's output beside the skip's."""
+        """Return the sum of both branches."""
         return self.act(self.body(x) + self.skip(x))
 
 
 def resnet18(outputs: int = 1000, seed: int = 0) -> nn.Module:
-    """He's initial weights; BatchNorm's running statistics those of 32 x 32 noise."""
+    """Return ResNet-18 with He's initial weights and BatchNorm statistics of 32 x 32 noise."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         parts: list[nn.Module] = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]

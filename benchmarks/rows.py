@@ -1,4 +1,4 @@
-"""Results as rows of one table, and as the promises that they keep or break."""
+"""Results as rows of one table, and as promises that hold or are broken."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ PASS, DEFINITIONS = "The pass beside its floor", "The definitions read literally
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant at one task on one network."""
+    """One contestant with one task on one network."""
 
     task: str
     network: str
     who: str
     seconds: dict[str, float]  #: median, quartile_low, quartile_high
     value: float | None = None
-    error: float | None = None  #: relative, root mean square over runs
+    error: float | None = None  #: relative error, root mean square over runs
     products: float | None = None
-    memory: float | None = None  #: MiB, growth over the size just before
-    ratio: float | None = None  #: to the first of its network, or to flatlens
+    memory: float | None = None  #: MiB, growth above the size just before
+    ratio: float | None = None  #: ratio to the network's first row, or to flatlens
     failed: str = ""
 
     @property
     def ours(self) -> bool:
-        """Whether it is flatlens."""
+        """Return whether it is flatlens."""
         return self.who.startswith(("flatlens", "pass", "with diagonals", "fl.measure"))
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What must hold, and what was measured."""
+    """A condition on the results, and what was measured."""
 
     says: str
     where: str
@@ -49,7 +49,7 @@ class Promise:
 
 
 def rows() -> Iterator[Row]:
-    """Of every result there is."""
+    """Yield the rows of all results."""
     for name, network in machine.earlier("one_pass").get("networks", {}).items():
         for who, r in network["contestants"].items():
             where = f"{name}, n = {network['n']}"
@@ -77,7 +77,7 @@ def _seconds(r: dict[str, Any]) -> dict[str, float]:
 
 
 def promises() -> Iterator[Promise]:
-    """What the figures are held to."""
+    """Yield the conditions on the results."""
     for name, network in machine.earlier("one_pass").get("networks", {}).items():
         most = 0.7 if name.startswith("MLP") else 1.3
         r = network["contestants"]["pass"]

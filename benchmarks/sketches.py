@@ -1,9 +1,9 @@
 """A thousand outputs by a few combinations of them: `python -m benchmarks.sketches [--probes 16] [--threads 2]`.
 
-ResNet-18 on 32 x 32 noise, n = 256, cross-entropy. The floor of an exact pass is its backward passes alone, one for
-each output, to all weights and the input at once: 20 are timed and multiplied by 50. Beside it each measure by a lens
-of its own, layout and all, and the three by one. Values are checked at n = 8, where every output is taken by the exact
-pass. Some ten minutes, most of them the check; `--no-check` leaves it out.
+ResNet-18 on 32 x 32 noise, n = 256, cross-entropy. The floor of an exact pass is only its backward passes, one for each
+output, to all weights and the input at once: 20 are timed and multiplied by 50. Beside it each measure has a lens of
+its own, which includes the plan and everything else, and one lens measures all three. Values are checked at n = 8,
+where the exact pass takes every output. About ten minutes, most of them for the check; `--no-check` leaves it out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks import machine
 from benchmarks.resnet import resnet18
 
 OUTPUTS, SAMPLES, CHECKED, TIMED = 1000, 256, 8, 20
-FEW = 4  #: probes that are enough for 2%
+FEW = 4  #: number of probes that suffices for 2%
 MEASURES = ["interpolation_sharpness", "ggn_trace", "mls"]
 
 
@@ -32,7 +32,7 @@ def data(n: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def some_backwards(net: nn.Module, x: torch.Tensor) -> None:
-    """`TIMED` of the N backward passes, to all weights and the input."""
+    """Run `TIMED` of the N backward passes, to all weights and the input."""
     x = x.clone().requires_grad_()
     f, at = net(x), [x, *net.parameters()]
     for k in range(TIMED):
@@ -54,7 +54,7 @@ def row(estimate: fl.Estimate) -> dict[str, Any]:
 
 
 def check(net: nn.Module, probes: int) -> dict[str, Any]:
-    """Every output of a few samples, beside combinations of them."""
+    """Compare all outputs of a few samples with combinations of them."""
     problem = fl.Problem(net, "cross_entropy", data(CHECKED), memory="4GiB")
     exact, sketched = measured(problem, MEASURES, "exact"), measured(problem, MEASURES, probes, seed=1)
     found: dict[str, Any] = {"n": CHECKED, "probes": probes, "seconds_exact": exact["mls"].seconds}

@@ -1,8 +1,8 @@
-"""All pairs of 20 quantities in seconds, and how often the intervals hold the truth: `python -m benchmarks.statistics`.
+"""All pairs of 20 quantities in seconds, and the coverage of the intervals: `python -m benchmarks.statistics`.
 
-Timing: 100 networks, 20 quantities with ties and gaps, 1000 resamples, one thread; scipy's own bootstrap of one pair
-beside it. Coverage: pairs of normal values with correlation 0.6 (Pearson, also partial), whose Spearman and Kendall
-coefficients are known; granulated Kendall on 3 x 3 x 3 grids, whose truth is a mean over many. Some minutes.
+Timing: 100 networks, 20 quantities with ties and gaps, 1000 resamples, one thread, beside scipy's own bootstrap of one
+pair. Coverage: pairs of normal values with correlation 0.6 (Pearson, also partial), whose Spearman and Kendall
+coefficients are known; granulated Kendall on 3 x 3 x 3 grids, whose true value is a mean over many. Some minutes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TRUTHS = {
 
 
 def table(n: int = 100, columns: int = 20) -> pd.DataFrame:
-    """Related columns, some rounded, some with gaps."""
+    """Return related columns, some rounded, some with gaps."""
     rng = np.random.default_rng(0)
     found = pd.DataFrame(rng.normal(size=(n, columns)) + rng.normal(size=(n, 1))).rename(columns=str)
     found["0"] = found["0"].round()
@@ -45,7 +45,7 @@ def timing(repeats: int) -> dict[str, Any]:
         "all pairs, intervals and 999 permutations": lambda: fs.all_pairs(data, permuted=999),
     }
     seconds = machine.interleaved(contestants, repeats)
-    start = time.process_time()  # beside the clock's seconds, which a busy machine stretches
+    start = time.process_time()  # processor time, too: a busy machine lengthens the wall-clock time
     fs.all_pairs(data)
     cpu = time.process_time() - start
     x, y = data["2"].to_numpy(), data["3"].to_numpy()
@@ -115,7 +115,7 @@ def coverage(repeats: int) -> dict[str, Any]:
 
 
 def level(repeats: int) -> dict[str, float]:
-    """How often p <= 0.05 where there is nothing."""
+    """Return how often p <= 0.05 where there is no relation."""
     tests: dict[str, Callable[[np.random.Generator], fs.Statistic]] = {
         "pearson": lambda g: fs.correlate(g.normal(size=15), g.normal(size=15), "pearson", resampled=0, seed=g),
         "spearman": lambda g: fs.correlate(g.normal(size=15), g.normal(size=15), "spearman", resampled=0, seed=g),

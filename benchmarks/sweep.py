@@ -1,11 +1,12 @@
-"""What a sweep costs beside its networks, and what a second worker brings: `python -m benchmarks.sweep [--pairs 5]`.
+"""The cost of a sweep beside its networks, and the gain of a second worker: `python -m benchmarks.sweep [--pairs 5]`.
 
-Each turn runs the same digits networks with one worker and with two, into a new folder each, one thread a worker.
-The clock starts when every worker has finished a first network that is not counted: processes have started, torch is
-imported. Throughput is the counted networks over the seconds from there to the last one. The overhead of a run is the
-one worker's seconds, less those that result.json holds for training and measuring, over its networks: reading the
-data, building the network, writing the folder, handing out. Progress is watched, as from the command line. For how
-busy the machine was, a spin of two bare processes against one is timed beside each pair: what two workers can reach.
+Each turn runs the same digits networks with one worker and with two, into a new folder each, one thread per worker. The
+clock starts when every worker has finished a first network that is not counted: then processes have started and torch
+is imported. Throughput is the number of counted networks over the seconds from there to the last one. The overhead of a
+run is the single worker's seconds, minus those that result.json records for training and measuring, over its networks:
+reading the data, building the network, writing the folder, distributing the work. Progress is watched, as from the
+command line. To show how busy the machine was, two bare processes that only count are timed against one, beside each
+pair: this is the most that two workers can reach.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from flatlens.experiments.store import Store
 
 SPIN = 20_000_000
 STEPS = 1000
-"""Of each training: equal, so that no worker idles at the end because its last network took longer."""
+"""Steps of each training: equal, so that no worker idles at the end because of a longer last network."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Together:
     first: tuple[str, ...]
 
     def __call__(self, settings: NetworkSettings) -> None:
-        """Do it."""
+        """Compute the network."""
         meeting = self.compute.store.out.parent
         if settings.key in self.first:
             (meeting / settings.key).touch()
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def pair(networks: int) -> dict[str, float]:
-    """One worker, then two, on the same networks."""
+    """Time one worker, then two, on the same networks."""
     load = os.getloadavg()[0]
     study = fixed("laptop", STEPS).over("seed", *range(networks + 2))
     bare = spinning(1) * 2 / spinning(2)
@@ -92,19 +93,19 @@ def pair(networks: int) -> dict[str, float]:
 
 
 def overhead(networks: int) -> dict[str, float]:
-    """Of runs of a fraction of a second: what packing and handing out cost most there."""
+    """Return the overhead in runs of a fraction of a second, where packing and distributing cost most."""
     study = fixed("smoke", 50).over("seed", *range(networks + 2))
     return sweep(study.networks(), study, 1, networks)
 
 
 def fixed(scale: Scale, steps: int) -> Study:
-    """The digits study in the middle of its grid, every training `steps` long."""
+    """Return the digits study in the middle of its grid, with `steps` steps for every training."""
     study = Study.digits(scale).over("lr", 0.1).over("batch_size", 16)
     return study.setting("until.loss_below", None).setting("until.accuracy", None).setting("max_steps", steps)
 
 
 def sweep(settings: list[NetworkSettings], study: Study, workers: int, networks: int) -> dict[str, float]:
-    """Seconds for `networks` networks, without the first of each worker."""
+    """Return the seconds for `networks` networks, without the first of each worker."""
     first, counted = settings[-workers:], settings[:networks]
     clock: dict[int, float] = {}
 
@@ -130,7 +131,7 @@ def sweep(settings: list[NetworkSettings], study: Study, workers: int, networks:
 
 
 def spinning(processes: int) -> float:
-    """Seconds until so many processes have each counted far, their start left out."""
+    """Return the seconds until this many processes have each finished counting, without their start."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes + 1)
     started = [context.Process(target=_spin, args=(barrier,)) for _ in range(processes)]

@@ -1,4 +1,4 @@
-"""The networks that are timed, at their initial weights, each with noise to feed it."""
+"""The networks that are timed, with initial weights and noise as input."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OUTPUTS = 10
 
 @dataclass(frozen=True)
 class Timed:
-    """A network, how many samples it is timed on, and their shape."""
+    """A network, the number of samples it is timed on, and their shape."""
 
     build: Callable[[], nn.Module]
     n: int
@@ -27,7 +27,7 @@ class Timed:
     outputs: int = OUTPUTS
 
     def case(self, n: int | None = None, device: str = "cpu", **options: Any) -> tuple[fl.Problem, Tensor]:
-        """(cross-entropy of the network on its samples, these), the same at each call."""
+        """Return (cross-entropy of the network on its samples, the samples), equal at each call."""
         torch.manual_seed(0)
         net, x = self.build().eval().to(device), torch.randn(n or self.n, *self.shape).to(device)
         y = torch.randint(self.outputs, (len(x),)).to(device)
@@ -35,7 +35,7 @@ class Timed:
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Dense layers with ReLU between."""
+    """Return dense layers with ReLU between them."""
     parts: list[nn.Module] = []
     for into, out in pairwise(widths):
         parts += [nn.Linear(into, out), nn.ReLU()]
@@ -43,7 +43,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 def lenet() -> nn.Sequential:
-    """LeNet-5 on three colours, with ReLU and largest-of-four pooling."""
+    """Return LeNet-5 on three colours, with ReLU and 2 x 2 max pooling."""
     return nn.Sequential(
         nn.Conv2d(3, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
         nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, OUTPUTS),
@@ -58,7 +58,7 @@ NETWORKS = {
     "VGG-11 3x32x32": Timed(lambda: VGG11(batchnorm=False).build(), 64, COLOURS),
     "ResNet-18 3x32x32": Timed(lambda: resnet18(OUTPUTS), 64, COLOURS),
 }
-"""What a processor takes seconds for."""
+"""Networks that take a processor seconds."""
 
 VIT_B16 = Timed(ViT(image=224, patch=16, width=768, depth=12, heads=12).build, 1024, (3, 224, 224))
-"""What wants a GPU."""
+"""A network that needs a GPU."""

@@ -1,10 +1,10 @@
-"""What a tracker's warm start saves: `python -m benchmarks.warm_start [--moments 60]`.
+"""The gain of a tracker's warm start: `python -m benchmarks.warm_start [--moments 60]`.
 
-Networks are trained; at each moment the largest eigenvalue is searched for three times, to the same residual, 1e-3 of
-its size: cold, as `fl.measure` on a fresh Lens does (its warm-up on a share of the data counted); by Lanczos from the
-last moment's eigenvector; and with what the last moment remembered, as `fl.Tracker` does. The first moment is cold for
-all and is left out. Each value is held against a search to 1e-6. A product is one curvature-vector product over all the
-data; seconds are of the search alone, but for the tracker, whose are of the whole measure.
+Networks are trained. At each moment the largest eigenvalue is searched three times, to the same residual, 1e-3 of its
+size: cold, as `fl.measure` does on a fresh Lens (its warm-up on a share of the data is counted); by Lanczos from the
+last moment's eigenvector; and with everything remembered from the last moment, as `fl.Tracker` does. The first moment
+is cold for all and is left out. Each value is compared with a search to 1e-6. A product is one curvature-vector product
+over all the data. Seconds are those of the search, except for the tracker, where they are those of the whole measure.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ OPERATORS = {"sharpness": Hessian, "ggn_norm": GaussNewton}
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its data, how it is trained and how often it is looked at."""
+    """A network, its data, its training and how often it is measured."""
 
     network: str
-    n: int  #: samples
+    n: int  #: number of samples
     every: int  #: training steps between moments
     batch: int
     lr: float
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As printed."""
+        """Return the printed name."""
         momentum = f", momentum {self.momentum:g}" if self.momentum else ""
         how = f"SGD {self.lr:g}{momentum}, batch {self.batch}, every {self.every}"
         return f"{self.measure}, {self.network}, n={self.n}, {how}"
@@ -113,7 +113,7 @@ def compare(case: Case, moments: int) -> dict[str, Any]:
 
 
 def search(problem: fl.Problem, case: Case, start: Tensor | None, tolerance: float = 1e-3) -> tuple[Any, int, float]:
-    """(pairs, products, seconds)."""
+    """Return (pairs, products, seconds)."""
     with measuring(problem.model):
         operator = OPERATORS[case.measure](problem)
         begun = time.perf_counter()

@@ -1,9 +1,9 @@
-"""The networks and data every contestant gets, and tight references made without any of them.
+"""The networks and data of every contestant, and accurate references made without any of them.
 
-Data are ten clusters, x = c_y / 2 + noise. Networks are measured as drawn and after training on the data by SGD with
-momentum 0.9, for some epochs or until the risk is below 0.01: far below that, 1 - p is rounding in float32 and so is
-every contestant's answer. All is float32. References are computed in float64, but for LeNet's derivatives, which torch
-takes in float64 about ten times slower.
+Data are ten clusters, x = c_y / 2 + noise. Networks are measured with initial weights, and after training on the data
+by SGD with momentum 0.9, for some epochs or until the risk is below 0.01. Far below that, 1 - p is only rounding in
+float32, and so is every contestant's answer. Everything is float32. References are computed in float64, except for
+LeNet's derivatives, which are about ten times slower in torch's float64.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ class Case:
     net: nn.Sequential
     x: Tensor
     y: Tensor
-    smooth: bool  #: activations curve, so that Hessian and Gauss-Newton traces differ
+    smooth: bool  #: whether activations are curved, so that Hessian and Gauss-Newton traces differ
 
     @property
     def params(self) -> list[nn.Parameter]:
-        """The network's."""
+        """Return the network's parameters."""
         return list(self.net.parameters())
 
     @property
     def file(self) -> str:
-        """What it is saved as."""
+        """Return the name of its file."""
         return f"{self.name}.pt"
 
     @property
     def convolves(self) -> bool:
-        """Has a convolution."""
+        """Return whether the network has a convolution."""
         return any(isinstance(m, nn.Conv2d) for m in self.net)
 
     def double(self) -> Case:
-        """The same in float64."""
+        """Return the same case in float64."""
         return Case(self.name, copy.deepcopy(self.net).double(), self.x.double(), self.y, self.smooth)
 
 
@@ -74,7 +74,7 @@ DEEP_ENOUGH = 0.01
 
 
 def build(kinds: list[str]) -> Iterator[Case]:
-    """Each kind as drawn, then trained; the smooth ones trained only."""
+    """Yield each kind with initial weights, then trained; the smooth ones only trained."""
     for kind in kinds:
         torch.manual_seed(0)
         net, like = BUILDERS[kind]()
@@ -91,7 +91,7 @@ def build(kinds: list[str]) -> Iterator[Case]:
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, epochs: int, rate: float) -> float:
-    """The risk afterwards."""
+    """Train the network and return its risk afterwards."""
     risk = math.inf
     optimiser = torch.optim.SGD(net.parameters(), lr=rate, momentum=0.9)
     for _ in range(epochs):
@@ -119,9 +119,9 @@ def load(path: str | Path) -> Case:
 
 
 def top_eigenvalue(case: Case, most: int = 60, tol: float = 1e-3) -> float:
-    """Lanczos with full reorthogonalisation, the larger of two random starts.
+    """Return the largest eigenvalue: Lanczos with full reorthogonalisation, the larger of two random starts.
 
-    It stops early once the residual is below `tol` times the value, whose own error is then of the order tol^2.
+    It stops once the residual is below `tol` times the value; the error of the value is then of order tol^2.
     """
     case = case if case.convolves else case.double()
     gradient = torch.autograd.grad(
@@ -158,20 +158,23 @@ def _lanczos(product: Callable[[Tensor], Tensor], size: int, seed: int, most: in
 
 
 def loss_factor(f: Tensor) -> Tensor:
-    """(n, N, N) whose rows s_k = sqrt(p_k) (e_k - p) give the softmax loss's Hessian as sum_k s_k s_k^T."""
+    """Return (n, N, N), rows s_k = sqrt(p_k) (e_k - p): the softmax loss's output Hessian is sum_k s_k s_k^T."""
     p = f.softmax(1)
     return p.sqrt()[:, :, None] * (torch.eye(f.shape[1], dtype=f.dtype) - p[:, None])
 
 
 @cache
 def hessian_trace(case: Case) -> float:
-    """In closed form, with the activations' curvature, for two hidden layers; else the Gauss-Newton trace, which is the
-    same for ReLU networks."""
+    """Return the Hessian's trace.
+
+    For two smooth hidden layers in closed form, with the activations' curvature; else the Gauss-Newton trace, which is
+    the same for ReLU networks.
+    """
     return _ggn_trace(case) if case.convolves else _mlp_trace(case.double())
 
 
 def _mlp_trace(case: Case) -> float:
-    """Sum over layers of mean_i (||x_i||^2 + 1) sum_r d2 loss / dz_r^2, z being the layer's outputs."""
+    """Return the sum over layers of mean_i (||x_i||^2 + 1) sum_r d2 loss / dz_r^2, z being the layer's outputs."""
     first, act1, second, act2, last = case.net
     z1 = first(case.x).detach()
     a1, d1, c1 = _derivatives(act1, z1)
@@ -190,7 +193,7 @@ def _mlp_trace(case: Case) -> float:
 
 
 def _derivatives(act: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Value, slope and curvature of an activation."""
+    """Return value, slope and curvature of an activation."""
     z = z.clone().requires_grad_()
     a = act(z)
     (slope,) = torch.autograd.grad(a.sum(), z, create_graph=True)
@@ -199,7 +202,7 @@ def _derivatives(act: nn.Module, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _ggn_trace(case: Case, chunk: int = 50) -> float:
-    """Sample by sample and factor by factor, each by a gradient of its own."""
+    """Return the Gauss-Newton trace by one gradient for each sample and each factor."""
     params = {name: p.detach() for name, p in case.net.named_parameters()}
 
     def along(params: dict[str, Tensor], x: Tensor, s: Tensor) -> Tensor:
@@ -217,7 +220,7 @@ def _ggn_trace(case: Case, chunk: int = 50) -> float:
 
 
 def relative_flatness(case: Case) -> float:
-    """Of the last layer but one of a ReLU network, in closed form: mean_i ||x_i||^2 tr(W^T H_z W)."""
+    """Return the value for a ReLU network's last layer but one, in closed form: mean_i ||x_i||^2 tr(W^T H_z W)."""
     case = case.double()
     *below, layer, act, last = case.net
     a = nn.Sequential(*below)(case.x).detach()

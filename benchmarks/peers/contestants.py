@@ -1,9 +1,9 @@
-"""Who is run on a case, each as its library's own documentation has it.
+"""The contestants of a case, each used as its library's own documentation shows.
 
-All get the 2000 samples as one batch, but where a row says chunks. What a library prepares once for a network
-(curvlinops' operator, BackPACK's `extend`, flatlens's Problem) is made outside the timing; PyHessian's constructor,
-which does the first backward pass, and flatlens's Lens are inside. No stub or patch is needed; products are counted by
-wrapping. PyHessian looks for the largest eigenvalue in absolute value, the others for the largest.
+All get the 2000 samples as one batch, unless a row says chunks. What a library prepares once for a network (curvlinops'
+operator, BackPACK's `extend`, flatlens's Problem) is made outside the timing; PyHessian's constructor, which does the
+first backward pass, and flatlens's Lens are inside. No library is patched; wrappers count the products. PyHessian looks
+for the largest eigenvalue in absolute value, the others for the largest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.peers.cases import Case
 
 @dataclass(frozen=True)
 class Answer:
-    """What one run found."""
+    """The result of one run."""
 
     value: float
     products: int | None = None
@@ -48,7 +48,7 @@ class Counted:
 
 
 def pyhessian(what: Callable[[Any], float]) -> Maker:
-    """One batch, whose first-order graph it keeps; `what` is asked of its `hessian` object."""
+    """Return PyHessian on one batch, whose first-order graph it keeps; `what` takes its `hessian` object."""
 
     def make(case: Case) -> Run:
         module = importlib.import_module("pyhessian.hessian")
@@ -99,7 +99,7 @@ def curvlinops_hutchinson(matvecs: int) -> Maker:
 
 
 def hutchinson_samples(case: Case, matvecs: int = 100, at_once: int = 4) -> Tensor:
-    """The single numbers whose mean curvlinops' `hutchinson_trace` is, (matvecs,) float64."""
+    """Return the single numbers whose mean is curvlinops' `hutchinson_trace`, (matvecs,) float64."""
     from curvlinops.sampling import random_vector
 
     operator = curvlinops_operator(case)
@@ -126,7 +126,7 @@ def eigenthings_lanczos(case: Case) -> Run:
 
 
 def backpack_diagonal(extension: str, chunk: int) -> Maker:
-    """The sum of an exact diagonal, parameter by parameter, over chunks of the data."""
+    """Return the sum of an exact diagonal, parameter by parameter, over chunks of the data."""
 
     def make(case: Case) -> Run:
         from backpack import backpack, extend, extensions
@@ -151,7 +151,7 @@ def backpack_diagonal(extension: str, chunk: int) -> Maker:
 
 
 def flatlens(measure: str, layer: str | None = None) -> Maker:
-    """One measure of a new Lens; a random one draws from torch's seed."""
+    """Return one measure of a new Lens; a random measure takes its generator from torch's seed."""
 
     def make(case: Case) -> Run:
         problem = fl.Problem(case.net, "cross_entropy", (case.x, case.y))
@@ -169,7 +169,7 @@ def flatlens(measure: str, layer: str | None = None) -> Maker:
 
 
 def rms_error(case: Case, reference: float, probes: int, seeds: int) -> float:
-    """Of flatlens's `hessian_trace` with so many probes, relative, over random draws."""
+    """Return the relative error of flatlens's `hessian_trace` with these probes, root mean square over draws."""
     problem, errors = fl.Problem(case.net, "cross_entropy", (case.x, case.y)), []
     for seed in range(seeds):
         generator = torch.Generator().manual_seed(seed)
@@ -179,8 +179,11 @@ def rms_error(case: Case, reference: float, probes: int, seeds: int) -> float:
 
 
 def literal_relative_flatness(case: Case, weights: int = 20) -> Answer:
-    """Definition 3 weight by weight for the last layer but one: a double backward per weight gives its row of the
-    Hessian block. `weights` of them are timed; `value` is the seconds they would all take."""
+    """Return the seconds of Definition 3, weight by weight, for the last layer but one, as `value`.
+
+    A double backward per weight gives its row of the Hessian block. `weights` of them are timed; `value` is the seconds
+    that all would take.
+    """
     layer = case.net[-3]
     W = layer.weight.detach()
     start = time.perf_counter()
@@ -196,7 +199,7 @@ def literal_relative_flatness(case: Case, weights: int = 20) -> Answer:
 
 
 def literal_rebuilt(case: Case, weights: int = 3) -> Answer:
-    """The same with nothing kept from one weight to the next: forward, backward, double backward for each."""
+    """Return the same where nothing is kept between weights: forward, backward, double backward for each."""
     layer = case.net[-3]
     start = time.perf_counter()
     for number in range(weights):
@@ -213,15 +216,15 @@ EIGENVALUE: dict[str, Maker] = {
     "hessian-eigenthings Lanczos": eigenthings_lanczos,
     "flatlens sharpness(tol=0.02)": flatlens("sharpness(tol=0.02)"),
 }
-TRACE: dict[str, Maker] = {  # of ReLU networks
+TRACE: dict[str, Maker] = {  # for ReLU networks
     "PyHessian trace": pyhessian(lambda h: float(torch.tensor(h.trace(), dtype=torch.float64).mean())),
     "curvlinops Hutchinson, 4": curvlinops_hutchinson(4),
     "BackPACK DiagGGNExact": backpack_diagonal("DiagGGNExact", 2000),
     "flatlens hessian_trace": flatlens("hessian_trace"),
 }
-SMOOTH_TRACE: dict[str, Maker] = {  # where the Gauss-Newton trace is another number
+SMOOTH_TRACE: dict[str, Maker] = {  # for networks whose Gauss-Newton trace differs from the Hessian's
     **{name: maker for name, maker in TRACE.items() if not name.startswith("BackPACK")},
-    "BackPACK DiagHessian": backpack_diagonal("DiagHessian", 100),  # (n, 512, 512) residuals: not the whole at once
+    "BackPACK DiagHessian": backpack_diagonal("DiagHessian", 100),  # residuals are (n, 512, 512): in chunks
     "flatlens hessian_trace(exact=True)": flatlens("hessian_trace(exact=True)"),
 }
 GAUSS_NEWTON: dict[str, Maker] = {
@@ -239,7 +242,7 @@ RELATIVE: dict[str, Maker] = {
 
 
 def of(task: str, case: Case) -> dict[str, Maker]:
-    """Who is run for a task."""
+    """Return the contestants of a task."""
     return {
         "eigenvalue": EIGENVALUE,
         "trace": SMOOTH_TRACE if case.smooth else TRACE,

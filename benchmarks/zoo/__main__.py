@@ -1,9 +1,9 @@
 """Every network of the zoo against brute force: `python -m benchmarks.zoo [--only NAME ...] [--resume]`.
 
-One after another, each in a process of its own with a limit of time and of memory; what came of it is kept in
-benchmarks/results/zoo.json at once, and docs/zoo.md made of that. `--resume` leaves out what lies there already;
-`--only` takes some, "timm:xcit_nano_12_p16_224" or all whose names contain "xcit"; `--page` only makes the page. In the
-environment of `.ci/timm`. About forty minutes on one core.
+They run one after another, each in a process of its own with a limit of time and of memory. Each result is saved in
+benchmarks/results/zoo.json at once, and docs/zoo.md is made from these. `--resume` leaves out the networks that have a
+result; `--only` takes some, "timm:xcit_nano_12_p16_224" or all with "xcit" in their names; `--page` only makes the
+page. In the environment of `.ci/timm`. About forty minutes on one core.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CODE = "import json, sys\nfrom benchmarks.zoo import case\nprint(json.dumps(case
 
 
 def in_a_child(name: str, seconds: int, gib: int) -> dict[str, Any]:
-    """A row, or of what the child died."""
+    """Return a network's row, or one that says why the child process died."""
     limit = gib * 2**30
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A network of the zoo, ready to be measured, and what came of measuring it."""
+"""A network of the zoo, ready to be measured, and the results of measuring it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flatlens.errors import FlatlensError
 
 MEASURES = ["interpolation_sharpness", "ggn_trace", "mls"]
 LIBRARIES = {"timm": of_timm, "transformers": of_transformers}
-TINY = 1e-300  #: of what is nothing the error is relative to this
-SMALL = 1e-9  #: share of the whole below which a layer's is compared with the whole's
+TINY = 1e-300  #: errors of smaller numbers are relative to this
+SMALL = 1e-9  #: a layer with a smaller share of the whole is compared with the whole
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network in eval mode and in float64, two samples and their labels."""
+    """A network in eval mode and in float64, with two samples and their labels."""
 
     network: nn.Module
     x: Any
@@ -33,7 +33,7 @@ class Case:
 
 
 def case(name: str) -> Case:
-    """The same at each call; `name` is "timm:vit_tiny_patch16_224" or "transformers:Bert"."""
+    """Return the case, equal at each call; `name` is "timm:vit_tiny_patch16_224" or "transformers:Bert"."""
     library, _, own = name.partition(":")
     operators_of_torchvision()
     torch.manual_seed(0)
@@ -45,8 +45,10 @@ def case(name: str) -> Case:
 
 @torch.no_grad()
 def lively(network: nn.Module, x: Any) -> None:
-    """Moves what begins all alike (zero biases, norms of one, layer scales of 1e-6), and gives every BatchNorm the
-    statistics of some samples: behind a zero no wrong derivative would show."""
+    """Move parameters that start equal, and give every BatchNorm the statistics of some samples.
+
+    These are zero biases, norms of one and layer scales of 1e-6: behind a zero no wrong derivative would show.
+    """
     for p in network.parameters():
         if p.is_floating_point() and float(p.max() - p.min()) == 0:
             p.add_(torch.randn_like(p), alpha=0.05)
@@ -60,7 +62,7 @@ def lively(network: nn.Module, x: Any) -> None:
 
 
 def rounds(one: Case) -> bool:
-    """Whether the network itself works in float32 in places, whatever its parameters are in."""
+    """Return whether the network itself works in float32 in places, whatever the dtype of its parameters."""
     kept: list[torch.dtype] = []
 
     def keep(saved: Tensor) -> Tensor:
@@ -73,7 +75,7 @@ def rounds(one: Case) -> bool:
 
 
 def measured(one: Case, differences: bool = True) -> dict[str, Any]:
-    """A row of the table: relative errors of flatlens, seconds of both, the share that goes through autograd."""
+    """Return a row of the table: relative errors of flatlens, seconds of both, the share that goes through autograd."""
     sizes = {key: p.numel() for key, p in one.network.named_parameters() if p.requires_grad}
     row: dict[str, Any] = {
         "parameters": sum(sizes.values()),
@@ -121,7 +123,7 @@ def _of_the_pass(one: Case, row: dict[str, Any], sizes: dict[str, int], shares: 
 
 
 def share_of(at: str, shares: dict[str, float], places: Collection[str]) -> float:
-    """The sharpness of a parameter, or of a layer's parameters that are not listed by themselves."""
+    """Return the sharpness of a parameter, or of those parameters of a layer that have no row of their own."""
     own = [name for name in shares if name.rpartition(".")[0] == at and name not in places]
     return shares[at] if at in shares else sum(shares[name] for name in own)
 

@@ -1,10 +1,10 @@
-"""One small member of each of timm's families (its modules), as it comes but for random weights and three classes.
+"""One small member of each of timm's families (its modules), unchanged except for random weights and three classes.
 
-Of each module one of those with the fewest parameters, and of a few others too, for what they do apart from the first;
-on images of 32 x 32 pixels if it takes them and attends or is large, of 64 x 64 if it convolves, so that its last
-layers still have positions to tell apart. Those that begin at 80 million parameters are made narrower (`NARROW`) or,
-where timm has no option for it, left out: deepseek_vit, gemma4_vit, inception_resnet_v2, inception_v4, mobilenetv5,
-nasnet, pnasnet, vgg.
+Of each module it is one of those with the fewest parameters; of a few modules there are others, too, which work
+differently from the first. Images are 32 x 32 pixels if the network takes them and attends or is large. They are 64 x
+64 if it convolves, so that its last layers still have several positions. Families whose smallest network has 80 million
+parameters or more are made narrower (`NARROW`). Those for which timm has no option for it are left out: deepseek_vit,
+gemma4_vit, inception_resnet_v2, inception_v4, mobilenetv5, nasnet, pnasnet, vgg.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NETWORKS: dict[str, int] = {name: pixels for pixels, names in PIXELS.items() for
 
 
 def build(name: str) -> nn.Module:
-    """The network; made for the smaller images where it asks for their size."""
+    """Return the network, made for the smaller images where it needs their size."""
     import timm
 
     options = {"num_classes": 3, **OPTIONS.get(name, {})}
@@ -55,5 +55,5 @@ def build(name: str) -> nn.Module:
 
 
 def samples(name: str, n: int) -> Tensor:
-    """Images."""
+    """Return images."""
     return torch.randn(n, 3, NETWORKS[name], NETWORKS[name], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Architectures of transformers, tiny: from their configurations, with random weights."""
+"""Tiny networks of transformers' architectures, from their configurations, with random weights."""
 
 from __future__ import annotations
 
@@ -67,8 +67,11 @@ NETWORKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @torch.no_grad()
 def build(name: str) -> nn.Module:
-    """The network, with its classifier of three; weights drawn anew, for transformers' own deviation of 0.02 leaves
-    hardly a signal in one so narrow, and some of its parameters are not initialised by it at all."""
+    """Return the network, with a classifier of three classes and newly drawn weights.
+
+    The weights are drawn again because transformers' own deviation of 0.02 leaves almost no signal in such a narrow
+    network, and because it does not initialise some parameters at all.
+    """
     import transformers
 
     head, settings = NETWORKS[name]
@@ -81,7 +84,7 @@ def build(name: str) -> nn.Module:
 
 
 def samples(name: str, n: int) -> dict[str, Tensor] | Tensor:
-    """Images of 32 x 32, or texts, the last one shorter and padded."""
+    """Return images of 32 x 32, or texts, the last one shorter and padded."""
     if NETWORKS[name][0] == IMAGE:
         return torch.randn(n, 3, 32, 32, dtype=torch.float64)
     ids = torch.randint(3, 40, (n, 7))

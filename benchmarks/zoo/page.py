@@ -1,4 +1,4 @@
-"""docs/zoo.md: what came of every network, as a table."""
+"""docs/zoo.md: the results of every network, as a table."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[2] / "docs" / "zoo.md"
-TOLERANCE, COARSE = 1e-8, 1e-5  #: relative: in float64, and where the network itself rounds to float32
+TOLERANCE, COARSE = 1e-8, 1e-5  #: largest relative error: in float64, and where the network itself rounds to float32
 COLUMNS = {"interpolation_sharpness": "S", "by_layer": "S of a layer", "ggn_trace": "GGN trace", "mls": "MLS",
            "hessian_product": "Hv"}  # fmt: skip
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """ "right", or what is not."""
+    """Return "right", or what is wrong."""
     tolerance = COARSE if row.get("rounds") else TOLERANCE
     where = {"by_layer": f" ({row.get('worst_layer')})"}
     wrong = [
@@ -24,13 +24,13 @@ def verdict(row: dict[str, Any]) -> str:
 
 
 def write(rows: dict[str, Any]) -> Path:
-    """Make the page anew."""
+    """Write the page."""
     PAGE.write_text(text(rows))
     return PAGE
 
 
 def text(rows: dict[str, Any]) -> str:
-    """The page of these results."""
+    """Return the page of these results."""
     parts = [INTRODUCTION]
     for library, title in (("timm", "timm 1.0.31"), ("transformers", "transformers")):
         mine = {name.partition(":")[2]: row for name, row in rows.items() if name.startswith(library)}
@@ -40,7 +40,7 @@ def text(rows: dict[str, Any]) -> str:
 
 
 def table(rows: dict[str, dict[str, Any]]) -> str:
-    """A line for each network."""
+    """Return a table with a line for each network."""
     heads = ["network", "parameters", *COLUMNS.values(), "differences", "by autograd", "seconds", "brute force",
              "verdict"]  # fmt: skip
     lines = [f"| {' | '.join(heads)} |", f"|---|{'---:|' * (len(heads) - 2)}---|"]
@@ -49,7 +49,7 @@ def table(rows: dict[str, dict[str, Any]]) -> str:
 
 
 def cells(name: str, row: dict[str, Any]) -> list[str]:
-    """Of one network."""
+    """Return the cells of one network."""
     errors = [small(row["errors"].get(column)) for column in COLUMNS]
     differences = row.get("differences", {})
     told = [small(differences.get("gradient")), small(differences.get("hessian_product"))]
@@ -66,7 +66,7 @@ def cells(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def small(error: float | None) -> str:
-    """A relative error."""
+    """Return a relative error as text."""
     return "" if error is None else f"{error:.0e}" if error else "0"
 
 

@@ -1,6 +1,8 @@
-"""timm needs torchvision, whose wheel from PyPI does not fit torch's CPU build: its compiled operators cannot be
-loaded, and the import ends in "operator torchvision::nms does not exist". Of these operators timm uses none, so that
-their schemas, defined before the import, are enough. For the zoo and the tests alone: flatlens does no such thing.
+"""Schemas of torchvision's operators, without which timm cannot be imported.
+
+The wheel of torchvision from PyPI does not fit torch's CPU build: its compiled operators cannot be loaded, and the
+import ends in "operator torchvision::nms does not exist". timm uses none of these operators, so it is enough to define
+their schemas before the import. Only for the zoo and the tests: flatlens itself does not do this.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ SCHEMAS = ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 
 @cache
 def operators_of_torchvision() -> torch.library.Library | None:
-    """Defines the schemas, once, where torchvision is there and its operators do not fit this torch."""
+    """Define the schemas, once, if torchvision is installed and its operators do not fit this torch."""
     found = find_spec("torchvision")
     if found is None or _loads(found.submodule_search_locations or []):
         return None
@@ -28,7 +30,7 @@ def operators_of_torchvision() -> torch.library.Library | None:
 
 
 def _loads(places: list[str]) -> bool:
-    """Whether torchvision's operators fit this torch."""
+    """Return whether torchvision's operators fit this torch."""
     libraries = [file for place in places for file in Path(place).glob("_C*.so")]
     try:
         for file in libraries:

@@ -1,8 +1,8 @@
-"""Brute force: one backward for each sample and output, and a Hessian product by double backward, sample by sample;
-finite differences say whether these are right.
+"""Brute-force references for gradients, Jacobians and Hessian products; finite differences check them.
 
-A sample is fed alone but twice over, and its first copy differentiated: of batches of one the backward of torch 2.13's
-BatchNorm on the CPU is wrong, without a word, where the gradient comes in a layout other than the input's
+There is one backward for each sample and output, and a Hessian product by double backward, sample by sample. A sample
+is alone but twice in its batch, and its first copy is differentiated. The reason: for batches of one, the backward of
+torch 2.13's BatchNorm on the CPU is wrong without a warning if the gradient has another memory layout than the input
 (`bn(x).flatten(2).transpose(1, 2)`, as in xcit and levit).
 """
 
@@ -20,11 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 STEPS, LONG = (1e-6, 1e-8), (1e-3, 1e-4, 1e-5)
-"""Of finite differences along normal numbers, in float64 and where a network rounds to float32."""
+"""Steps of finite differences along normal numbers: in float64, and where a network rounds to float32."""
 
 
 class Composed(TorchFunctionMode):
-    """Hardsigmoid made of what torch can differentiate twice: its own kernel it can only once."""
+    """Hardsigmoid made of operations that torch can differentiate twice, unlike its own kernel."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -36,7 +36,7 @@ class Composed(TorchFunctionMode):
 
 @contextmanager
 def evaluated(model: nn.Module) -> Iterator[None]:
-    """Eval mode, and all of it differentiable twice."""
+    """Put the model in eval mode, with all of it differentiable twice."""
     before = model.training
     with sdpa_kernel(SDPBackend.MATH), Composed():
         model.eval()
@@ -45,36 +45,41 @@ def evaluated(model: nn.Module) -> Iterator[None]:
 
 
 def alone(x: Any, i: int) -> Any:
-    """A batch of one sample, twice."""
+    """Return a batch that holds one sample twice."""
     return tree_map(lambda part: part[[i, i]], x)
 
 
 def size(x: Any) -> int:
-    """How many samples there are."""
+    """Return the number of samples."""
     return len(next(iter(x.values())) if isinstance(x, dict) else x)
 
 
 def outputs(model: nn.Module, x: Any) -> Tensor:
-    """What the network gives, (n, N), anew: some of timm's keep what they make of a parameter, with its graph or
-    without, until they are put in training mode."""
+    """Return the network's output, (n, N), computed anew.
+
+    Some of timm's networks keep a function of a parameter, with its graph or without, until they are put in training
+    mode.
+    """
     model.train()
     model.eval()
     return as_it_is(model, x)
 
 
 def as_it_is(model: nn.Module, x: Any) -> Tensor:
-    """What the network gives in whatever mode it is."""
+    """Return the network's output in its current mode."""
     found = model(**x) if isinstance(x, dict) else model(x)
     logits: Tensor = getattr(found, "logits", found)
     return logits
 
 
 def at_input(model: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
-    """(outputs, what they are differentiated to beside the parameters): the image, or of token ids the first
-    embedding's output."""
+    """Return (outputs, the tensor to differentiate to beside the parameters).
+
+    This tensor is the image, or for token ids the first embedding's output.
+    """
     if not isinstance(x, dict):
         leaf = x.clone().requires_grad_()
-        return outputs(model, leaf.clone()), leaf  # the network may begin with an in-place operation
+        return outputs(model, leaf.clone()), leaf  # a clone, as the network may begin with an in-place operation
     looked_up: list[Tensor] = []
 
     def keep(module: nn.Module, ids: Any, found: Tensor) -> Tensor:
@@ -90,13 +95,16 @@ def at_input(model: nn.Module, x: Any) -> tuple[Tensor, Tensor]:
 
 
 def trainable(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that count, the tied ones once."""
+    """Return the trainable parameters, tied ones once."""
     return [p for p in model.parameters() if p.requires_grad]
 
 
 def first_order(model: nn.Module, x: Any) -> tuple[dict[str, float], dict[str, float]]:
-    """(sharpness under interpolation, Gauss-Newton trace of the cross-entropy, maximum local sensitivity; each
-    parameter's share of the first)."""
+    """Return two dictionaries of first-order numbers.
+
+    The first has the sharpness under interpolation, the Gauss-Newton trace of the cross-entropy and the maximum local
+    sensitivity. The second has each parameter's share of the sharpness.
+    """
     totals = {"interpolation_sharpness": 0.0, "ggn_trace": 0.0, "mls": 0.0}
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     shares, n = dict.fromkeys(names, 0.0), size(x)
@@ -121,17 +129,17 @@ def first_order(model: nn.Module, x: Any) -> tuple[dict[str, float], dict[str, f
 
 
 def flat(parts: Any, like: list[nn.Parameter]) -> Tensor:
-    """One vector; zeros for what nothing depends on."""
+    """Return one vector; zeros for parameters that nothing depends on."""
     return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in zip(parts, like, strict=True)])
 
 
 def loss_of(model: nn.Module, x: Any, y: Tensor, i: int) -> Tensor:
-    """A sample's share of the mean cross-entropy."""
+    """Return a sample's share of the mean cross-entropy."""
     return F.cross_entropy(outputs(model, alone(x, i))[:1], y[i : i + 1]) / size(x)
 
 
 def hessian_product(model: nn.Module, x: Any, y: Tensor, v: Tensor) -> Tensor:
-    """The Hessian of the mean cross-entropy times v, by explicit double backward."""
+    """Return the Hessian of the mean cross-entropy times v, by explicit double backward."""
     parameters, total = trainable(model), torch.zeros_like(v)
     for i in range(size(x)):
         g = torch.autograd.grad(loss_of(model, x, y, i), parameters, create_graph=True, allow_unused=True)
@@ -142,7 +150,7 @@ def hessian_product(model: nn.Module, x: Any, y: Tensor, v: Tensor) -> Tensor:
 
 @contextmanager
 def moved(parameters: Sequence[Tensor], v: Tensor, step: float) -> Iterator[None]:
-    """The parameters a step along v from where they are, and after exactly there again."""
+    """Move the parameters a step along v, and put them back exactly."""
     before = [p.detach().clone() for p in parameters]
     with torch.no_grad():
         for p, part in zip(parameters, torch.split(v, [p.numel() for p in parameters]), strict=True):
@@ -154,7 +162,7 @@ def moved(parameters: Sequence[Tensor], v: Tensor, step: float) -> Iterator[None
 
 
 def gradient(model: nn.Module, x: Any, y: Tensor) -> Tensor:
-    """Of the mean cross-entropy."""
+    """Return the gradient of the mean cross-entropy."""
     parameters, total = trainable(model), torch.zeros(())
     for i in range(size(x)):
         total = total + flat(torch.autograd.grad(loss_of(model, x, y, i), parameters, allow_unused=True), parameters)
@@ -164,8 +172,10 @@ def gradient(model: nn.Module, x: Any, y: Tensor) -> Tensor:
 def by_differences(
     model: nn.Module, x: Any, y: Tensor, v: Tensor, product: Tensor, steps: Sequence[float] = STEPS
 ) -> dict[str, float]:
-    """How far gradient and product along v are from central differences, of loss and of gradient: relative, of the
-    steps the best, for rounding spoils the small ones and kinks the large ones."""
+    """Return how far gradient and product along v are from central differences of loss and of gradient.
+
+    Relative, at the best of the steps: rounding spoils the small steps and kinks the large ones.
+    """
     found = [_along(model, x, y, v, product, step) for step in steps]
     return {"gradient": min(one[0] for one in found), "hessian_product": min(one[1] for one in found)}
 
@@ -183,13 +193,12 @@ def _along(model: nn.Module, x: Any, y: Tensor, v: Tensor, product: Tensor, step
 
 
 def relative(a: Tensor, b: Tensor) -> float:
-    """||a - b|| / ||b||."""
+    """Return ||a - b|| / ||b||."""
     return float((a - b).norm() / b.norm())
 
 
 def direction(model: nn.Module) -> Tensor:
-    """Normal numbers, one for each parameter; none for the rows of embeddings that stand for padding and are never
-    trained."""
+    """Return normal numbers, one for each parameter; zeros for an embedding's padding rows, which are never trained."""
     generator = torch.Generator().manual_seed(1)
     parts: dict[Tensor, Tensor] = {
         p: torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in trainable(model)
