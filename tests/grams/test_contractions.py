@@ -1,4 +1,4 @@
-"""Contractions of float32 slopes: what is gained by widening them piece by piece is as exact as widening them whole."""
+"""Contractions of float32 Jacobians: widening them piece by piece is as exact as widening them at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flatlens.grams.weight import WeightMatrix
 n, N, M = 150, 10, 512  # three pieces, the last one short
 
 
-def slopes(layout: str) -> Tensor:
+def jacobians(layout: str) -> Tensor:
     gen = torch.Generator().manual_seed(0)
     if layout == "samples first":
         return torch.randn(n, N, M, generator=gen)
@@ -28,7 +28,7 @@ def slopes(layout: str) -> Tensor:
 @pytest.mark.parametrize("layout", ["samples first", "outputs first", "the same for all"])
 def test_pieces_of_float32_are_widened_exactly(layout: str) -> None:
     assert 2 * CACHE_BYTES < n * N * M * 8 < 3 * CACHE_BYTES
-    A = slopes(layout)
+    A = jacobians(layout)
     wide = A.double()
     assert torch.allclose(gram(A), wide @ wide.mT, rtol=1e-13, atol=1e-11)
     C = torch.randn(n, N, N, generator=torch.Generator().manual_seed(1)).double()
@@ -38,7 +38,7 @@ def test_pieces_of_float32_are_widened_exactly(layout: str) -> None:
 
 @pytest.mark.parametrize("shape", [(512, 784), (784, 512), (1, 5), (5, 1), (3, 3)])
 @pytest.mark.parametrize("layout", ["samples first", "outputs first"])
-def test_slopes_below_a_dense_layer(layout: str, shape: tuple[int, int]) -> None:
+def test_jacobians_at_the_input_of_a_dense_layer(layout: str, shape: tuple[int, int]) -> None:
     d, m = shape
     W = torch.randn(1, d, m, generator=torch.Generator().manual_seed(2)).double()
     J = torch.randn(7, N, d, generator=torch.Generator().manual_seed(3)).double()
@@ -48,7 +48,7 @@ def test_slopes_below_a_dense_layer(layout: str, shape: tuple[int, int]) -> None
     assert torch.allclose(WeightMatrix(W).gram_at_input(J), below @ below.mT, rtol=1e-11, atol=1e-11)
 
 
-def test_a_pass_in_float32_is_that_in_float64_but_for_the_slopes_rounding() -> None:
+def test_a_pass_in_float32_is_that_in_float64_up_to_rounding_of_the_jacobians() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(64, 300), nn.ReLU(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, N))
     x, y = torch.randn(300, 64), torch.randint(N, (300,))

@@ -1,4 +1,4 @@
-"""Embeddings in the pass: the same sums as per-sample autograd, without a row that no sample looked up."""
+"""Embeddings in the pass: the same sums as per-sample autograd, without rows that no sample looks up."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Y = torch.tensor([0, 1, 2])
 
 
 class Net(nn.Module):
-    """Sums of looked-up rows through a curved layer."""
+    """A network that sums embedding rows behind a curved layer."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()

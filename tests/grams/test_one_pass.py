@@ -1,4 +1,4 @@
-"""The pass: chunks, contractions it hands on, and what goes through per-sample autograd."""
+"""The pass: chunks, Gauss-Newton diagonals and columns, memory, and the parameters that no layer explains."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def shared(
 
 
 @pytest.mark.parametrize("P", [1, 2, 40])
-def test_both_roads_through_a_shared_weight_agree(P: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_ways_to_the_gram_of_a_shared_weight_agree(P: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for scaled in (False, True):
         results = []
         for forms in (True, False):
@@ -100,8 +100,10 @@ def test_both_roads_through_a_shared_weight_agree(P: int, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("forms", [True, False])
 @pytest.mark.parametrize("bytes_at_once", [1, 2 * 2 * 5 * 8 * 3, 2**23])
-def test_rows_of_a_weight_may_be_walked_apart(bytes_at_once: int, forms: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a large weight's gradients are too large for is made of one row, of three rows, or of all."""
+def test_a_large_weight_is_treated_in_slices_of_rows(
+    bytes_at_once: int, forms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results do not depend on the scratch memory: it holds one row of a sample's gradient, three rows, or all."""
     monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
     monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
@@ -156,7 +158,7 @@ def test_a_dense_layer_stores_no_per_sample_gradient() -> None:
     assert largest < 64 * 5 * 300 * 400 / 100
 
 
-def test_what_no_layer_explains_is_named_and_counted() -> None:
+def test_parameters_outside_layers_are_found() -> None:
     net, x, y = network("bare")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
     assert set(layout.unexplained) == set()
@@ -202,8 +204,10 @@ def test_a_curved_function_outside_any_module_is_noticed() -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Counts what makes a device hand a value to the host; not torch's own look at one-hot labels on a processor,
-    nor the comparison of buffers when the walk is over."""
+    """A mode that records operations for which the host waits for the device.
+
+    Not recorded: torch's own check of one-hot labels on a CPU, and the comparison of buffers at the end of the pass.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -219,7 +223,7 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["mlp-gelu", "residual", "attention", "cnn-tanh", "twice-tanh"])
 def test_no_chunk_waits_for_the_device(name: str) -> None:
-    """All that the pass and its measures do to a chunk is queued; numbers go to the host when the walk is over."""
+    """The pass and its measures only queue operations; numbers go to the host when the pass has ended."""
     net, x, y = network(name, n=9)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     measures = [m for m in MEASURES.values() if isinstance(m, fl.measures.PassMeasure)]
@@ -239,10 +243,10 @@ class Odd(torch.autograd.Function):
         return x**3
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        assert slope.ndim == 2
-        return slope * 3 * x**2 if float(slope.abs().max()) >= 0 else slope  # looks at a value
+        assert gradient.ndim == 2
+        return gradient * 3 * x**2 if float(gradient.abs().max()) >= 0 else gradient  # looks at a value
 
 
 class Cubed(nn.Module):
@@ -257,8 +261,8 @@ class Cubed(nn.Module):
         return found
 
 
-def test_what_cannot_be_batched_is_done_one_by_one() -> None:
-    """Several chunks, so that the first one finds out and the others know."""
+def test_operations_without_batching_rule_are_differentiated_one_by_one() -> None:
+    """There are several chunks: the first one finds that batching fails, the others do not try it again."""
     x, y = torch.randn(40, 4).double(), torch.zeros(40).long()
     reports = [
         fl.measure(

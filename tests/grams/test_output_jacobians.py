@@ -1,4 +1,4 @@
-"""Slopes: where the passes begin, and that nothing hidden behind the last layer escapes."""
+"""Output Jacobians: the backward passes begin below the last layer only if nothing follows it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from flatlens.grams import lay_out, one_pass
 from flatlens.grams.output_jacobians import _head
 from flatlens.grams.record import run_recorded
 
-slopes = sys.modules["flatlens.grams.output_jacobians"]
+module = sys.modules["flatlens.grams.output_jacobians"]
 
 
 class Ends(nn.Module):
-    """Two layers, and an end of its own."""
+    """Two layers, and a function that ends the network."""
 
     def __init__(self, end: Callable[[Any, Tensor], Tensor], last: nn.Linear | None = None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Ends(nn.Module):
 
 
 class Twice(nn.Linear):
-    """Not what its name says."""
+    """A layer that doubles its input, although its type is that of a linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(2 * x, self.weight, self.bias)
@@ -81,7 +81,7 @@ def heard(net: Any, h: Tensor) -> Tensor:
     """A hook on the outputs themselves."""
     z = net.last(h)
     if z.requires_grad:
-        z.register_hook(lambda slope: 2 * slope)
+        z.register_hook(lambda gradient: 2 * gradient)
     return z
 
 
@@ -118,8 +118,8 @@ def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
     problem = fl.Problem(net, "cross_entropy", (x, y), parameters="all")
     tape, _, f, _ = run_recorded(problem, net, (x, y))
     assert (_head(tape, f) is not None) == expected
-    watched = 6 if expected else 6 + 6 + 3  # entries of one output's slopes: at first's output alone, or all
-    monkeypatch.setattr(slopes, "MEMORY_SHARE", problem.memory // (count * 7 * watched * 8))
+    watched = 6 if expected else 6 + 6 + 3  # entries of one output's derivatives: at first's output alone, or all
+    monkeypatch.setattr(module, "MEMORY_SHARE", problem.memory // (count * 7 * watched * 8))
     [chunk] = list(one_pass(problem, net, lay_out(problem, net)))
     J = input_jacobian(net, x)  # the outputs taken together are as many as `count` says
     assert chunk.input is not None
@@ -130,7 +130,7 @@ def test_the_passes_begin_below_the_head_only_where_nothing_is_behind_it(
         g = chunk.layers["last" if call == 0 else f"last:{call}"]
         assert torch.allclose(g.G, at_x @ at_x.mT, rtol=1e-12, atol=1e-14)
     if name in ("spectral norm", "a hook behind it", "a hook on the outputs"):
-        return  # the layer does not explain its weight's slopes, or jacrev does not hear the hook
+        return  # the layer does not explain its weight, or jacrev ignores the hook
     for layer in ("first", "last"):
         own = [M for key, M in parameter_jacobian(net, x).items() if key.startswith(layer)]
         assert torch.allclose(chunk.layers[layer].K, sum(M @ M.mT for M in own), rtol=1e-12, atol=1e-14)
@@ -141,6 +141,6 @@ def test_without_the_head_the_numbers_are_the_same(name: str, monkeypatch: pytes
     net = ENDS[name][0].double().eval()
     problem = fl.Problem(net, "cross_entropy", (torch.randn(9, 4).double(), torch.arange(9) % 3), parameters="all")
     found = fl.measure(fl.Lens(problem))
-    monkeypatch.setattr(slopes, "_head", lambda tape, f: None)
+    monkeypatch.setattr(module, "_head", lambda tape, f: None)
     for key, estimate in fl.measure(fl.Lens(problem)).items():
         assert found[key].value == pytest.approx(estimate.value, rel=1e-11, abs=1e-15, nan_ok=True), key

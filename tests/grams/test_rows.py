@@ -1,4 +1,4 @@
-"""Where samples lie: the arrangements, and that no pair of samples that see each other goes unseen."""
+"""Arrangements of samples, and the tests that find every pair of samples that affect each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_every_pair_of_samples_is_split(n: int) -> None:
 
 @pytest.mark.parametrize("rows", CANDIDATES)
 def test_rows_are_put_side_by_side(rows: Rows) -> None:
-    """Entries tell their sample: i + 1 at each row of sample i, of 3 samples with 2 rows each."""
+    """Each entry holds the number of its sample, from 1: 3 samples with 2 rows each."""
     owner = torch.arange(1, 4).repeat_interleave(2) if rows.order == "outer" else torch.arange(1, 4).repeat(2)
     tensor = owner.reshape(6, 1).expand(6, 6).movedim(0, rows.axis)
     assert rows.fit(tensor.shape, 3)
@@ -52,7 +52,7 @@ def test_one_pair_that_meets_is_found() -> None:
 
 
 class RarelyCoupled(nn.Module):
-    """Samples see each other on batches with an outlier alone, and in derivatives alone."""
+    """A network whose samples affect each other only on batches with an outlier, and only in derivatives."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Networks wired so that a careless plan would be silently wrong: each against brute force, or refused in one line."""
+"""Networks for which a careless plan would be silently wrong: compared with brute force, or refused in one line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def cross_entropy(f: Tensor, y: Tensor) -> Tensor:
 
 
 class Wired(nn.Module):
-    """Two layers a, b and an output o, put together by a function."""
+    """Two layers a and b and an output layer o, connected by a function."""
 
     def __init__(self, wiring, width: int = 6) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ WIRINGS = {
 
 
 def not_in_place(s: Wired, x: Tensor) -> Tensor:
-    """What "an in-place start" computes, in a form that functional transforms accept."""
+    """Compute what "an in-place start" does, in a form that functional transforms accept."""
     return s.o(F.relu(s.a(F.relu(x))))
 
 
@@ -94,7 +94,7 @@ def test_relative_flatness_is_definition_3_or_undefined(wiring: str) -> None:
     "activation", [torch.tanh, lambda z: F.relu(z) ** 2, lambda z: torch.where(z.abs() > 1, z * z, z)]
 )
 def test_curvature_hidden_from_the_first_samples_is_found(activation) -> None:
-    """The first rows sit where the second derivative happens to vanish."""
+    """On the first samples the second derivative is 0."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
         net = Wired(lambda s, x: s.o(activation(s.a(x)))).double()
@@ -121,7 +121,7 @@ class Normed(nn.Module):
 
 
 def test_reparametrised_layers() -> None:
-    """S counts what is trained; relative flatness reads the weight that acts."""
+    """S counts the trained parameters; relative flatness reads the weight that is computed from them."""
     net = Normed().double().eval()
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))))
     truth = sum(float(j.square().sum()) for j in parameter_jacobian(net, X).values()) / len(X)
@@ -139,7 +139,7 @@ def test_reparametrised_layers() -> None:
 
 
 class Tokens(nn.Module):
-    """Token ids, their embedding tied to the head."""
+    """A network of token ids whose embedding is tied to its head."""
 
     def __init__(self, sparse: bool = False) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ def test_parameters_without_any_axis_count() -> None:
 
 def test_an_input_that_is_shifted_first_is_not_the_first_layers() -> None:
     class Shifted(nn.Module):
-        """The slope at the layer's input is the network's own, its value is not."""
+        """The Jacobian at the layer's input is the network's own, but the input is not."""
 
         def __init__(self) -> None:
             super().__init__()

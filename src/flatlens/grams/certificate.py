@@ -81,12 +81,12 @@ class Checker:
         The flags stay on the device: reading them would wait for it. `require` reads them.
         """
         flags = torch.cat([certificate.holds(found, self.tolerance), *self.same_gradients(certificate, rebuilt)])
-        hidden = flags.new_ones(())
+        padding_holds = flags.new_ones(())
         if self.layout.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
-            hidden = padding_ignored(tape.mask, at_inputs)
+            padding_holds = padding_ignored(tape.mask, at_inputs)
         places = [*certificate.totals, *(_PARAMETER + self.place_of(tape, name) for name in rebuilt)]
-        return ChunkCheck(batch, places, torch.cat([flags, hidden[None]]), batched)
+        return ChunkCheck(batch, places, torch.cat([flags, padding_holds[None]]), batched)
 
     def same_gradients(self, certificate: Certificate, rebuilt: dict[str, tuple[Tensor, Tensor]]) -> Iterator[Tensor]:
         """Yield a flag for each parameter: whether its rebuilt gradient equals autograd's, to rounding."""
@@ -104,14 +104,14 @@ class Checker:
 
         A difference at a place may be mere rounding. Then an exact test decides whether samples affect each other.
         """
-        *held, hidden = check.flags.tolist()
-        failing = [name for name, holds in zip(check.places, held, strict=True) if not holds]
+        *passed, padding_holds = check.flags.tolist()
+        failing = [name for name, holds in zip(check.places, passed, strict=True) if not holds]
         wrong = [name.removeprefix(_PARAMETER) for name in failing if name.startswith(_PARAMETER)]
         suspected = [name for name in failing if not name.startswith(_PARAMETER)]
         coupled = self._coupled_places(check.batch, suspected) if suspected else []
         if any(name.startswith("input:") for name in coupled):
             raise samples_coupled()
-        if coupled or wrong or not hidden:
+        if coupled or wrong or not padding_holds:
             raise PlanBroken([check.batch], [*coupled, *wrong])
         if suspected and check.batched:  # rounding, or a wrong batching rule: re-run without batching
             raise PlanBroken([], [BATCHING])

@@ -109,30 +109,30 @@ class _Pass:
         problem = self.problem
         tape, inputs, f, y = run_recorded(problem, self.model, batch)
         self.layout.require_same(tape, inputs, self.model, batch)
-        seen = _ForwardPass(
+        forward = _ForwardPass(
             tape, [inputs[number] for number in self.layout.inputs], batch, number, saved_of(self.layout, tape, len(f))
         )
         per_mass = problem.n / problem.mass
         outputs = f.detach().to(torch.float64)
         with labels_known():
             losses = problem.loss.values(outputs, y).detach().to(torch.float64) * per_mass
-            hits = problem.loss.correct(outputs, y)
+            correct = problem.loss.correct(outputs, y)
         if sketch is None:
             tokens = y if isinstance(y, Tokens) else None
             with labels_known():
                 C = problem.loss.output_hessian(f, y) * per_mass
-            yield ChunkGrams(number, losses, hits, *self._grams(seen, f, C, tokens=tokens))
+            yield ChunkGrams(number, losses, correct, *self._grams(forward, f, C, tokens=tokens))
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             combined = (rows.to(f) @ f[..., None])[..., 0]
             C = C * per_mass if sketch.weighted else C
             more = probe + 1 < sketch.probes
-            grams = self._grams(seen, combined, C, rows=rows, keep_graph=more, certify=probe == 0)
-            yield ChunkGrams(number, losses, hits, *grams)
+            grams = self._grams(forward, combined, C, rows=rows, keep_graph=more, certify=probe == 0)
+            yield ChunkGrams(number, losses, correct, *grams)
 
     def _grams(
         self,
-        seen: _ForwardPass,
+        forward: _ForwardPass,
         f: Tensor,
         C: Tensor,
         *,
@@ -145,32 +145,32 @@ class _Pass:
 
         With `rows` (n, r, N), f is rows times the network's outputs.
         """
-        problem, layout, needs, tape = self.problem, self.layout, self.needs, seen.tape
+        problem, layout, needs, tape = self.problem, self.layout, self.needs, forward.tape
         live = None if tokens is None else _live_outputs(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        proved = (*layout.unexplained, *layout.small_parameters)  # weights were proved on the trials, see `proof`
-        asked = {name: named[name] for name in proved}
-        generator = torch.Generator().manual_seed(seen.number) if certify else None
+        checked = (*layout.unexplained, *layout.small_parameters)  # weights were checked on the trials, see `proof`
+        asked = {name: named[name] for name in checked}
+        generator = torch.Generator().manual_seed(forward.number) if certify else None
         computed = output_jacobians(
-            f, tape, layout, seen.inputs, needs, self.pool,
+            f, tape, layout, forward.inputs, needs, self.pool,
             live=live, keep_graph=keep_graph, certify=generator, parameters=asked,
         )  # fmt: skip
-        explicit = per_sample_gradients(problem, self.model, seen.batch, layout.unexplained, rows)
+        explicit = per_sample_gradients(problem, self.model, forward.batch, layout.unexplained, rows)
         if computed.certificate is not None:
-            explicit = self.checker.unexplained(seen.batch, explicit, computed.certificate, rows)
+            explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
         make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
-        chunk = ChunkJacobians(problem, tape, layout, computed.found, seen.saved, explicit, C, needs)
+        chunk = ChunkJacobians(problem, tape, layout, computed.found, forward.saved, explicit, C, needs)
         if computed.certificate is not None:
             rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
             batched = self.pool.batched is True
             self.pending.append(
-                self.checker.check(tape, seen.batch, computed.found, computed.certificate, rebuilt, batched)
+                self.checker.check(tape, forward.batch, computed.found, computed.certificate, rebuilt, batched)
             )
         layers = chunk.layers(make_grams, self.scale)
         if layout.input_call is not None:
             network: LayerGrams | None = layers[layout.input_call]
         else:
-            read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in seen.inputs]
+            read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
             network = network_input(computed.found, read, make_grams) if "G" in needs else None
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
         return network, layers, others

@@ -89,7 +89,7 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
         frozenset(key for is_call, key in curved if not is_call),
         frozenset(key for is_call, key in curved if is_call),
         connected,
-        _first(graph, tape, inputs, connected),
+        _first_call(graph, tape, inputs, connected),
     )
 
 
@@ -103,7 +103,7 @@ def _node(graph: Graph, x: Tensor) -> Node | None:
     return node if node is not None and graph.read_by(node) else None
 
 
-def _first(graph: Graph, tape: Tape, inputs: list[Tensor], connected: frozenset[int]) -> str | None:
+def _first_call(graph: Graph, tape: Tape, inputs: list[Tensor], connected: frozenset[int]) -> str | None:
     """Return the pure call whose input is the network's only input, perhaps reshaped, if nothing else reads that."""
     if len(connected) != 1:
         return None

@@ -97,5 +97,5 @@ class Trial:
 
 def padding_ignored(mask: Tensor, derivatives: list[Tensor | None]) -> Tensor:
     """Return whether derivatives at inputs are 0 at padded tokens, as a tensor."""
-    there = [(unpadded(derivative, mask) == derivative).all() for derivative in derivatives if derivative is not None]
-    return torch.stack(there).all() if there else torch.tensor(True)
+    zero = [(unpadded(derivative, mask) == derivative).all() for derivative in derivatives if derivative is not None]
+    return torch.stack(zero).all() if zero else torch.tensor(True)
