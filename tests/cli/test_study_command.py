@@ -207,6 +207,7 @@ def test_settings_on_the_command_line(tmp_path, capsys):
         (["--dask", "tcp://x", "--slurm", "jobs=2"], "give one of them"),
         (["--slurm", "jobs"], "write NAME=VALUE"),
         (["--slurm", "nodes=2"], "no setting of --slurm is called 'nodes'"),
+        (["--slurm", "jobs=x"], "SlurmSettings(jobs='x'): a whole number"),
         (["--pack", "0"], "--pack 0: at least 1"),
     ],
 )

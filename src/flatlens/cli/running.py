@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from flatlens.cli.output import Flag, stdout_to_stderr
 from flatlens.cli.stopping import patient
 from flatlens.errors import BadInput, UnknownName
+from flatlens.plain import made
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -108,4 +109,4 @@ def _slurm_settings(text: str, kind: type[Any]) -> Any:
         several = isinstance(known[name].default, tuple)
         given[name] = int(value) if isinstance(known[name].default, int) and value.isdecimal() else value
         given[name] = (value,) if several else given[name]
-    return kind(**given)
+    return made(kind, given)
