@@ -1,4 +1,4 @@
-"""How the pass's time grows: `python -m benchmarks.growth [--repeats 7] [--only samples]`.
+"""Growth of the pass's time: `python -m benchmarks.growth [--repeats 7] [--only samples]`.
 
 The number of samples (5 to 40 chunks of 256), the outputs N, the depth or the width of ReLU networks grows, while the
 other three are fixed. The pass makes G, K and R of every layer; beside it is its floor (`benchmarks.one_pass`). All

@@ -1,4 +1,4 @@
-"""Whether `memory=` is kept: `python -m benchmarks.memory [--samples 10000] [--memory 1GiB]`.
+"""Peak memory beside the allowed `memory=`: `python -m benchmarks.memory [--samples 10000] [--memory 1GiB]`.
 
 Each row has a process of its own. It gives the most bytes resident during `fl.measure`, above the size just before, as
 a share of the allowed memory. VGG-11 on 32 x 32 noise: `of one pass` measures MLS, sharpness, the Gauss-Newton trace

@@ -19,7 +19,7 @@ PASS, DEFINITIONS = "The pass beside its floor", "The definitions read literally
 
 @dataclass(frozen=True)
 class Row:
-    """One contestant with one task on one network."""
+    """The result of a contestant at a task on a network."""
 
     task: str
     network: str

@@ -1,8 +1,8 @@
-"""One small member of each of timm's families (its modules), unchanged except for random weights and three classes.
+"""Small members of timm's families (its modules), unchanged except for random weights and three classes.
 
-Of each module it is one of those with the fewest parameters; of a few modules there are others, too, which work
-differently from the first. Images are 32 x 32 pixels if the network takes them and attends or is large. They are 64 x
-64 if it convolves, so that its last layers still have several positions. Families whose smallest network has 80 million
+Each module has one of those with the fewest parameters; a few modules have others, too, which work differently from
+the first. Images are 32 x 32 pixels if the network takes them and attends or is large. They are 64 x 64 if it
+convolves, so that its last layers still have several positions. Families whose smallest network has 80 million
 parameters or more are made narrower (`NARROW`). Those for which timm has no option for it are left out: deepseek_vit,
 gemma4_vit, inception_resnet_v2, inception_v4, mobilenetv5, nasnet, pnasnet, vgg.
 """

@@ -1,1 +1,1 @@
-"""What single operations do: the one place that knows layers, activations and autograd's own nodes."""
+"""Properties of single operations: the only package that knows layers, activations and autograd's own nodes."""

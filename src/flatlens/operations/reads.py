@@ -1,4 +1,4 @@
-"""How operations read a parameter: as the matrix of a product, as a bias, entry by entry, or row by row.
+"""The ways in which operations read a parameter: as a product's matrix, as a bias, entry by entry, or row by row.
 
 For each read listed here, the per-sample derivative follows from the output Jacobian at the operation's output and from
 the other inputs, which autograd saved. If anything else reads a parameter, `reads_of` returns None.
@@ -32,7 +32,7 @@ RESHAPING = (
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation of the graph, identified by its node."""
+    """An operation of the graph, identified by its node."""
 
     node: Node
 

@@ -22,12 +22,12 @@ from flatlens.operations import activations as act
 from flatlens.operations.activations import Activation
 
 Role: TypeAlias = Literal["linear", "piecewise linear", "bilinear", "quotient"]
-"""How an output depends on the tensors it is made from. linear: affine in all together; piecewise linear: piecewise
+"""Dependence of an output on the tensors it is made from. linear: affine in all together; piecewise linear: piecewise
 affine in all together; bilinear: piecewise affine in each while the others are fixed; quotient: affine in the first
 while the others are fixed.
 """
 Effect: TypeAlias = Literal["identity", "shape", "each", "window", "average"]
-"""What happens to the entries of the first tensor: unchanged; reordered or reshaped; each mapped alone; pooled in
+"""Effect on the entries of the first tensor: unchanged; reordered or reshaped; each mapped alone; pooled in
 windows; averaged over whole axes.
 """
 PIECES: Role = "piecewise linear"
@@ -36,7 +36,7 @@ ARITHMETIC = ("addition", "subtraction", "multiplication", "division")
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One operation, or several of a kind: its names, and what is known of it."""
+    """An operation, or several of a kind: its names, and its known properties."""
 
     name: str
     called: str = ""  #: classes of torch.nn; functions of operator, torch and torch.nn.functional; methods of tensors
