@@ -168,6 +168,6 @@ class ChunkCheck:
     """The result of a chunk's certificate, still on the device."""
 
     batch: Batch
-    places: list[str]
+    places: list[str]  #: names of the places and parameters that were compared
     flags: Tensor  #: whether each place passes; the last flag says whether padding has no effect
     batched: bool  #: whether several backward passes ran as one batched pass

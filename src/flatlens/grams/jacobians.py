@@ -57,11 +57,11 @@ class ChunkJacobians:
     problem: Problem
     tape: Tape
     layout: Layout
-    output_jacobians: dict[str, Tensor]
+    output_jacobians: dict[str, Tensor]  #: df/d(place), (n, N, ...), by place
     saved: Saved
-    explicit: dict[str, Tensor]
-    C: Tensor
-    needs: frozenset[str]
+    explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
+    C: Tensor  #: output Hessians, (n, N, N)
+    needs: frozenset[str]  #: what measures will read
 
     def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
         """Return the calls of linear layers, in execution order; a weight belongs to its first call."""

@@ -52,8 +52,8 @@ class PassStart:
     It is f with the identity, or the input of the last layer with its weight.
     """
 
-    at: Tensor  # (n, width)
-    rows: Tensor  # (N, width)
+    at: Tensor  #: the tensor, (n, width)
+    rows: Tensor  #: derivatives of the outputs in it, (N, width)
 
     def combined(self, wanted: list[Place], u: Tensor) -> tuple[Tensor | None, ...]:
         """Return the derivatives of sum_ik u_ik f_ik, for u (n, N); the graph is kept."""
