@@ -14,6 +14,7 @@
       const options = {
         mode: "vega-lite", actions: false, config: themes[mode], tooltip: { theme: mode },
         renderer: slot.dataset.renderer,
+        ast: true, // Vega interprets its expressions instead of compiling them: the page forbids eval
       };
       try {
         views.push(await vegaEmbed(slot, specs[slot.dataset.spec], options));
