@@ -35,6 +35,7 @@ class Gauge:
 
     def begin(self):
         self.most = 0
+        return True
 
     def peak(self):
         return self.most
@@ -93,7 +94,7 @@ def test_the_peak_follows_the_chunk_not_the_data(lens, monkeypatch):
     gauge = Gauge(left=1e12)
 
     def work(few):
-        gauge.most = (60 + 2 * cost.chunk(few, few.problem.n)) * MIB
+        gauge.most = (60 + 2 * cost.chunk(few, few.problem.n)) * MIB  # 50 of them were taken before
 
     monkeypatch.setattr(cost, "meter", lambda device: gauge)
     monkeypatch.setattr(cost, "DELAY", 0.0)
@@ -103,6 +104,36 @@ def test_the_peak_follows_the_chunk_not_the_data(lens, monkeypatch):
     assert found.peak == pytest.approx((60 + 2 * whole) * MIB)
     assert found.least == pytest.approx(62 * MIB)
     assert found.more == pytest.approx((10 + 2 * whole) * MIB)
+
+
+def test_results_are_counted_for_every_sample(lens, monkeypatch):
+    gauge = Gauge(left=1e12)
+    monkeypatch.setattr(cost, "meter", lambda device: gauge)
+    monkeypatch.setattr(cost, "DELAY", 0.0)
+    monkeypatch.setattr(cost, "_slope", lambda *points: 0.0)
+
+    def work(few):
+        return fl.measure(few, ["mls", "interpolation_sharpness"])
+
+    report = work(lens)
+    kept = [*lens.per_sample([]).values(), *(e.samples for e in report.values() if e.samples is not None)]
+    each = sum({v.data_ptr(): v.nbytes for v in kept if v.shape == (200,)}.values()) / 200
+    assert each >= 8 * 8
+    assert cost.trials(lens, work).more == pytest.approx(each * (200 - 25))  # the last trial has 25 samples
+
+
+def test_what_was_freed_does_not_hide_what_is_taken():
+    gauge = OfProcess()
+    if not gauge.begin():
+        pytest.skip("this kernel keeps no peak that can be set back")
+    held = [torch.ones(16_000) for _ in range(1000)]  # too small each to be given back by itself
+    del held[::2]
+    del held[:]
+    gauge.begin()
+    before = gauge.used()
+    held = [torch.ones(16_000) for _ in range(1000)]
+    assert gauge.peak() - before > 40 * MIB
+    assert len(held) == 1000
 
 
 def test_smaller_chunks_are_advised_where_they_would_do(lens, monkeypatch):
