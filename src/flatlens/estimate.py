@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import pandas as pd
-import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from flatlens.errors import BadFolder, BadInput, UnknownName, one_line
+from flatlens.errors import UnknownName
+from flatlens.result import Result
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
 
@@ -56,7 +49,7 @@ Key: TypeAlias = tuple[str, str | None]
 """(measure, layer), or (measure, None) for the network's answer."""
 
 
-class Report(Mapping[Key, Estimate]):
+class Report(Result, Mapping[Key, Estimate]):
     """Estimates by measure and layer: `report["mls"]` is the network's answer, `report["mls", "fc3"]` one layer's.
 
     `about` tells what was measured: loss, samples, outputs, layers in execution order, versions, device.
@@ -65,6 +58,8 @@ class Report(Mapping[Key, Estimate]):
     >>> report["mls"].value, report["mls", "fc1"].value
     (2.0, 3.0)
     """
+
+    _KIND = "report"
 
     def __init__(self, estimates: Mapping[Key, Estimate], about: Mapping[str, Any]) -> None:
         self._estimates = dict(estimates)
@@ -95,12 +90,6 @@ class Report(Mapping[Key, Estimate]):
         named = isinstance(pair, tuple) and all(part is None or isinstance(part, str) for part in pair)
         return named and pair in self._estimates
 
-    def __repr__(self) -> str:
-        return self.frame().to_string(max_rows=60)
-
-    def _repr_html_(self) -> str:
-        return self.frame().to_html(max_rows=60, float_format="{:.6g}".format, border=0)
-
     def measures(self) -> list[str]:
         """The measures' names, in the order they were asked for."""
         return list(dict.fromkeys(name for name, _ in self._estimates))
@@ -114,8 +103,7 @@ class Report(Mapping[Key, Estimate]):
         ]
         return pd.DataFrame(rows, columns=columns)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one file, whole or not at all: the arrays as safetensors, the table in its header."""
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors: dict[str, Tensor] = {}
         rows = []
         for number, ((name, layer), e) in enumerate(self._estimates.items()):
@@ -128,56 +116,22 @@ class Report(Mapping[Key, Estimate]):
                 f: getattr(e, f) for f in ("value", "stderr", "kind", "note", "source", "unit", "seconds", "products")
             }
             rows.append({"measure": name, "layer": layer, **scalars})
-        table = json.dumps({"rows": rows, "about": self.about})
-        header = {"flatlens.report": table, "flatlens.digest": _digest(table, tensors)}
-        partial = None
-        try:
-            target = Path(path)
-            partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-            save_file(tensors, partial, metadata=header)
-            partial.replace(target)
-        except (SafetensorError, OSError, TypeError, ValueError) as error:
-            raise BadFolder(f"Report.save({str(path)!r}): the file cannot be written ({one_line(error)})") from error
-        finally:
-            if partial is not None:
-                with contextlib.suppress(OSError, ValueError):
-                    partial.unlink(missing_ok=True)
+        return {"rows": rows}, tensors
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Report:
-        """Read what `save` wrote; refuse a file that was changed since."""
-        try:
-            with safe_open(Path(path), framework="pt") as file:
-                header = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-            table = header["flatlens.report"]
-            digest = _digest(table, tensors)
-            if header.get("flatlens.digest", digest) != digest:  # earlier versions wrote none
-                raise ValueError("its checksum is not that of its contents: it was damaged, or written by other hands")
-            return cls(*_read(json.loads(table), tensors))
-        except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError) as error:
-            raise BadInput(f"Report.load({str(path)!r}): not a saved report ({one_line(error)})") from error
-
-
-def _digest(table: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a report's table and of its arrays, with their names, types and shapes."""
-    digest = hashlib.sha256(table.encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _read(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> tuple[dict[Key, Estimate], dict[str, Any]]:
-    """Return estimates, and what they are about."""
-    estimates: dict[Key, Estimate] = {}
-    for number, row in enumerate(header["rows"]):
-        mine = {k.split("/", 1)[1]: v for k, v in tensors.items() if k.startswith(f"{number}/")}
-        samples = mine.pop("samples", None)
-        arrays = {k.removeprefix("arrays."): v for k, v in mine.items()}
-        key = (row.pop("measure"), row.pop("layer"))
-        estimates[key] = Estimate(**row, samples=samples, arrays=arrays)
-    return estimates, header["about"]
+    def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        arrays: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            row, _, key = name.partition("/")
+            arrays.setdefault(row, {})[key] = tensor
+        estimates: dict[Key, Estimate] = {}
+        for number, scalars in enumerate(content["rows"]):
+            mine = arrays.get(str(number), {})
+            samples = mine.pop("samples", None)
+            mine = {key.removeprefix("arrays."): tensor for key, tensor in mine.items()}
+            measured = scalars.pop("measure"), scalars.pop("layer")
+            estimates[measured] = Estimate(**scalars, samples=samples, arrays=mine)
+        return cls(estimates, content["about"])
 
 
 def undefined(note: str) -> Estimate:

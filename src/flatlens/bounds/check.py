@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import Any, Self, overload
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from flatlens.bounds.bound import Bound, Verdict, weigh
 from flatlens.bounds.context import Context, declared
@@ -16,35 +18,39 @@ from flatlens.bounds.target import Target
 from flatlens.distributions import RULES, Distribution, Rule
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Progress
-from flatlens.measures import Lens
+from flatlens.measures import Lens, about
 from flatlens.problem import measuring
 from flatlens.problem.checks import drawing
+from flatlens.result import Result
 
 COLUMNS = [
     "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",
 ]  # fmt: skip
 
 
-class BoundsReport(Sequence[Verdict]):
-    """Verdicts, one a claim; `frame()` is the table."""
+class BoundsReport(Result, Sequence[Verdict]):
+    """Verdicts, one a claim; `frame()` is the table, `about` tells what was measured and assumed."""
 
-    def __init__(self, verdicts: Iterable[Verdict]) -> None:
+    _KIND = "bounds report"
+
+    def __init__(self, verdicts: Iterable[Verdict], about: Mapping[str, Any] | None = None) -> None:
         self._verdicts = list(verdicts)
+        self.about = dict(about or {})
 
-    def __getitem__(self, which):  # type: ignore[no-untyped-def]
-        """By position, or by bound and layer: `table["mls_chain", "fc1"]`."""
+    @overload
+    def __getitem__(self, which: int | str | tuple[str, str | None]) -> Verdict: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[Verdict]: ...
+
+    def __getitem__(self, which: int | str | tuple[str, str | None] | slice) -> Verdict | list[Verdict]:
+        """Return a row by its position, or by bound and layer: `table["mls_chain", "fc1"]`."""
         if isinstance(which, str | tuple):
             return self.of(*((which,) if isinstance(which, str) else which))
         return self._verdicts[which]
 
     def __len__(self) -> int:
         return len(self._verdicts)
-
-    def __repr__(self) -> str:
-        return self.frame().to_string(max_rows=80)
-
-    def _repr_html_(self) -> str:
-        return self.frame().to_html(max_rows=80, float_format="{:.6g}".format, border=0)
 
     def of(self, bound: str, layer: str | None = None) -> Verdict:
         """The verdict of one row, `bound` with its dotted part."""
@@ -62,6 +68,13 @@ class BoundsReport(Sequence[Verdict]):
         """Tidy: one row a claim; `layer` is empty where it is the network's."""
         rows = [{**asdict(verdict), "layer": verdict.layer or ""} for verdict in self._verdicts]
         return pd.DataFrame(rows, columns=COLUMNS)
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        return {"rows": [asdict(verdict) for verdict in self._verdicts]}, {}
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        return cls([Verdict(**row) for row in content["rows"]], content["about"])
 
 
 def check_bounds(
@@ -105,7 +118,8 @@ def check_bounds(
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
     context = Context(lens, declared(assume), distribution, generator, progress, target, delta, rule)
     with measuring(lens.model):
-        return BoundsReport(verdict for one in chosen for verdict in _verdicts(one, context))
+        verdicts = [verdict for one in chosen for verdict in _verdicts(one, context)]
+    return BoundsReport(verdicts, {**about(lens), "assume": sorted(context.declared), "rule": rule})
 
 
 def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:

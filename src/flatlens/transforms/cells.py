@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, overload
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate
 from flatlens.measures import Measure, PassMeasure
+from flatlens.result import Result
 from flatlens.transforms.transform import Moved, Transform
 
 STDERRS = 4.0  #: combined standard errors within which two estimates are the same
@@ -64,12 +66,14 @@ class Applied:
         return cls(moved.difference, moved.links, dict(moved.left), moved.note)
 
 
-class InvarianceReport(Sequence[Cell]):
+class InvarianceReport(Result, Sequence[Cell]):
     """Cells, one a measure and transform; `frame()` is the table.
 
     `moved` has what each transform did and the proof that the outputs stayed, `left_out` why others do not apply to
-    this network.
+    this network, `about` what was measured.
     """
+
+    _KIND = "invariance report"
 
     def __init__(
         self, cells: Iterable[Cell], moved: Mapping[str, Applied], left_out: Mapping[str, str], about: Mapping[str, Any]
@@ -79,8 +83,14 @@ class InvarianceReport(Sequence[Cell]):
         self.left_out = dict(left_out)
         self.about = dict(about)
 
-    def __getitem__(self, which):  # type: ignore[no-untyped-def]
-        """By position, or by (measure, transform)."""
+    @overload
+    def __getitem__(self, which: int | tuple[str, str]) -> Cell: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> list[Cell]: ...
+
+    def __getitem__(self, which: int | tuple[str, str] | slice) -> Cell | list[Cell]:
+        """Return a cell by its position, or by (measure, transform)."""
         if not isinstance(which, tuple):
             return self._cells[which]
         for cell in self._cells:
@@ -95,12 +105,6 @@ class InvarianceReport(Sequence[Cell]):
     def __len__(self) -> int:
         return len(self._cells)
 
-    def __repr__(self) -> str:
-        return self.frame().to_string(max_rows=80)
-
-    def _repr_html_(self) -> str:
-        return self.frame().to_html(max_rows=80, float_format="{:.6g}".format, border=0)
-
     @property
     def disagreeing(self) -> list[Cell]:
         """Numbers that moved though they are declared to stay: an error in flatlens, or in a theorem."""
@@ -109,6 +113,15 @@ class InvarianceReport(Sequence[Cell]):
     def frame(self) -> pd.DataFrame:
         """Tidy: one row a measure and transform."""
         return pd.DataFrame([{name: getattr(cell, name) for name in COLUMNS} for cell in self._cells], columns=COLUMNS)
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        moved = {name: asdict(one) for name, one in self.moved.items()}
+        return {"rows": [asdict(cell) for cell in self._cells], "moved": moved, "left_out": self.left_out}, {}
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        moved = {name: Applied(**{**one, "links": tuple(one["links"])}) for name, one in content["moved"].items()}
+        return cls([Cell(**row) for row in content["rows"]], moved, content["left_out"], content["about"])
 
 
 def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
