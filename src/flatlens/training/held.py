@@ -42,10 +42,6 @@ class Held:
         """Loss and accuracy over all of it."""
         with evaluating(self.model), torch.no_grad():
             outputs = torch.cat([self.model(x) for x, _ in self._pieces()])
-        return self.seen(outputs)
-
-    def seen(self, outputs: Tensor) -> list[float]:
-        """Loss and accuracy of outputs for all of it, (n, N)."""
         loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
         return [loss, accuracy(outputs, self.y)]
 

@@ -135,6 +135,13 @@ class Run:
         if self.judge(self.data.look(), last):
             self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
 
+    def asks_accuracy(self, loss: float) -> bool:
+        """Whether a look that finds this loss asks for the accuracy; not where the run goes on whatever that is."""
+        until = self.settings.until
+        high = until.loss_below is not None and until.loss_window == 1 and loss >= until.loss_below
+        goes_on = (high and until.loss_over == "data") or not until.anything
+        return not (goes_on and math.isfinite(loss)) or self.step >= min(self.next_row, self.total)
+
     def judge(self, seen: list[float], last: bool) -> bool:
         """Take loss and accuracy over all data as they are `seen`, and find whether that is the end; whether a row of
         the curves is due."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from flatlens.training.held import CHUNK
+from flatlens.training.held import CHUNK, Held
+from flatlens.training.losses import accuracy
 from flatlens.training.optimisers import Stepping
 from flatlens.training.ridge import Ridge
 from flatlens.training.run import Run
@@ -157,31 +159,24 @@ class Lanes:
                 name: torch.tensor(column, dtype=self.theta.dtype)[:, None] for name, column in numbers.items()
             }
 
-    def tested(self, which: Sequence[int]) -> list[list[float]]:
-        """Loss and accuracy of some lanes on their held-out data."""
-        held = [self.runs[row].test for row in which]
-        if held and held[0] is not None:
-            outputs = self.outputs(which, held[0].x)
-            return [each.seen(f) for each, f in zip(held, outputs, strict=True) if each is not None]
-        return []
+    def looks(
+        self, which: Sequence[int], all_held: Sequence[Held], asked: Callable[[int, float], bool] | None = None
+    ) -> list[list[float]]:
+        """Loss and accuracy of some lanes, each on its own of `all_held`, whose inputs are the same; as `Held.look`.
 
-    def outputs(self, which: Sequence[int], x: Tensor) -> list[Tensor]:
-        """What the networks of some lanes give for x, each (len(x), N)."""
-        found: list[Tensor] = []
+        The accuracy is NaN where `asked`, called with the lane and its loss, says that nobody asks for it.
+        """
+        found: list[list[float]] = []
         for start in range(0, len(which), LOOKED_AT):
-            rows = list(which[start : start + LOOKED_AT])
+            rows, held = list(which[start : start + LOOKED_AT]), all_held[start : start + LOOKED_AT]
             views = self.chain.views(self.theta[rows])
-            parts = torch.split(x.flatten(1), CHUNK)
-            seen = [self.chain.outputs(views, part.expand(len(rows), *part.shape)) for part in parts]
-            found += torch.cat(seen, 1).unbind()
+            parts = torch.split(held[0].x.flatten(1), CHUNK)
+            outputs = torch.cat([self.chain.outputs(views, x.expand(len(rows), *x.shape)) for x in parts], 1)
+            values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in held]))
+            losses = values.view(len(rows), -1).to(torch.float64).mean(1).tolist()
+            for row, loss, f, each in zip(rows, losses, outputs, held, strict=True):
+                found.append([loss, math.nan if asked and not asked(row, loss) else accuracy(f, each.y)])
         return found
-
-
-def memory_of(run: Run) -> int:
-    """Bytes that a lane takes beside its network's own: a row of each kind, its targets and order, a look's share."""
-    rows = 2 + len(update_of(stepping(run)).names)
-    own = sum(p.numel() * p.element_size() for p in run.stepper.parameters)
-    return rows * own + run.data.targets.numel() * run.data.targets.element_size() + 8 * len(run.data.x)
 
 
 def stepping(run: Run) -> Stepping:

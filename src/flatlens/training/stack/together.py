@@ -213,21 +213,22 @@ class _Together:
 
     def _look(self, lanes: Lanes, last: bool) -> None:
         """At the loss of those runs that look now, and on held-out data where a row of the curves is due."""
-        due = [row for row, run in enumerate(lanes.runs) if run.must_look(last)]
+        runs = lanes.runs
+        due = [row for row, run in enumerate(runs) if run.must_look(last)]
+        looks = lanes.looks(due, [runs[row].data for row in due], lambda row, loss: runs[row].asks_accuracy(loss))
         rows = []
-        for row, outputs in zip(due, lanes.outputs(due, lanes.x), strict=True):
-            run = lanes.runs[row]
-            if run.settings.until.gradient_norm is not None:
+        for row, look in zip(due, looks, strict=True):
+            if runs[row].settings.until.gradient_norm is not None:
                 lanes.put_weights(row)
             with torch.enable_grad():
-                if run.judge(run.data.seen(outputs), last):
+                if runs[row].judge(look, last):
                     rows.append(row)
-        tested = [row for row in rows if lanes.runs[row].test is not None]
-        seen = dict(zip(tested, lanes.tested(tested), strict=True))
+        held_out = {row: held for row in rows if (held := runs[row].test) is not None}
+        seen = dict(zip(held_out, lanes.looks(list(held_out), list(held_out.values())), strict=True))
         for row in rows:
-            lanes.runs[row].write_row(seen.get(row, [math.nan, math.nan]))
+            runs[row].write_row(seen.get(row, [math.nan, math.nan]))
         if last:
-            for run in lanes.runs:
+            for run in runs:
                 run.epoch_loss = [0.0, 0.0]
 
 
