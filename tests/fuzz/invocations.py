@@ -67,32 +67,34 @@ def no_loss(f, y): raise RuntimeError("never")
 number = 5
 """
 
-MODELS = ["net.py:build"] * 12 + [
-    f"net.py:{name}"
-    for name in (
-        "norm frozen empty zero meta half raising exiting whole noisy nans pair escapes none needs stops number absent "
-        "samples Odd"
-    ).split()
-] + [
-    "net.py", "net.py:", "gone.py:build", "broken.py:build", "key", "torn", ".", "/", "", "timm:resnet18", "timm:", "hf:",
-    "hf:./nowhere", "hf:key", "nonsense", "net.py:build:again", "\x1b[31mnet.py:build", "é" * 300, "x" * 5000,
+NETWORKS = """norm frozen empty zero meta half raising exiting whole noisy nans pair escapes none needs stops number
+absent samples Odd"""
+SAMPLES = "few no_samples wide strange far late loader torn build number absent stops"
+MODELS = ["net.py:build"] * 12 + [f"net.py:{name}" for name in NETWORKS.split()] + [
+    "net.py", "net.py:", "gone.py:build", "broken.py:build", "key", "torn", ".", "/", "", "timm:resnet18", "timm:",
+    "hf:", "hf:./nowhere", "hf:key", "nonsense", "net.py:build:again", "\x1b[31mnet.py:build", "é" * 300, "x" * 5000,
 ]  # fmt: skip
-DATA = ["net.py:samples"] * 12 + [
-    f"net.py:{name}" for name in "few no_samples wide strange far late loader torn build number absent stops".split()
-] + ["digits", "clusters", "digits:nowhere", "mnist:.", "images", "texts", "bombs", "digit", "", "net.py", "study.yaml"]  # fmt: skip
+DATA = ["net.py:samples"] * 12 + [f"net.py:{name}" for name in SAMPLES.split()] + [
+    "digits", "clusters", "digits:nowhere", "mnist:.", "images", "texts", "bombs", "digit", "", "net.py", "study.yaml",
+]  # fmt: skip
 LOSSES = ["cross_entropy"] * 12 + [
     "mse", "half_squared_error", "cross", "", "net.py:loss", "net.py:mean_loss", "net.py:no_loss", "net.py:number",
 ]  # fmt: skip
 NUMBERS = ["0", "1", "2", "-1", "16", "1.5", "9" * 24, "-" + "9" * 24, "nan", "inf", "1e3", "", "x", "²", "9" * 5000]
-WEIGHTS = ["good.pt", "good.safetensors", "int8.pt", "itself.pt", "cut.pt", "text.pt", "index", "shards", "gone.pt", "random", "key", ""]  # fmt: skip
+WEIGHTS = [
+    "good.pt", "good.safetensors", "int8.pt", "itself.pt", "cut.pt", "text.pt", "index", "shards", "gone.pt", "random",
+    "key", "",
+]  # fmt: skip
 MEASURES = [
-    "mls", "mls,nmls", "local_volume(top_k=3)", "local_volume(top_k=-1)", "local_volume(top_k='x')", "sharpness", "mls(",
-    "relative_flatness", "nonsense", "", ",", "mls(top_k=3)", "()", "mls" * 2000, "(" * 500, "hessian_trace(probes=2)",
-    "loss", "local_volume(top_k=9999999999999999999999999)", "\x1b[31m", "average_sharpness", "feature_robustness",
+    "mls", "mls,nmls", "local_volume(top_k=3)", "local_volume(top_k=-1)", "local_volume(top_k='x')", "sharpness",
+    "mls(", "relative_flatness", "nonsense", "", ",", "mls(top_k=3)", "()", "mls" * 2000, "(" * 500, "loss",
+    "hessian_trace(probes=2)", "local_volume(top_k=9999999999999999999999999)", "\x1b[31m", "average_sharpness",
+    "feature_robustness",
 ]  # fmt: skip
 SETS = [
     "lr=abc", "lr=nan", "lr=-1", "seed=" + "9" * 24, "seed=0:0", "widths=5", "batch_size=0", "nonsense=1", "lr", "=",
-    "optimiser=SGD", "data=5", "lr=" + "(" * 300, "train=5000", "activation=rely", "seed=1.5", "lr=\x1b[31m", "loss=mse(",
+    "optimiser=SGD", "data=5", "lr=" + "(" * 300, "train=5000", "activation=rely", "seed=1.5", "lr=\x1b[31m",
+    "loss=mse(",
 ]  # fmt: skip
 OPTIONS: dict[str, list[str]] = {
     "--test": DATA,
@@ -124,7 +126,10 @@ OF: dict[str, dict[str, list[str]]] = {
     "compare": {"--measures": MEASURES[:8], "--name": ["a,b", "a,a", "a", "", "\x1b,b"]},
 }
 FLAGS = ["--json", "--anyway", "--strict", "--help", "--traceback", "--jason"]
-JUNK = ["--", "-", "--data", "--nothing", "x", "", "\x1b[31mred", "-9", "--seed=", "é漢\u202e", "'", "$(ls)", "--data=", "-h"]  # fmt: skip
+JUNK = [
+    "--", "-", "--data", "--nothing", "x", "", "\x1b[31mred", "-9", "--seed=", "é漢\u202e", "'", "$(ls)", "--data=",
+    "-h",
+]  # fmt: skip
 
 
 def folder(at: Path) -> None:
