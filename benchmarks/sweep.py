@@ -123,7 +123,7 @@ def sweep(settings: list[NetworkSettings], study: Study, workers: int, networks:
             _fail,
             workers=workers,
             progress=progress,
-            under_way=lambda: store.under_way(keys),
+            in_progress=lambda: store.in_progress(keys),
         )
         inside = sum(_seconds(store, one.key) for one in counted)
     seconds = clock[workers + networks] - clock[workers]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import vl_convert
 
-from flatlens.experiments.again import IN_WORDS
+from flatlens.experiments.rerun import IN_WORDS
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.report.words import what_was_run
@@ -70,10 +70,10 @@ def _section(one: Reproduction) -> Iterator[str]:
     yield ""
     yield "| what the paper says | here |" + (" once more |" if one.again else "") + " value, 95% interval | n |"
     yield "|---|---|" + ("---|" if one.again else "") + "---|---:|"
-    for verdict, again in zip_longest(one.verdicts, one.again):
+    for outcome, again in zip_longest(one.outcomes, one.again):
         second = [f"{again.marked} {again.statistic.in_words}"] if again else []
-        said = f"{verdict.claim.says} ({verdict.claim.source})"
-        yield _row(said, verdict.marked, *second, verdict.statistic.in_words, verdict.statistic.n)
+        said = f"{outcome.prediction.says} ({outcome.prediction.source})"
+        yield _row(said, outcome.marked, *second, outcome.statistic.in_words, outcome.statistic.n)
     yield ""
     if one.plots:
         yield f"![{one.plots[0].title}]({(PICTURES / _file(one)).as_posix()})"

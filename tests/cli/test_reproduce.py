@@ -21,7 +21,7 @@ def out(tmp_path_factory):
 def test_it_leaves_a_page_with_verdicts_figures_and_what_differs(out):
     page = (out / "report.html").read_text()
     assert "What differs from the paper" in page
-    assert page.count('class="badge') == len(EXPERIMENTS["X3"].claims)
+    assert page.count('class="badge') == len(EXPERIMENTS["X3"].predictions)
     assert 'data-spec="X3-tightness-0"' in page
     for name in ("tightness.png", "tightness.svg", "tightness.csv"):
         assert (out / "figures" / name).stat().st_size > 0

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.claims import Outcome
+from flatlens.experiments.predictions import Conclusion
 from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import load_reproduction
@@ -50,25 +50,25 @@ def test_every_network_is_measured_and_every_claim_weighed(smoke_of, name):
     _, one = smoke_of(name)
     assert one.unfinished == 0
     assert not any(result.failed for result in one.results.values())
-    assert len({claim.name for claim in one.experiment.claims}) == len(one.verdicts)
+    assert len({prediction.name for prediction in one.experiment.predictions}) == len(one.outcomes)
     networks = sum(len(result.networks) for result in one.results.values())
-    for verdict in one.verdicts:
-        found = verdict.statistic
-        assert verdict.outcome in Outcome.__args__
+    for outcome in one.outcomes:
+        found = outcome.statistic
+        assert outcome.conclusion in Conclusion.__args__
         assert found.name
         assert found.n <= networks
-        assert np.isfinite(found.value) or found.note or found.n < 4, verdict
-        assert verdict.claim.source.startswith(one.experiment.paper)
+        assert np.isfinite(found.value) or found.note or found.n < 4, outcome
+        assert outcome.prediction.source.startswith(one.experiment.paper)
 
 
 @each([name for name in EXPERIMENTS if name not in FEW])
 def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name):
     _, one = smoke_of(name)
     assert not any(result.excluded for result in one.results.values())
-    for verdict in one.verdicts:
-        claim, found = verdict.claim.name, verdict.statistic
-        assert np.isfinite(found.value) or claim in UNSEEN.get(name, ()), verdict
-        assert found.left_out == 0 or claim.startswith((*UNSEEN.get(name, ()), *PARTIAL.get(name, ()))), verdict
+    for outcome in one.outcomes:
+        claim, found = outcome.prediction.name, outcome.statistic
+        assert np.isfinite(found.value) or claim in UNSEEN.get(name, ()), outcome
+        assert found.left_out == 0 or claim.startswith((*UNSEEN.get(name, ()), *PARTIAL.get(name, ()))), outcome
 
 
 @EACH

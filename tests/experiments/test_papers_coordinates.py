@@ -77,7 +77,7 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
         assert cells.loc[f"{row}, low", "paper"][["mean", "deviation"]].tolist() == list(PUBLISHED["relu"][row][1])
     assert cells.loc["sharpness of the mean, low", "here"]["mean"] == pytest.approx(low["sharpness"].mean())
     assert cells.loc["sharpness, low", "paper"]["text"] == "9,922.45 ± 3,330.37"
-    by_name = {v.claim.name: v.statistic.value for v in one.verdicts}
+    by_name = {v.prediction.name: v.statistic.value for v in one.outcomes}
     mean, spread = PUBLISHED["relu"]["sharpness"][1]
     assert by_name["relu.low.sharpness"] == pytest.approx(abs(low[SUMMED_SHARPNESS].mean() - mean) / spread)
     high = networks[networks["start"] == "high"].reset_index(drop=True)

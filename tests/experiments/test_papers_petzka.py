@@ -58,9 +58,9 @@ def test_networks_of_a_larger_training_loss_are_left_out(smoke_of):
 
 @pytest.mark.xdist_group("X15")
 def test_networks_are_held_against_every_layer_of_every_kind(smoke_of):
-    verdicts = {verdict.claim.name: verdict.statistic for verdict in smoke_of("X15")[1].verdicts}
+    outcomes = {outcome.prediction.name: outcome.statistic for outcome in smoke_of("X15")[1].outcomes}
     for name in NETWORK_WISE:
-        others = verdicts[f"{name}.stronger"].name
+        others = outcomes[f"{name}.stronger"].name
         assert all(f"{kind}[{layer}]" in others for kind in LAYER_MEASURES for layer in HIDDEN)
 
 

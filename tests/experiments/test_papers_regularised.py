@@ -107,5 +107,5 @@ def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
         name: results[f"digits.{name}"].networks.groupby("seed")[ABSOLUTE].min()
         for name in jacobians.JACOBIAN_REGULARISERS
     }
-    (verdict,) = [v for v in smoke_of("X13")[1].verdicts if v.claim.name == "similar"]
-    assert verdict.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())
+    (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]
+    assert outcome.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())

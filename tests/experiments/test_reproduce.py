@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from flatlens.errors import BadFolder, UnknownName
-from flatlens.experiments.claims import Claim
+from flatlens.experiments.predictions import Prediction
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import load_reproduction, reproduce, selected
 from flatlens.report.figures.plots import plot_figure
@@ -35,10 +35,10 @@ def test_each_claim_has_a_verdict_and_each_plot_its_data(tightness):
     _, found = tightness
     assert found.experiment is EXPERIMENTS["X3"]
     assert found.unfinished == 0
-    assert [verdict.claim for verdict in found.verdicts] == list(EXPERIMENTS["X3"].claims)
-    for verdict in found.verdicts:
-        assert verdict.statistic.n == 4
-        assert verdict.statistic.low <= verdict.statistic.value <= verdict.statistic.high
+    assert [outcome.prediction for outcome in found.outcomes] == list(EXPERIMENTS["X3"].predictions)
+    for outcome in found.outcomes:
+        assert outcome.statistic.n == 4
+        assert outcome.statistic.low <= outcome.statistic.value <= outcome.statistic.high
     (plot,) = found.plots
     assert set(plot.data["line"]) == {"A", "B", "C", "D"}
     means = plot.data.pivot(index="x", columns="line", values="y")
@@ -51,7 +51,7 @@ def test_each_claim_has_a_verdict_and_each_plot_its_data(tightness):
 def test_run_again_it_is_only_read(tightness, monkeypatch):
     out, found = tightness
     monkeypatch.setattr("flatlens.experiments.network.compute", None)
-    assert [v.as_json() for v in run("X3", out).verdicts] == [v.as_json() for v in found.verdicts]
+    assert [v.as_json() for v in run("X3", out).outcomes] == [v.as_json() for v in found.outcomes]
 
 
 def test_another_experiment_or_scale_is_refused(tightness):
@@ -94,13 +94,13 @@ def test_names_are_looked_up():
 def test_what_is_not_reproduced_runs_once_more_at_other_seeds_and_of_another_size(tightness, tmp_path, monkeypatch):
     out, _ = tightness
     shutil.copytree(out, tmp_path / "out")
-    said = Claim("never", "Nothing.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1), "below")
-    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], claims=(said, *EXPERIMENTS["X3"].claims)))
+    said = Prediction("never", "Nothing.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1), "below")
+    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said, *EXPERIMENTS["X3"].predictions)))
     assert run("X3", tmp_path / "out").again == ()
     found = run("X3", tmp_path / "out", again=True)
-    assert [v.claim for v in found.again] == [v.claim for v in found.verdicts]
-    assert found.again[1].statistic.value != found.verdicts[1].statistic.value
-    assert [row["again"]["outcome"] for row in found.claims()] == [v.outcome for v in found.again]
+    assert [v.prediction for v in found.again] == [v.prediction for v in found.outcomes]
+    assert found.again[1].statistic.value != found.outcomes[1].statistic.value
+    assert [row["again"]["outcome"] for row in found.claims()] == [v.conclusion for v in found.again]
     assert load_reproduction(tmp_path / "out").claims() == found.claims()
     networks = pd.read_csv(tmp_path / "out" / "again" / "tightness" / "table.csv")
     assert networks["seed"].min() == 1000
@@ -110,8 +110,8 @@ def test_what_is_not_reproduced_runs_once_more_at_other_seeds_and_of_another_siz
 
 def test_what_is_reproduced_runs_once(tightness, monkeypatch):
     out, _ = tightness
-    said = Claim("always", "All.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1))
-    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], claims=(said,)))
+    said = Prediction("always", "All.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1))
+    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said,)))
     assert run("X3", out, again=True).again == ()
     assert not (out / "again").exists()
 
@@ -137,8 +137,8 @@ def test_the_page_of_all_verdicts_has_each_with_its_picture(tightness, tmp_path)
     atlas.draw(found, out, tmp_path)
     assert (tmp_path / "X3_at_smoke_scale.png").read_bytes().startswith(b"\x89PNG")
     page = atlas.page([found])
-    for verdict in found.verdicts:
-        assert f"{verdict.statistic.in_words} | {verdict.statistic.n} |" in page
+    for outcome in found.outcomes:
+        assert f"{outcome.statistic.in_words} | {outcome.statistic.n} |" in page
     assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
     assert "![The steps of the bound](images/atlas/X3_at_smoke_scale.png)" in page
-    assert "once more" in atlas.page([replace(found, again=found.verdicts)])
+    assert "once more" in atlas.page([replace(found, again=found.outcomes)])

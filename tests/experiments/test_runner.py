@@ -9,7 +9,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Future, ThreadPoo
 import pytest
 
 from flatlens.errors import BadFolder, BadInput
-from flatlens.experiments import shown
+from flatlens.experiments import progress_reporter
 from flatlens.experiments.runner import MAX_DEATHS, run_all
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_sent_to_a_worker_is_noted(noted, note):
 
 
 def test_what_is_under_way_is_shown_once_a_second_by_its_label(monkeypatch, note):
-    monkeypatch.setattr(shown, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(progress_reporter, "LOOK_EVERY", 0.01)
     seen, running = [], {}
 
     def run(task):
@@ -193,7 +193,7 @@ def test_what_is_under_way_is_shown_once_a_second_by_its_label(monkeypatch, note
         run_all(
             *(range(2), run, note),
             **{"executor": executor, "progress": lambda *what: seen.append(what)},
-            **{"label": "task {}".format, "under_way": lambda: dict(running)},
+            **{"label": "task {}".format, "in_progress": lambda: dict(running)},
         )
     runs = [what for what in seen if what[0] != "networks"]
     assert runs == [(f"task {task}", done, 5) for task in range(2) for done in (1, 3, 5)]  # each is shown finished
@@ -203,7 +203,7 @@ def test_what_is_under_way_is_shown_once_a_second_by_its_label(monkeypatch, note
 
 def test_nobody_is_asked_what_is_under_way_when_nobody_looks(note):
     with ThreadPoolExecutor(1) as executor:
-        run_all(range(2), lambda _: None, note, executor=executor, under_way=lambda: pytest.fail("asked"))
+        run_all(range(2), lambda _: None, note, executor=executor, in_progress=lambda: pytest.fail("asked"))
 
 
 def test_an_interrupt_stops_the_workers_and_keeps_what_is_finished(tmp_path, noted, note, heeded):

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Quantity, Study, StudyResult
-from flatlens.experiments.against import COLUMNS, against_gap
+from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
 from flatlens.report.figures import Figure, study_figures
 
 WHO = ["key", "lr", "batch_size", "seed"]
@@ -96,7 +96,7 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     within = gap[["x", "y", "n", *COEFFICIENTS[:3]]].assign(group="lr", groups=networks["lr"].nunique())
     against = pd.DataFrame(columns=COLUMNS)
     if included.any():
-        against = against_gap(values[included], networks.loc[included, ["lr", "batch_size", "seed"]], quantities)
+        against = gap_correlations(values[included], networks.loc[included, ["lr", "batch_size", "seed"]], quantities)
     facts = {
         "findings": ["Across 47 networks the gap rises with sqrt sharpness: Pearson r = 0.86 [0.78, 0.92]."],
         "settings": Study.digits("laptop").as_json(),
@@ -107,7 +107,7 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     }  # fmt: skip
     return StudyResult(networks=networks, layers=layers, curves=curves, histories=pd.DataFrame(),
                        functions=pd.DataFrame(), values=values,
-                       relations=relations, within=within, against=against, quantities=quantities, **facts)  # fmt: skip
+                       relations=relations, within=within, gap_correlations=against, quantities=quantities, **facts)  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -138,7 +138,7 @@ def strange_results() -> dict[str, StudyResult]:
             quantities=(),
             relations=base.relations[:0],
             within=base.within[:0],
-            against=base.against[:0],
+            gap_correlations=base.gap_correlations[:0],
         ),
     }
 

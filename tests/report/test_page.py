@@ -115,7 +115,7 @@ def test_badges_say_what_survives(html):
 def test_every_coefficient_is_there_and_bold_where_it_is_sure(html, laptop):
     section = html[html.index('<section id="coefficients">') :].partition("</section>")[0]
     cells = re.findall(r"<td title=\"[^\"]*\">(<b>)?(-?[\d.]+)(?:</b>)? <small>\[(-?[\d.]+), (-?[\d.]+)\]", section)
-    against = laptop.against.dropna(subset=["value"])
+    against = laptop.gap_correlations.dropna(subset=["value"])
     assert len(cells) == len(against)
     sure = (against["low"] > 0) | (against["high"] < 0)
     assert 0 < sure.sum() < len(against)

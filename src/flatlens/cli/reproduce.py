@@ -63,7 +63,7 @@ def reproduce(
             bar.stage(DRAWING)
             files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
-    return int(strict and any(v.outcome == "not reproduced" for one in found for v in one.verdicts))
+    return int(strict and any(v.conclusion == "not reproduced" for one in found for v in one.outcomes))
 
 
 def _expected(one: Experiment, scale: Scale, workers: int) -> str:
@@ -89,9 +89,9 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
         table = Table("claim", "verdict", *["once more"] * bool(one.again), "statistic", "n",
                       box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
-        for v, again in zip_longest(one.verdicts, one.again):
-            second = [again.outcome] if again else []
-            table.add_row(v.claim.says, v.outcome, *second, v.statistic.in_words, str(v.statistic.n))
+        for v, again in zip_longest(one.outcomes, one.again):
+            second = [again.conclusion] if again else []
+            table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, str(v.statistic.n))
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.claims import Results
+from flatlens.experiments.predictions import Results
 from flatlens.experiments.evidence import Evidence, Table, numbers_of
 from flatlens.statistics import Statistic, average, pearson, resamples, with_interval
 from flatlens.statistics.bootstrap import Coefficient

@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 import pandas as pd
 
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.settings import Study
 
 Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
@@ -51,7 +51,7 @@ class Experiment:
     title: str
     reproduces: str  #: "compression Fig. G.5, G.6, G.7"
     studies: Callable[[Scale], Mapping[str, Study]]
-    claims: tuple[Claim, ...]
+    claims: tuple[Prediction, ...]
     plots: Callable[[Results], list[Plot]]
     differs: Mapping[Scale, tuple[str, ...]]  #: from the paper, a sentence each
 

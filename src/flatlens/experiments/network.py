@@ -41,7 +41,7 @@ class ComputeInto:
         if self.store.folder(settings.key).is_dir():
             return
         save = self.store.checkpoint(settings.key)
-        with self.store.noted(settings.key) if self.tell else nullcontext() as progress:
+        with self.store.progress_file(settings.key) if self.tell else nullcontext() as progress:
             record = compute(settings, save=save, progress=progress)
         self.store.write(record)
 
@@ -93,7 +93,7 @@ class _Pack:
                 continue
             with self._traced(place):
                 note = ExitStack()
-                progress = note.enter_context(self.store.noted(settings.key)) if self.task.tell else None
+                progress = note.enter_context(self.store.progress_file(settings.key)) if self.task.tell else None
                 split, member = _member(settings, self.store.checkpoint(settings.key), progress)
                 self.begun.append((place, split, member, note))
                 yield member

@@ -12,8 +12,8 @@ from typing import Any, Unpack
 
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.estimate import Progress
-from flatlens.experiments.again import once_more
-from flatlens.experiments.claims import Outcome, Results, Verdict, counted
+from flatlens.experiments.rerun import rerun
+from flatlens.experiments.predictions import Conclusion, Results, Outcome, counted
 from flatlens.experiments.experiment import SCALES, Experiment, Plot, Scale
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.settings import Study
@@ -32,13 +32,13 @@ class Reproduction:
     experiment: Experiment
     scale: Scale
     results: Results
-    verdicts: tuple[Verdict, ...]
+    outcomes: tuple[Outcome, ...]
     plots: tuple[Plot, ...]
-    again: tuple[Verdict, ...] = ()  #: at other seeds and of another size, a verdict a claim; empty if not run
+    again: tuple[Outcome, ...] = ()  #: at other seeds and of another size, a verdict a claim; empty if not run
 
     def claims(self) -> list[dict[str, Any]]:
         """Every claim with what came of it, plain."""
-        rows = [verdict.as_json() for verdict in self.verdicts]
+        rows = [outcome.as_json() for outcome in self.outcomes]
         return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
 
     @property
@@ -47,9 +47,9 @@ class Reproduction:
         return sum(len(result.networks) for result in self.results.values())
 
     @property
-    def counts(self) -> dict[Outcome, int]:
+    def counts(self) -> dict[Conclusion, int]:
         """Of the claims, by outcome."""
-        return counted(self.verdicts)
+        return counted(self.outcomes)
 
     @property
     def unfinished(self) -> int:
@@ -104,10 +104,10 @@ def reproduce(
         return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
 
     results = run(studies, out)
-    verdicts = _weighed(experiment, results)
-    if again and counted(verdicts)["not reproduced"]:
-        run({study: once_more(settings) for study, settings in studies.items()}, out / AGAIN)
-    return _concluded(out, experiment, scale, results, verdicts)
+    outcomes = _weighed(experiment, results)
+    if again and counted(outcomes)["not reproduced"]:
+        run({study: rerun(settings) for study, settings in studies.items()}, out / AGAIN)
+    return _concluded(out, experiment, scale, results, outcomes)
 
 
 def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
@@ -122,22 +122,22 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
     return _concluded(out, experiment, scale, results, _weighed(experiment, results))
 
 
-def _weighed(experiment: Experiment, results: Results) -> tuple[Verdict, ...]:
+def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
     """A verdict a claim."""
-    return tuple(claim.weigh(results) for claim in experiment.claims)
+    return tuple(claim.weigh(results) for claim in experiment.predictions)
 
 
 def _concluded(
-    out: Path, experiment: Experiment, scale: Scale, results: Results, verdicts: tuple[Verdict, ...]
+    out: Path, experiment: Experiment, scale: Scale, results: Results, outcomes: tuple[Outcome, ...]
 ) -> Reproduction:
     second = _second(out, experiment, results)
-    found = Reproduction(experiment, scale, results, verdicts, tuple(experiment.plots(results)), second)
+    found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second)
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
 
-def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Verdict, ...]:
-    """The verdicts at other seeds and another size, where all studies have been run there."""
+def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
+    """The outcomes at other seeds and another size, where all studies have been run there."""
     if not all((out / AGAIN / study).is_dir() for study in results):
         return ()
     again = {study: load_study(out / AGAIN / study) for study in results}

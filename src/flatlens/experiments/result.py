@@ -36,7 +36,7 @@ class StudyResult:
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
     ("lr", "lr, batch_size" or "seed"), groups, n, pearson, pearson_low, pearson_high."""
     against: pd.DataFrame
-    """Each measure against the gap by every coefficient, as `against_gap` gives it: quantity, coefficient, value, low,
+    """Each measure against the gap by every coefficient, as `gap_correlations` gives it: quantity, coefficient, value, low,
     high, p, n, given, why, note."""
     findings: list[str]
     """What was found, in words, with numbers and 95% intervals."""

@@ -13,7 +13,7 @@ from typing import Generic, TypeAlias, TypeVar
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress
 from flatlens.experiments.executors import adapted
-from flatlens.experiments.shown import Shown, UnderWay
+from flatlens.experiments.progress_reporter import InProgress, ProgressReporter
 from flatlens.experiments.workers import WorkerProcesses
 
 MAX_DEATHS = 3
@@ -38,7 +38,7 @@ def run_all(
     progress: Progress | None = None,
     done: int = 0,
     label: Callable[[T], str] = str,
-    under_way: UnderWay[T] | None = None,
+    in_progress: InProgress[T] | None = None,
     count: Callable[[], int] | None = None,
 ) -> None:
     """Call `function` on every task, in `workers` processes of one thread each, or on any executor.
@@ -58,7 +58,7 @@ def run_all(
         progress: called with ("networks", done, total), and (label, done, total) for what is under way.
         done: how many count as done before.
         label: a task in a few words.
-        under_way: how far the tasks are that run; asked once a second.
+        in_progress: how far the tasks are that run; asked once a second.
         count: how many tasks have ended well, those before included, where they may before their pack is at its end.
 
     Raises:
@@ -69,7 +69,7 @@ def run_all(
         if isinstance(number, int) and number < 1:
             raise BadInput(f"run_all({name}={number}): at least one is needed")
     whole = deque(tasks)
-    shown = None if progress is None else Shown(progress, label, under_way, done, done + len(whole), count)
+    shown = None if progress is None else ProgressReporter(progress, label, in_progress, done, done + len(whole), count)
     packs = _packs(whole, pack) if isinstance(pack, int) else pack(whole)
     with _hands_of(executor, workers) as hands:
         _Sweep(deque(packs), function, note_failure, hands, shown).run()
@@ -108,7 +108,7 @@ class _Sweep(Generic[T]):
         function: Callable[[T], object],
         note_failure: NoteFailure[T],
         hands: _Hands,
-        shown: Shown[T] | None,
+        shown: ProgressReporter[T] | None,
     ) -> None:
         self.packs, self.function, self.note_failure, self.hands, self.shown = (
             packs, function, note_failure, hands, shown,

@@ -38,7 +38,7 @@ from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.experiments.under_way import SUFFIX, forget, noted, under_way
+from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
@@ -154,13 +154,13 @@ class Store:
                 )
             time.sleep(0.2)
 
-    def noted(self, key: str) -> AbstractContextManager[Progress]:
+    def progress_file(self, key: str) -> AbstractContextManager[Progress]:
         """A `Progress` that notes how far the network's training is; the note goes at the end."""
-        return noted(self._training / f"{key}{SUFFIX}")
+        return progress_file(self._training / f"{key}{SUFFIX}")
 
-    def under_way(self, networks: Mapping[str, T]) -> dict[T, tuple[int, int]]:
+    def in_progress(self, networks: Mapping[str, T]) -> dict[T, tuple[int, int]]:
         """Steps done, and at most to do, of those networks (given by their keys) that are being trained."""
-        return {networks[key]: steps for key, steps in under_way(self._training).items() if key in networks}
+        return {networks[key]: steps for key, steps in in_progress(self._training).items() if key in networks}
 
     def write(self, record: Record) -> None:
         """Keep a network; a failure noted for it before is forgotten."""
@@ -249,7 +249,7 @@ class Store:
 
     def _clear_training(self) -> None:
         """Remove what killed runs left: how far they were, and checkpoints of networks that are there."""
-        forget(self._training)
+        remove_progress_files(self._training)
         for checkpoint in self._training.glob("*.pt"):
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
                 checkpoint.unlink(missing_ok=True)

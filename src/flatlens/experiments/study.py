@@ -11,7 +11,7 @@ from typing import TypedDict
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.against import against_gap
+from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.findings import findings
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
@@ -100,7 +100,7 @@ def run_study(
         progress=progress,
         done=len(over),
         label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in study.varied) or settings.key,
-        under_way=lambda: store.under_way(todo),
+        in_progress=lambda: store.in_progress(todo),
         count=lambda: len(store.finished(todo)),
     )
     result = load_study(out)
@@ -114,7 +114,7 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
-    store.write_table("gap.csv", result.against)
+    store.write_table("gap.csv", result.gap_correlations)
     if len(result.histories):
         store.write_table("histories.csv", result.histories)
 
@@ -154,7 +154,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         values=values,
         relations=relations,
         within=within,
-        against=against_gap(quantities, settings, study.quantities),
+        gap_correlations=gap_correlations(quantities, settings, study.quantities),
         findings=findings(study, networks, relations, within, unfinished, len(failed)),
         quantities=study.quantities,
         settings=study.as_json(),

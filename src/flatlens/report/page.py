@@ -91,7 +91,7 @@ def study_html(
         grid=grid,
         swatches={mode: ordered_colours(max(len(grid.lrs), 1), mode) for mode in MODES},
         shapes=words.shape_signs(len(grid.batch_sizes)),
-        coefficients=list(dict.fromkeys(result.against["coefficient"])),
+        coefficients=list(dict.fromkeys(result.gap_correlations["coefficient"])),
         against=against_rows(result),
         measures=measure_rows(result, cards),
         moves=[in_words for _, _, in_words in MOVES],
@@ -121,8 +121,8 @@ def table_columns(result: StudyResult) -> list[Column]:
 def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
     """By measure and coefficient, the row of `against`; `sure` where the interval leaves out zero."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
-    sure = (result.against["low"] > 0) | (result.against["high"] < 0)
-    for record in result.against.assign(sure=sure).to_dict("records"):
+    sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
+    for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
         row = {str(name): value for name, value in record.items()}
         rows.setdefault(row["quantity"], {})[row["coefficient"]] = row
     return rows

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
-from flatlens.experiments.again import IN_WORDS
-from flatlens.experiments.claims import MARKS, counted
+from flatlens.experiments.rerun import IN_WORDS
+from flatlens.experiments.predictions import MARKS, counted
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
 from flatlens.report import words
@@ -65,7 +65,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
     specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
     return environment().get_template("atlas.html.j2").render(
         title=_title(found),
-        counts=counted(verdict for one in found for verdict in one.verdicts),
+        counts=counted(outcome for one in found for outcome in one.outcomes),
         marks=MARKS,
         rows=rows,
         again=IN_WORDS,
@@ -89,7 +89,7 @@ def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, 
         "experiment": one.experiment,
         "scale": one.scale,
         "differs": one.experiment.differs.get(one.scale, ()),
-        "verdicts": list(zip_longest(one.verdicts, one.again)),
+        "outcomes": list(zip_longest(one.outcomes, one.again)),
         "again": bool(one.again),
         "networks": one.networks,
         "counts": one.counts,

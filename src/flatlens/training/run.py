@@ -19,8 +19,8 @@ from flatlens.training.held import Held, Pair, require_trainable
 from flatlens.training.settings import Training
 from flatlens.training.step import Stepper, global_states, set_global_states
 
-Outcome: TypeAlias = Literal["converged", "finished", "out of steps", "diverged"]
-REACHED: tuple[Outcome, ...] = ("converged", "finished")
+Ending: TypeAlias = Literal["converged", "finished", "out of steps", "diverged"]
+REACHED: tuple[Ending, ...] = ("converged", "finished")
 """How training ends as it should: its conditions met, or its steps over where there were none."""
 CURVE_SPACING = 1.05
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
@@ -43,7 +43,7 @@ class Watcher(Protocol):
 class TrainingResult:
     """How a training run ended, and its curves."""
 
-    outcome: Outcome
+    outcome: Ending
     steps: int
     epochs: float
     loss: float  #: mean over the whole training set, after the last step; penalties left out, label smoothing not
@@ -73,7 +73,7 @@ class Run:
         self.batches = Batches(self.data.x, self.data.targets, settings.batch_size, order)
         self.total = settings.steps(len(self.data.x))
         self.step = 0
-        self.outcome: Outcome | None = None
+        self.outcome: Ending | None = None
         self.rows: list[list[float]] = []  # step, then ROW
         self.next_row = 0
         self.last = [math.nan, math.nan]  # loss and accuracy at the last check point

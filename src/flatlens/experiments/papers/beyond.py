@@ -19,7 +19,7 @@ from flatlens.bounds.covered import FAILURE
 from flatlens.data.named import DataSettings
 from flatlens.data.waves import RECIPES, law_of, widest
 from flatlens.distributions import RULES, Rule
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import changed, mean_of, unchanged
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -97,10 +97,10 @@ def most_samples(law: str) -> Table:
     return found
 
 
-def _claims() -> tuple[Claim, ...]:
+def _predictions() -> tuple[Prediction, ...]:
     theorem = "sharpening Thm 6.1"
     decays = [
-        Claim(
+        Prediction(
             f"{law}.decays",
             f"Data on {where}: the bound falls as there are more samples.",
             theorem,
@@ -110,7 +110,7 @@ def _claims() -> tuple[Claim, ...]:
         for law, where in RECIPES.items()
     ]
     tells = [
-        Claim(
+        Prediction(
             f"{law}.not_vacuous",
             f"Data on {where}: enough samples (the most here) guarantee good generalisation, a bound below the "
             "distance of the target's values.",
@@ -121,7 +121,7 @@ def _claims() -> tuple[Claim, ...]:
         for law, where in RECIPES.items()
     ]
     return (
-        Claim(
+        Prediction(
             "holds",
             "The true error is below the bound, for more than 95% of the samples.",
             theorem,
@@ -131,14 +131,14 @@ def _claims() -> tuple[Claim, ...]:
         ),
         *decays,
         *tells,
-        Claim(
+        Prediction(
             "tight",
             "The radius can be had smaller from the theorem's own proof: the bound with the numeric one is lower.",
             "sharpening Thm 4.2, Eq. 16 with its count of balls mended",
             changed(sides(), "exact", "tight"),
             "below",
         ),
-        Claim(
+        Prediction(
             "printed_cubes",
             "On cubes the printed radius, Eq. 6, is Eq. 19's: the bounds are within a millionth of one another.",
             "sharpening Thm 4.2, Eq. 6",
@@ -146,13 +146,13 @@ def _claims() -> tuple[Claim, ...]:
             "below",
             1e-6,
         ),
-        Claim(
+        Prediction(
             "printed_spheres",
             "On spheres the printed radius, Eq. 7, is at least Eq. 19's, as it takes caps for smaller than they are.",
             "sharpening Thm 4.2, Eq. 7",
             changed(sides(*SPHERES), "exact", "published"),
         ),
-        Claim(
+        Prediction(
             "tells_apart",
             "Networks of a lower bound have a lower true error.",
             f"{theorem}, section 6",
@@ -239,7 +239,7 @@ EXPERIMENTS = (
         "The generalisation bound and the true error, on known distributions",
         "sharpening Thm 6.1, which the paper does not evaluate",
         _x19,
-        _claims(),
+        _predictions(),
         _plots,
         {
             "smoke": (SMOKE_ONLY, _OWN),

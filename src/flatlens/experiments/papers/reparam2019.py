@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import steadier, strength, stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -89,18 +89,18 @@ def fifth_layer(study: str) -> Table:
     return found
 
 
-def _x14_claims() -> tuple[Claim, ...]:
+def _x14_predictions() -> tuple[Prediction, ...]:
     table = fifth_layer("lenet")
-    claims = []
+    predictions = []
     for name, symbol in (("kappa", "kappa^5"), ("kappa_tau", "kappa_tau^5")):
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{name}.gap",
                 f"{symbol} correlates positively with the generalisation error.",
                 "reparam2019 section 3, Fig. 1",
                 correlated(table, name, "gap"),
             ),
-            Claim(
+            Prediction(
                 f"{name}.invariant",
                 f"{symbol} is not affected by a layer-wise reparametrisation.",
                 "reparam2019 Thm 2, Fig. 2",
@@ -109,16 +109,16 @@ def _x14_claims() -> tuple[Claim, ...]:
                 1e-3 if name == "kappa" else 1e-6,  # the eigenvalue is found to a residual of a thousandth
             ),
         ]
-    claims.append(
-        Claim(
+    predictions.append(
+        Prediction(
             "kappa_tau.stronger",
             "The correlation is stronger for kappa_tau^5 than for kappa^5.",
             "reparam2019 section 3, Fig. 1",
             stronger(table, ["kappa_tau"], ["kappa"], "gap"),
         )
     )
-    claims.append(
-        Claim(
+    predictions.append(
+        Prediction(
             "kappa_tau.strong",
             f"kappa_tau^5 correlates strongly with it, r at least {STRONG:g} (the paper's is 0.91).",
             "reparam2019 section 3, Fig. 1",
@@ -128,8 +128,8 @@ def _x14_claims() -> tuple[Claim, ...]:
         )
     )
     for name, symbol in (("lmax", "the largest eigenvalue"), ("trace", "the trace")):
-        claims.append(
-            Claim(
+        predictions.append(
+            Prediction(
                 f"{name}.weak",
                 f"After the reparametrisation {symbol} of layer 5's Hessian correlates very weakly with the "
                 f"generalisation error, |r| below {WEAK:g}.",
@@ -139,7 +139,7 @@ def _x14_claims() -> tuple[Claim, ...]:
                 WEAK,
             )
         )
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _x14_plots(results: Results) -> list[Plot]:
@@ -222,10 +222,10 @@ def well_trained(study: str) -> Table:
     return found
 
 
-def _x15_claims() -> tuple[Claim, ...]:
+def _x15_predictions() -> tuple[Prediction, ...]:
     table, gap = well_trained("mlp"), "generalisation_gap"
-    claims = [
-        Claim(
+    predictions = [
+        Prediction(
             f"{column}.{layer}",
             f"{symbol} of hidden layer {layer[2:]} correlates positively with the generalisation error.",
             f"reparam2019 App. C, {figure}",
@@ -234,8 +234,8 @@ def _x15_claims() -> tuple[Claim, ...]:
         for column, (symbol, figure) in LAYER_MEASURES.items()
         for layer in HIDDEN
     ]
-    claims.append(
-        Claim(
+    predictions.append(
+        Prediction(
             "kappa_trace.strong",
             f"kappa_tau^l correlates strongly with it in each hidden layer, r at least {STRONG:g}.",
             "reparam2019 App. C, Fig. 3",
@@ -244,8 +244,8 @@ def _x15_claims() -> tuple[Claim, ...]:
             STRONG,
         )
     )
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{column}.varies_more",
             f"Over the hidden layers r of {symbol} with it differs more than that of kappa_tau^l.",
             f"reparam2019 App. C, Fig. 3, {figure.removeprefix('Fig. ')}",
@@ -254,8 +254,8 @@ def _x15_claims() -> tuple[Claim, ...]:
         for column, (symbol, figure) in LAYER_MEASURES.items()
         if column != "kappa_trace"
     ]
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{name}.stronger",
             f"{name}, of the whole network, correlates more strongly with it than any hidden layer's of the three.",
             "reparam2019 App. C, Fig. 6",
@@ -263,7 +263,7 @@ def _x15_claims() -> tuple[Claim, ...]:
         )
         for name, column in NETWORK_WISE.items()
     ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _in_layers(column: str) -> list[str]:
@@ -318,7 +318,7 @@ EXPERIMENTS = (
         "Flatness of one layer and the gap, before and after a reparametrisation",
         "reparam2019 Fig. 1, 2",
         _x14,
-        _x14_claims(),
+        _x14_predictions(),
         _x14_plots,
         {
             "smoke": (SMOKE_ONLY, GAPS, COEFFICIENT, FIFTH_LAYER),
@@ -339,7 +339,7 @@ EXPERIMENTS = (
         "Flatness of layers, of neurons and of whole networks, and the gap",
         "reparam2019 Fig. 3, 4, 5, 6",
         _x15,
-        _x15_claims(),
+        _x15_predictions(),
         _x15_plots,
         {
             "smoke": (SMOKE_ONLY, COEFFICIENT),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger
 from flatlens.experiments.evidence import reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -85,20 +85,20 @@ EXPERIMENTS = (
         "compression Fig. G.4",
         _x3,
         (
-            Claim(
+            Prediction(
                 "C_D_is_the_loose_step",
                 "The gap between C and D is large compared to those between A and B, and B and C, as ratios: D/C is "
                 "above B/A and C/B.",
                 "compression Fig. G.4",
                 _looseness,
             ),
-            Claim(
+            Prediction(
                 "C_D_is_the_wide_step",
                 "The same of the differences: D - C is above B - A and C - B.",
                 "compression Fig. G.4",
                 _wideness,
             ),
-            Claim(
+            Prediction(
                 "inequalities_hold",
                 f"A <= B <= C <= D holds in every network: in more than {_EVERY:.0%} of them.",
                 "compression Fig. G.4",
@@ -106,7 +106,7 @@ EXPERIMENTS = (
                 "above",
                 _EVERY,
             ),
-            Claim(
+            Prediction(
                 "C_is_more_indicative",
                 "C, of the gradient of the first layer's weights alone, tells the change of MLS better than D: its r "
                 "with MLS over lengths of training is larger.",

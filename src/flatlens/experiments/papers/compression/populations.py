@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger, stronger_in_size
 from flatlens.experiments.evidence import Table, correlated, reached, related
 from flatlens.experiments.experiment import Experiment, Scale
@@ -108,8 +108,8 @@ def _shown(study: str) -> Table:
     return found
 
 
-def _x4_claims() -> tuple[Claim, ...]:
-    claims = []
+def _x4_predictions() -> tuple[Prediction, ...]:
+    predictions = []
     for study in ("vgg", "mlp", "lenet"):
         pairs: tuple[tuple[str, str, int], ...] = (
             ("bound of NMLS", GAP.name, 1),
@@ -129,11 +129,11 @@ def _x4_claims() -> tuple[Claim, ...]:
             pairs += ((TOP_THREE.name, SHARPNESS.name, 2), (TOP_THREE.name, "MLS", 2))
         for x, y, source in (*((x, y, f"G.2 ({number})") for x, y, number in pairs), *told):
             says = f"{_KINDS[study]}: {x} correlates positively with {y}."
-            claims.append(Claim(_slug(study, x, y), says, f"compression {source}", related(study, x, y)))
-        claims += _compared(study)
+            predictions.append(Prediction(_slug(study, x, y), says, f"compression {source}", related(study, x, y)))
+        predictions += _compared(study)
         weak = related(study, "relative flatness, last layer", GAP.name)
-        claims.append(
-            Claim(
+        predictions.append(
+            Prediction(
                 f"{study}.relative_flatness",
                 f"{_KINDS[study]}: relative flatness of the last layer correlates weakly with the gap, r below 1/2.",
                 "compression G.2 (6)",
@@ -142,15 +142,15 @@ def _x4_claims() -> tuple[Claim, ...]:
                 WEAKLY,
             )
         )
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             "mlp.D_against_mls",
             "MLPs: D, the bound of MLS by the sharpness of all layers, correlates negatively with MLS.",
             "compression Fig. G.4, G.2 (5)",
             related("mlp", "D", "MLS"),
             "below",
         ),
-        Claim(
+        Prediction(
             "mlp.C_with_mls",
             "MLPs: C, the bound of MLS by the gradient of the first layer's weights alone, correlates positively with "
             "MLS.",
@@ -158,8 +158,8 @@ def _x4_claims() -> tuple[Claim, ...]:
             correlated(reached("mlp"), "mls_chain.C_D.lhs[fc1]", "mls"),
         ),
     ]
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             _slug("mlp", x, y),
             f"MLPs: {told} correlates weakly with {y}, r below 1/2.",
             "compression section 4.3, Fig. G.6",
@@ -173,14 +173,14 @@ def _x4_claims() -> tuple[Claim, ...]:
             ("D", SHARPNESS.name, "D"),
         )
     ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
-def _compared(study: str) -> list[Claim]:
+def _compared(study: str) -> list[Prediction]:
     """Return the claims about which correlations are strong, and which are stronger than others."""
     shown, kind = _shown(study), _KINDS[study]
     strong = [
-        Claim(
+        Prediction(
             _slug(study, x, "strong"),
             f"{kind}: {x} correlates strongly with {SHARPNESS.name}, r at least {STRONG:g}.",
             source,
@@ -191,7 +191,7 @@ def _compared(study: str) -> list[Claim]:
         for x, source in ((LOG_VOLUME.name, "compression section 1 (2)"), ("MLS", "compression section 1 (2), 5"))
     ]
     better = [
-        Claim(
+        Prediction(
             _slug(study, "MLS", "better_than_volume", y),
             f"{kind}: MLS correlates more strongly with {y} than {LOG_VOLUME.name} does.",
             "compression section 3.2, G.2",
@@ -200,7 +200,7 @@ def _compared(study: str) -> list[Claim]:
         for y in (SHARPNESS.name, GAP.name)
     ]
     weaker = [
-        Claim(
+        Prediction(
             _slug(study, x, "weaker_with_gap"),
             f"{kind}: {x} correlates more weakly with {GAP.name} than with {SHARPNESS.name}, by the size of r.",
             "compression section 5",
@@ -208,7 +208,7 @@ def _compared(study: str) -> list[Claim]:
         )
         for x in (LOG_VOLUME.name, "MLS")
     ]
-    dimension = Claim(
+    dimension = Prediction(
         _slug(study, "local dimension", "weaker"),
         f"{kind}: local dimension correlates more weakly with {SHARPNESS.name} than MLS and {LOG_VOLUME.name} do, "
         "by the size of r.",
@@ -232,7 +232,7 @@ EXPERIMENTS = (
         "A hundred networks each: how sharpness, compression, bounds and the gap go together",
         "compression Fig. G.5, G.6, G.7",
         _x4,
-        _x4_claims(),
+        _x4_predictions(),
         lambda results: [pairwise(name, result) for name, result in results.items()],
         {
             "smoke": (SMOKE_ONLY, PATCHES, DIGITS),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results, Side
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import agreement, between, gain, in_course, log_gain, once_below, slowing
 from flatlens.experiments.evidence import changes, together, trend, where
@@ -96,9 +96,9 @@ ONSET, LATER = between(0, _ONSET_SHARE), between(0.5, 1)
 DIMENSION_AND_SHARPNESS = "|Kendall tau-b| of sharpness and local dimension over the steps of a network"
 
 
-def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
+def _in_training_predictions(figures: str, *, top: bool) -> tuple[Prediction, ...]:
     """Return the claims about both networks: which setting ends lower."""
-    claims = []
+    predictions = []
     sides: tuple[tuple[str, str, str, Side], ...] = (
         ("learning_rates", "lr", "Higher learning rates", "below"),
         ("batch_sizes", "batch_size", "Larger batches", "above"),
@@ -108,8 +108,8 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
         ends = [("sharpness", SHARPNESS.column, f"{less} sharpness")]
         ends += [(name, column, f"{compression} compression of {told}") for name, column, told in _volumes(top=top)]
         ends += [(name, name, f"{compression} compression: {less} {name.upper()}") for name in ("mls", "nmls")]
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.{name}",
                 f"{larger} lead to {told}.",
                 f"compression {figures}",
@@ -118,7 +118,7 @@ def _in_training_claims(figures: str, *, top: bool) -> tuple[Claim, ...]:
             )
             for name, column, told in ends
         ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _volumes(*, top: bool) -> list[tuple[str, str, str]]:
@@ -131,56 +131,56 @@ def _volumes(*, top: bool) -> list[tuple[str, str, str]]:
     return [("volume", LOG_VOLUME.column, "volume"), *([coded] if top else [])]
 
 
-def _x1_claims() -> tuple[Claim, ...]:
+def _x1_predictions() -> tuple[Prediction, ...]:
     sharp, late = SHARPNESS.column, INTERPOLATES
-    claims = [*_in_training_claims("Fig. 1, 2", top=False)]
+    predictions = [*_in_training_predictions("Fig. 1, 2", top=False)]
     for study in _STUDIES:
         over = f"Over three {study.replace('_', ' ')}:"
         gains = in_course(study, {"gain of log_volume": gain(LOG_VOLUME.column)}, once_below(late))
         unsigned = in_course(study, {DIMENSION_AND_SHARPNESS: _dimension_with_sharpness}, once_below(late))
         onset = in_course(study, {"log(later / first) of local_dimension": log_gain("local_dimension")}, ONSET)
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.mls_follows_sharpness",
                 f"{over} MLS follows sharpness.",
                 "compression Fig. 1, 2, section 4.1",
                 together(study, sharp, "mls", below=late),
             ),
-            Claim(
+            Prediction(
                 f"{study}.volume_follows_sharpness",
                 f"{over} once the loss is minimised, sharpness and volume decrease together.",
                 "compression Fig. 1, 2",
                 together(study, sharp, LOG_VOLUME.column, below=late),
             ),
-            Claim(
+            Prediction(
                 f"{study}.sharpness_decreases",
                 f"{over} once the loss is minimised, sharpness decreases.",
                 "compression section 4.1",
                 changes(study, sharp, below=late),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{study}.volume_decreases",
                 f"{over} once the loss is minimised, volume decreases.",
                 "compression section 4.1",
                 mean_of(gains, "gain of log_volume"),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{study}.mls_decreases",
                 f"{over} once the loss is minimised, MLS decreases.",
                 "compression section 4.1",
                 changes(study, "mls", below=late),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{study}.dimension",
                 f"{over} local dimension decreases as the loss decreases to near 0.",
                 "compression section 4.2",
                 changes(study, "local_dimension"),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{study}.dimension_at_onset",
                 f"{over} local dimension decreases rapidly with the onset of training, in the first "
                 f"{_ONSET_SHARE:.0%} of it.",
@@ -188,7 +188,7 @@ def _x1_claims() -> tuple[Claim, ...]:
                 mean_of(onset, "log(later / first) of local_dimension"),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{study}.dimension_unexplained",
                 f"{over} once the loss is minimised, sharpness does not explain local dimension: the size of Kendall's "
                 f"tau over the steps of a network is below {WEAK:g}.",
@@ -200,8 +200,8 @@ def _x1_claims() -> tuple[Claim, ...]:
         ]
     numbers = {"log(last / first) of sharpness": log_gain(sharp), "gain of log_volume": gain(LOG_VOLUME.column)}
     largest = where(in_course("batch_sizes", numbers, LATER), lambda t: t["batch_size"] == max(BATCHES))
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             "batch_32.sharpness_stops",
             "With batches of 32 sharpness stops decreasing: over the later half of training it falls by less than a "
             "tenth.",
@@ -210,7 +210,7 @@ def _x1_claims() -> tuple[Claim, ...]:
             "above",
             STEADY,
         ),
-        Claim(
+        Prediction(
             "batch_32.volume_continues",
             "Volume continues to decrease there.",
             "compression section 4.1",
@@ -218,20 +218,20 @@ def _x1_claims() -> tuple[Claim, ...]:
             "below",
         ),
     ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _dimension_with_sharpness(course: pd.DataFrame) -> float:
     return abs(agreement(SHARPNESS.column, "local_dimension")(course))
 
 
-def _x2_claims() -> tuple[Claim, ...]:
+def _x2_predictions() -> tuple[Prediction, ...]:
     sharp = SHARPNESS.column
-    claims = [*_in_training_claims("Fig. H.8, H.9", top=True)]
+    predictions = [*_in_training_predictions("Fig. H.8, H.9", top=True)]
     for study in _STUDIES:
         over = f"Over three {study.replace('_', ' ')}:"
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.{name}_follows_sharpness",
                 f"{over} {name.upper()} follows sharpness during the training.",
                 "compression Fig. H.8, H.9, section 4.1" if name == "mls" else "compression Fig. H.8, H.9",
@@ -240,8 +240,8 @@ def _x2_claims() -> tuple[Claim, ...]:
             for name in ("mls", "nmls")
         ]
         ended = in_course(study, {"log(last / first) of sharpness": log_gain(sharp)}, LATER)
-        claims.append(
-            Claim(
+        predictions.append(
+            Prediction(
                 f"{study}.sharpness_plateaus",
                 f"{over} sharpness does not noticeably decrease towards the end: over the later half of training it "
                 "falls by less than a tenth.",
@@ -256,15 +256,15 @@ def _x2_claims() -> tuple[Claim, ...]:
             slower = in_course(
                 study, {f"later less earlier mean gain of {column}": slowing(column)}, once_below(INTERPOLATES)
             )
-            claims += [
-                Claim(
+            predictions += [
+                Prediction(
                     f"{study}.{name}_continues",
                     f"{over} {told} continues to decrease over the later half of training.",
                     "compression section 4.1, Fig. H.8, H.9",
                     mean_of(gains, f"gain of {column}"),
                     "below",
                 ),
-                Claim(
+                Prediction(
                     f"{study}.{name}_slows",
                     f"{over} {told} does so more slowly: once the loss is minimised, it falls less over the later half "
                     "of the steps than over the earlier.",
@@ -272,7 +272,7 @@ def _x2_claims() -> tuple[Claim, ...]:
                     mean_of(slower, f"later less earlier mean gain of {column}"),
                 ),
             ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _in_training_plots(results: Results) -> list[Plot]:
@@ -298,7 +298,7 @@ EXPERIMENTS = (
         "Sharpness, volume and sensitivity through the training of a VGG",
         "compression Fig. 1, 2",
         _x1,
-        _x1_claims(),
+        _x1_predictions(),
         _in_training_plots,
         {
             "smoke": (SMOKE_ONLY, PATCHES),
@@ -311,7 +311,7 @@ EXPERIMENTS = (
         "Sharpness, volume and sensitivity through the training of a 4-layer MLP",
         "compression Fig. H.8, H.9",
         _x2,
-        _x2_claims(),
+        _x2_predictions(),
         _in_training_plots,
         {"smoke": (SMOKE_ONLY, DIGITS), "laptop": (DIGITS,), "paper": ("Widths are not given: 784 in every layer.",)},
     ),

@@ -10,7 +10,7 @@ from typing import Literal
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.timm_vits import VIT_NAMES
@@ -100,7 +100,7 @@ EXPERIMENTS = (
         "compression Fig. 3",
         _x5,
         (
-            Claim(
+            Prediction(
                 "general_trend",
                 "For most models sharpness and MLS correlate positively: lower sharpness implies lower MLS.",
                 "compression section 4.4, Fig. 3",

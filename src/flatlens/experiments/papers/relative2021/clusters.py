@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of, rising, strength
 from flatlens.experiments.evidence import correlated, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -50,19 +50,19 @@ def _x16(scale: Scale) -> Mapping[str, Study]:
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
-def _x16_claims() -> tuple[Claim, ...]:
+def _x16_predictions() -> tuple[Prediction, ...]:
     source, gap, every = "relative2021 section 6, Fig. 3", "generalisation_gap", reached("clusters")
     far, near = (where(every, lambda t: t["separation"] == t["separation"].max()),
                  where(every, lambda t: t["separation"] == t["separation"].min()))  # fmt: skip
     return (
-        Claim(
+        Prediction(
             "far",
             "Where labels are locally constant (the largest class separation) relative flatness correlates with the "
             "generalisation gap.",
             source,
             correlated(far, FLATNESS, gap),
         ),
-        Claim(
+        Prediction(
             "near",
             f"Where they are not (the smallest) it does not: |r| below {WEAK:g}.",
             source,
@@ -70,13 +70,13 @@ def _x16_claims() -> tuple[Claim, ...]:
             "below",
             WEAK,
         ),
-        Claim(
+        Prediction(
             "rises",
             "The correlation increases with the class separation.",
             source,
             rising(every, "separation", FLATNESS, gap),
         ),
-        Claim(
+        Prediction(
             "rises.as_coded",
             "The same with the features divided by their variance, as the authors' code does.",
             source,
@@ -162,50 +162,50 @@ TIGHT = 10
 """Largest ratio of bound and gap at which the bound is called tight."""
 
 
-def _x17_claims() -> tuple[Claim, ...]:
+def _x17_predictions() -> tuple[Prediction, ...]:
     source = "relative2021 section 6, Fig. 4"
     return (
-        Claim(
+        Prediction(
             "bounds",
             "The approximated bound is above the generalisation gap, in the mean over samples.",
             source,
             mean_of(approximated, "slack"),
         ),
-        Claim(
+        Prediction(
             "tight",
             f"It is tight: less than {TIGHT} times the gap, in the mean over samples.",
             source,
             mean_of(approximated, "excess"),
             "below",
         ),
-        Claim(
+        Prediction(
             "tight.as_coded",
             "The same with delta = 0.1, as in the authors' code.",
             source,
             mean_of(approximated, "excess as coded"),
             "below",
         ),
-        Claim(
+        Prediction(
             "easier",
             "The bound decreases the easier the learning problem becomes.",
             source,
             correlated(approximated, "separation", "bound", "kendall"),
             "below",
         ),
-        Claim(
+        Prediction(
             "easier.as_coded",
             "The same with delta = 0.1, as in the authors' code.",
             source,
             correlated(approximated, "separation", "as coded", "kendall"),
             "below",
         ),
-        Claim(
+        Prediction(
             "accuracy.harder",
             "The lower the class separation, the harder the learning problem: test accuracy increases with it.",
             "relative2021 section 6",
             correlated(approximated, "separation", "test_accuracy", "kendall"),
         ),
-        Claim(
+        Prediction(
             "representativeness.less",
             "The lower the class separation, the less representative a sample: the error of the density estimate, "
             "weighted by the loss, decreases with it.",
@@ -253,7 +253,7 @@ EXPERIMENTS = (
         "Relative flatness and the gap, the more locally constant labels are",
         "relative2021 Fig. 3",
         _x16,
-        _x16_claims(),
+        _x16_predictions(),
         _x16_plots,
         {
             "smoke": (SMOKE_ONLY, SEPARATION, HEAD),
@@ -266,7 +266,7 @@ EXPERIMENTS = (
         "The gap and the bound approximated by kernel densities",
         "relative2021 Fig. 4",
         _x17,
-        _x17_claims(),
+        _x17_predictions(),
         _x17_plots,
         {
             "smoke": (SMOKE_ONLY, SEPARATION, HEAD),

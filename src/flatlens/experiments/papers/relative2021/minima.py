@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -104,16 +104,16 @@ def minima(results: Results) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _x18_claims() -> tuple[Claim, ...]:
+def _x18_predictions() -> tuple[Prediction, ...]:
     flat, trace, fisher_rao, pac_bayes, norm = RIGHT
-    claims = [
-        Claim(
+    predictions = [
+        Prediction(
             "flatness",
             "Relative flatness correlates positively with the generalisation gap.",
             "relative2021 section 6, Fig. 5",
             correlated(minima, flat, "gap"),
         ),
-        Claim(
+        Prediction(
             "flatness.strong",
             f"It does so strongly, r at least {STRONG:g}.",
             "relative2021 section 6, C.2",
@@ -123,8 +123,8 @@ def _x18_claims() -> tuple[Claim, ...]:
         ),
     ]
     for mine, others, named in ((flat, (trace, fisher_rao, pac_bayes, norm), ""), (CODED[0], CODED[1:], ".as_coded")):
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"stronger_than.{_slug(other)}{named}",
                 f"Relative flatness correlates more strongly with it than: {other.removesuffix(' (code)')}"
                 f"{', both as the authors compute them in their code' if named else ''}.",
@@ -133,16 +133,16 @@ def _x18_claims() -> tuple[Claim, ...]:
             )
             for other in others
         ]
-    claims.append(
-        Claim(
+    predictions.append(
+        Prediction(
             "fisher_rao.weakest",
             "The Fisher-Rao norm shows the weakest correlation.",
             "relative2021 section 6",
             stronger(minima, [flat, trace, pac_bayes, norm], [fisher_rao], "gap"),
         )
     )
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{_slug(name)}.invariant",
             f"{name[0].upper()}{name[1:]}: invariant to layer-wise reparametrisation.",
             "relative2021 Fig. 7, C.2",
@@ -152,8 +152,8 @@ def _x18_claims() -> tuple[Claim, ...]:
         )
         for name in (flat, fisher_rao)
     ]
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{_slug(name)}.not_invariant",
             f"{name[0].upper()}{name[1:]}: not invariant to it, changed by more than a tenth.",
             "relative2021 section 6",
@@ -163,8 +163,8 @@ def _x18_claims() -> tuple[Claim, ...]:
         )
         for name in (trace, pac_bayes, norm)
     ]
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{_slug(name)}.declines",
             f"{name[0].upper()}{name[1:]}: the correlation with the gap declines after it.",
             "relative2021 Fig. 7, C.2",
@@ -173,14 +173,14 @@ def _x18_claims() -> tuple[Claim, ...]:
         for name in (trace, pac_bayes, norm)
     ]
     another = f"{flat}, fc2"
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             "another_layer",
             "Relative flatness of another fully connected layer correlates positively with the gap.",
             "relative2021 Fig. 8, C.2",
             correlated(minima, another, "gap"),
         ),
-        Claim(
+        Prediction(
             "another_layer.strong",
             f"It keeps the high correlation, r at least {STRONG:g}.",
             "relative2021 Fig. 8, C.2",
@@ -188,14 +188,14 @@ def _x18_claims() -> tuple[Claim, ...]:
             "above",
             STRONG,
         ),
-        Claim(
+        Prediction(
             "another_layer.less",
             "It does so less than that of the penultimate layer's features.",
             "relative2021 Fig. 8, C.2",
             stronger(minima, [flat], [another], "gap"),
         ),
     ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _slug(name: str) -> str:
@@ -247,7 +247,7 @@ EXPERIMENTS = (
         "Relative flatness among other measures, at many minima of LeNet5",
         "relative2021 Fig. 5, 6, 7, 8",
         _x18,
-        _x18_claims(),
+        _x18_predictions(),
         _x18_plots,
         {
             "smoke": (SMOKE_ONLY, SPLIT_GAP),

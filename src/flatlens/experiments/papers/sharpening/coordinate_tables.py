@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.points import POINTS
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import off
 from flatlens.experiments.evidence import Table, reached, where
 from flatlens.experiments.experiment import Plot
@@ -48,10 +48,10 @@ def of_start(study: str, start: str) -> Table:
     return where(measured(study), lambda t: t["start"] == start)
 
 
-def printed() -> tuple[Claim, ...]:
-    """Return one claim for each printed number."""
+def printed() -> tuple[Prediction, ...]:
+    """Return one prediction for each printed number."""
     return tuple(
-        Claim(
+        Prediction(
             f"{study}.{start}.{_slug(row)}",
             f"{ACTIVATION_NAMES[study]} networks, {start} start: {row} {mean:,g}. Reproduced where ours is nearer to "
             f"it than the printed standard deviation, {spread:,g}.",

@@ -16,7 +16,7 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.data.points import POINTS
-from flatlens.experiments.claims import Claim, Results, Side
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.contrasts import changed, side_by_side, unchanged
 from flatlens.experiments.evidence import Evidence, Table
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -81,8 +81,8 @@ def _low_over_high(study: str, column: str) -> Evidence:
     return changed(_trials(study), f"{column}, high", f"{column}, low")
 
 
-def _ordered() -> tuple[Claim, ...]:
-    claims = []
+def _ordered() -> tuple[Prediction, ...]:
+    predictions = []
     for study, name in ACTIVATION_NAMES.items():
         smooth: tuple[tuple[str, str, str, str], ...] = (
             ("smoother", "yields a smoother fit, nearer to the natural spline", ROUGH, "C.3, Fig. 32"),
@@ -93,8 +93,8 @@ def _ordered() -> tuple[Claim, ...]:
                 f"C.3, {TABLE_OF[study]}",
             ),
         )
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.{key}",
                 f"{name} networks: the low-frequency start {says} than the high one.",
                 f"sharpening {where}",
@@ -111,8 +111,8 @@ def _ordered() -> tuple[Claim, ...]:
         ),
         ("relu", "The smoothly interpolating ReLU networks land in flatter minima than the others.", "below"),
     )
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{study}.sharpness",
             says,
             f"sharpening C.3, {TABLE_OF[study]}",
@@ -123,15 +123,15 @@ def _ordered() -> tuple[Claim, ...]:
     ]
     first = TABLE_ROWS["first layer's norm"]
     return (
-        *claims,
-        Claim(
+        *predictions,
+        Prediction(
             "gaussian.first_layer",
             "Gaussian networks: the first layer's weight is smaller after the low start.",
             "sharpening C.3, Table 1",
             _low_over_high("gaussian", first),
             "below",
         ),
-        Claim(
+        Prediction(
             "relu.first_layer",
             "ReLU networks: there is no such discrepancy; the norms are within a tenth of one another.",
             "sharpening C.3, Table 2",
@@ -139,7 +139,7 @@ def _ordered() -> tuple[Claim, ...]:
             "below",
             0.1,
         ),
-        Claim(
+        Prediction(
             "gaussian.above_first_layer",
             "The Gaussian networks of a low start are sharper as the layers above the first have a larger Jacobian.",
             "sharpening C.3",

@@ -7,7 +7,7 @@ from math import log
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.cases import by_part, with_over_without
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of, stronger
 from flatlens.experiments.evidence import reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -57,11 +57,11 @@ NEAR_ZERO = 0.01
 """A "near-zero" loss: at this loss B.2 takes training as finished."""
 
 
-def _x7_claims() -> tuple[Claim, ...]:
+def _x7_predictions() -> tuple[Prediction, ...]:
     table, alike, source = reached("resnet"), ("lr", "seed"), "sharpening section 6, Fig. 2"
     without = where(table, lambda t: t[DECAY] == 0)
     return (
-        Claim(
+        Prediction(
             "loss",
             f"Without weight decay SGD finds a solution with near-zero loss: below {NEAR_ZERO:g} in the mean.",
             "sharpening Fig. 2",
@@ -69,7 +69,7 @@ def _x7_claims() -> tuple[Claim, ...]:
             "below",
             NEAR_ZERO,
         ),
-        Claim(
+        Prediction(
             "sharpness.vanishes",
             f"And with vanishing sharpness: less than {VANISHED:g} of that with weight decay.",
             "sharpening Fig. 2",
@@ -77,33 +77,33 @@ def _x7_claims() -> tuple[Claim, ...]:
             "above",
             -log(VANISHED),
         ),
-        Claim(
+        Prediction(
             "gap",
             "Networks trained with weight decay generalise better than those without: the gap is smaller.",
             source,
             with_over_without(table, DECAY, ABSOLUTE_GAP.column, alike),
             "below",
         ),
-        Claim(
+        Prediction(
             "sharpness",
             "They do so despite converging to sharper minima.",
             source,
             with_over_without(table, DECAY, BATCH_SHARPNESS.column, alike),
         ),
-        Claim(
+        Prediction(
             "jacobian",
             "Weight decay regularises the Jacobian norm, which is relatively large without it.",
             source,
             with_over_without(table, DECAY, JACOBIAN.column, alike),
             "below",
         ),
-        Claim(
+        Prediction(
             "jacobian.stronger",
             "The Jacobian norm correlates better with the gap than sharpness does.",
             "sharpening section 6",
             stronger(table, [JACOBIAN.column], [BATCH_SHARPNESS.column], ABSOLUTE_GAP.column),
         ),
-        Claim(
+        Prediction(
             "sharpness.worse",
             "The collapse of the Hessian without weight decay makes the correlation of sharpness and gap worse: it is "
             "larger among the networks with decay than among all.",
@@ -133,7 +133,7 @@ EXPERIMENTS = (
         "Weight decay: sharper minima that generalise better",
         "sharpening Fig. 2",
         _x7,
-        _x7_claims(),
+        _x7_predictions(),
         _x7_plots,
         {
             "smoke": (SMOKE_ONLY, DIGIT_RESNET),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
 from flatlens.experiments.evidence import along, reached
@@ -69,7 +69,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     return {"descent": Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)}
 
 
-def _x6_claims() -> tuple[Claim, ...]:
+def _x6_predictions() -> tuple[Prediction, ...]:
     sharp, jacobian, edge = BATCH_SHARPNESS.column, SOFTMAXED.column, "edge"
     table = in_course(
         "descent",
@@ -87,7 +87,7 @@ def _x6_claims() -> tuple[Claim, ...]:
     )
     fastest, figures = of_smoothing(table, False, fastest=True), "Fig. 1, 6-11"
     return (
-        Claim(
+        Prediction(
             "sharpness.reaches_edge",
             "At the largest learning rate and without label smoothing sharpness rises to 2/lr.",
             "sharpening section 2, of Cohen et al. 2021",
@@ -95,7 +95,7 @@ def _x6_claims() -> tuple[Claim, ...]:
             "above",
             1.0,
         ),
-        Claim(
+        Prediction(
             "sharpness.halts",
             f"There the increase halts at around 2/lr: in the later half its mean is below {HOVERS:g} of it.",
             "sharpening section 2, of Cohen et al. 2021",
@@ -103,47 +103,47 @@ def _x6_claims() -> tuple[Claim, ...]:
             "below",
             HOVERS,
         ),
-        Claim(
+        Prediction(
             "loss.beyond_edge",
             "There the loss continues to decrease.",
             "sharpening section 2, of Cohen et al. 2021",
             mean_of(fastest, "growth of the loss beyond 2/lr"),
             "below",
         ),
-        Claim(
+        Prediction(
             "sharpness.rises",
             "Sharpness rises in the course of training: progressive sharpening.",
             f"sharpening section 5, {figures}",
             mean_of(table, "rise of sharpness"),
         ),
-        Claim(
+        Prediction(
             "sharpness.smoothing",
             "Smoother labels are associated with a less severe increase in sharpness.",
             f"sharpening B.1, {figures}",
             along(table, SMOOTHING, "rise of sharpness", _ALIKE),
             "below",
         ),
-        Claim(
+        Prediction(
             "jacobian.smoothing",
             "Smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
             f"sharpening B.1, {figures}",
             along(table, SMOOTHING, "rise of the Jacobian norm", _ALIKE),
             "below",
         ),
-        Claim(
+        Prediction(
             "jacobian.follows_sharpness",
             "Through training sharpness and softmaxed Jacobian norm rise together.",
             f"sharpening section 5, {figures}",
             mean_of(table, "tau of sharpness and Jacobian norm"),
         ),
-        Claim(
+        Prediction(
             "jacobian.loss",
             "Training that reduces the loss over all data increases the largest Jacobian norm.",
             "sharpening section 5, Thm 5.1",
             mean_of(table, "tau of loss and Jacobian norm"),
             "below",
         ),
-        Claim(
+        Prediction(
             "jacobian.beyond_edge",
             "At the edge of stability the Jacobian norm need not plateau as sharpness does: here, that it grows on.",
             "sharpening section 5",
@@ -186,7 +186,7 @@ EXPERIMENTS = (
         "Progressive sharpening, and less of it the smoother the labels",
         "sharpening Fig. 1, 6, 7, 8, 9, 10, 11",
         _x6,
-        _x6_claims(),
+        _x6_predictions(),
         _x6_plots,
         {
             "smoke": (SMOKE_ONLY, PATCH_ROWS),

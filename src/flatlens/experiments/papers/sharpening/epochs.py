@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import log
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import fall, in_course, rise
 from flatlens.experiments.evidence import along, histories, reached
@@ -64,7 +64,7 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
     return {"first_epoch": first, "training": whole}
 
 
-def _x10_claims() -> tuple[Claim, ...]:
+def _x10_predictions() -> tuple[Prediction, ...]:
     sharp, jacobian, outputs = BATCH_SHARPNESS.column, SOFTMAXED.column, _OUTPUTS.column
     first = in_course("first_epoch", {"rise of sharpness": rise(sharp), "rise of the Jacobian norm": rise(jacobian)})
     whole = in_course(
@@ -77,33 +77,33 @@ def _x10_claims() -> tuple[Claim, ...]:
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
     return (
-        Claim(
+        Prediction(
             "first_epoch.sharpens",
             "In the first epoch sharpness rises, as under gradient descent.",
             "sharpening C.1, Fig. 28",
             mean_of(first, "rise of sharpness"),
         ),
-        Claim(
+        Prediction(
             "first_epoch.jacobian_rises",
             "And so does the softmaxed Jacobian norm.",
             "sharpening C.1, Fig. 28",
             mean_of(first, "rise of the Jacobian norm"),
         ),
-        Claim(
+        Prediction(
             "first_epoch.sharpness",
             "In the first epoch smoother labels are associated with less severe progressive sharpening.",
             "sharpening C.1, Fig. 28",
             along(first, SMOOTHING, "rise of sharpness", ["seed"]),
             "below",
         ),
-        Claim(
+        Prediction(
             "first_epoch.jacobian",
             "In the first epoch they are associated with a less severe increase of the softmaxed Jacobian norm.",
             "sharpening C.1, Fig. 28",
             along(first, SMOOTHING, "rise of the Jacobian norm", ["seed"]),
             "below",
         ),
-        Claim(
+        Prediction(
             "collapse.sharpness",
             f"Over all epochs sharpness collapses with unsmoothed labels, to below {share} of its largest value.",
             "sharpening C.1, Fig. 29",
@@ -111,7 +111,7 @@ def _x10_claims() -> tuple[Claim, ...]:
             "below",
             log(COLLAPSED),
         ),
-        Claim(
+        Prediction(
             "plateau.sharpness",
             f"With smoothed labels it plateaus: it ends above {share} of its largest value.",
             "sharpening C.1, Fig. 29",
@@ -119,7 +119,7 @@ def _x10_claims() -> tuple[Claim, ...]:
             "above",
             log(COLLAPSED),
         ),
-        Claim(
+        Prediction(
             "collapse.jacobian",
             f"With unsmoothed labels the softmaxed Jacobian norm collapses, too, to below {share} of its largest.",
             "sharpening C.1, Fig. 29",
@@ -127,7 +127,7 @@ def _x10_claims() -> tuple[Claim, ...]:
             "below",
             log(COLLAPSED),
         ),
-        Claim(
+        Prediction(
             "outputs.grow",
             "With unsmoothed labels the norm of the output grows.",
             "sharpening C.1, Fig. 29",
@@ -169,7 +169,7 @@ EXPERIMENTS = (
         "The cost function between Jacobian and sharpness: the first epoch, and all of them",
         "sharpening Fig. 28, 29",
         _x10,
-        _x10_claims(),
+        _x10_predictions(),
         _x10_plots,
         {
             "smoke": (SMOKE_ONLY, PATCH_ROWS),

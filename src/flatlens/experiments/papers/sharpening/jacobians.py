@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.cases import CASE, across, first_step, least
-from flatlens.experiments.claims import Claim, Results, Side
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.evidence import Evidence, Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import SMOKE_ONLY
@@ -127,12 +127,12 @@ def _similar(results: Results) -> Statistic:
     return average(np.abs(np.log(best["input"] / best["parameters"])), name="|log of the smallest gaps' ratio|")
 
 
-def _x13_claims() -> tuple[Claim, ...]:
-    claims = [claim for name in JACOBIAN_REGULARISERS for claim in _claims_of(name)]
+def _x13_predictions() -> tuple[Prediction, ...]:
+    predictions = [prediction for name in JACOBIAN_REGULARISERS for prediction in _predictions_of(name)]
     references = jacobian_networks(*REFERENCES)
     return (
-        *claims,
-        Claim(
+        *predictions,
+        Prediction(
             "similar",
             "The improvements by the input-output Jacobian are similar to those by the parameter-output Jacobian: the "
             "smallest gaps over the coefficients are within a factor of 1.5, in the mean over seeds.",
@@ -142,7 +142,7 @@ def _x13_claims() -> tuple[Claim, ...]:
             _SIMILAR,
         ),
         *(
-            Claim(
+            Prediction(
                 f"references.{name}",
                 f"Trained at a learning rate of .1 that decays, the {said} is smaller than at .001 throughout.",
                 "sharpening App. D, section 5",
@@ -154,53 +154,53 @@ def _x13_claims() -> tuple[Claim, ...]:
     )
 
 
-def _claims_of(name: str) -> list[Claim]:
+def _predictions_of(name: str) -> list[Prediction]:
     table = jacobian_networks(name)
     which = {"input": "input-output", "parameters": "parameter-output"}[name]
 
-    def claim(slug: str, says: str, source: str, evidence: Evidence, side: Side = "below") -> Claim:
-        return Claim(f"{name}.{slug}", f"Regularising the {which} Jacobian: {says}", source, evidence, side)
+    def prediction(slug: str, says: str, source: str, evidence: Evidence, side: Side = "below") -> Prediction:
+        return Prediction(f"{name}.{slug}", f"Regularising the {which} Jacobian: {says}", source, evidence, side)
 
     return [
-        claim(
+        prediction(
             "jacobian",
             "the norm of the input-output Jacobian falls with the coefficient.",
             "sharpening Fig. 33",
             along(table, "coefficient", JACOBIAN, _SAME),
         ),
-        claim(
+        prediction(
             "gap",
             "the generalisation gap falls with the coefficient.",
             "sharpening Fig. 33",
             along(table, "coefficient", ABSOLUTE, _SAME),
         ),
-        claim(
+        prediction(
             "generalises",
             "at the largest coefficient the gap is smaller than without, at the same small learning rate.",
             "sharpening App. D",
             first_step(_ends(name), "coefficient", ABSOLUTE, _SAME),
         ),
-        claim(
+        prediction(
             "performs",
             "at the largest coefficient the test accuracy is larger than without.",
             "sharpening App. D",
             first_step(_ends(name), "coefficient", "test_accuracy", _SAME),
             "above",
         ),
-        claim(
+        prediction(
             "jacobian.below_reference",
             "at the largest coefficient the Jacobian norm is smaller than at the large learning rate.",
             "sharpening Fig. 33",
             first_step(_against_reference(name), "small_rate", JACOBIAN, _SAME),
         ),
-        claim(
+        prediction(
             "gap.above_reference",
             "though the generalisation gap is larger.",
             "sharpening Fig. 33",
             first_step(_against_reference(name), "small_rate", ABSOLUTE, _SAME),
             "above",
         ),
-        claim(
+        prediction(
             "correlated",
             "the improvements are correlated to the input-output Jacobian norm in all cases: the least r of it and the "
             "gap, with the unregularised networks.",
@@ -256,7 +256,7 @@ EXPERIMENTS = (
         "Regularised Jacobians at a small learning rate: Jacobian norm and gap",
         "sharpening Fig. 33",
         _x13,
-        _x13_claims(),
+        _x13_predictions(),
         _x13_plots,
         {
             "smoke": (SMOKE_ONLY, SCALING),

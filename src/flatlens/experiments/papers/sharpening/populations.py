@@ -8,7 +8,7 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.cases import CASE, across, mean, ranked
-from flatlens.experiments.claims import Claim, Results, Side
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.evidence import Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
@@ -84,11 +84,11 @@ _FIGURES = {
 }
 
 
-def _line(study: str, name: str, says: str, among: Table, setting: str, word: str, side: Side) -> Claim:
+def _line(study: str, name: str, says: str, among: Table, setting: str, word: str, side: Side) -> Prediction:
     """Return a claim about the lines of a figure."""
     found = along(among, setting, _WORDS[word], _ALIKE[setting])
     slug, source = f"{study}.{name}.{word.split()[0].lower()}", f"sharpening section 6, {_FIGURES[study, setting]}"
-    return Claim(slug, f"{_KINDS[study]}: {says} {word}.", source, found, side)
+    return Prediction(slug, f"{_KINDS[study]}: {says} {word}.", source, found, side)
 
 
 def _by_data(table: Table) -> Table:
@@ -101,16 +101,16 @@ def _by_data(table: Table) -> Table:
     return found
 
 
-def _x8_claims() -> tuple[Claim, ...]:
-    return tuple(claim for study in _KINDS for claim in (*_lines(study), *_correlations(study)))
+def _x8_predictions() -> tuple[Prediction, ...]:
+    return tuple(prediction for study in _KINDS for prediction in (*_lines(study), *_correlations(study)))
 
 
-def _lines(study: str) -> list[Claim]:
+def _lines(study: str) -> list[Prediction]:
     table = reached(study)
     slow = where(table, lambda t: t["lr"] < t["lr"].max())
     fast = where(table, lambda t: t["lr"] == t["lr"].max())
     at = "at the largest learning rate larger batches end at a"
-    claims = [
+    predictions = [
         _line(study, "lr", "larger learning rates end at a smaller", table, "lr", word, "below") for word in _WORDS
     ] + [
         _line(study, "batch", "at the smaller learning rates larger batches end at a larger", slow, "batch_size", word,
@@ -119,14 +119,14 @@ def _lines(study: str) -> list[Claim]:
         _line(study, "fast", f"{at} larger", fast, "batch_size", word, "above") for word in _WORDS if word != NORM
     ]  # fmt: skip
     if study == "resnet":
-        return [*claims, _line(study, "fast", f"{at} smaller", fast, "batch_size", NORM, "below")]
+        return [*predictions, _line(study, "fast", f"{at} smaller", fast, "batch_size", NORM, "below")]
     return [
-        *claims,
+        *predictions,
         _line(study, "fast", f"that is no exception here: {at} larger", fast, "batch_size", NORM, "above"),
     ]
 
 
-def _correlations(study: str) -> list[Claim]:
+def _correlations(study: str) -> list[Prediction]:
     kind, table = _KINDS[study], reached(study)
     exception = ""
     if study == "resnet":
@@ -134,13 +134,13 @@ def _correlations(study: str) -> list[Claim]:
     columns = (BATCH_SHARPNESS.column, JACOBIAN.column)
     ranks = ranked(_by_data(reached(study)), columns)
     return [
-        Claim(
+        Prediction(
             f"{study}.jacobian.gap",
             f"{kind}: the Jacobian norm is well correlated with the generalisation gap{exception}.",
             "sharpening B.2",
             across(_by_data(table), [(JACOBIAN.column, ABSOLUTE_GAP.column)], mean, "mean over data sets of Pearson r"),
         ),
-        Claim(
+        Prediction(
             f"{study}.jacobian.sharpness",
             f"{kind}: smaller sharpness goes with a smaller Jacobian norm.",
             f"sharpening section 6, {_FIGURES[study, 'lr']}",
@@ -184,7 +184,7 @@ EXPERIMENTS = (
         "Where training ends, by learning rate and batch size",
         "sharpening Fig. 3, 4, 12, 13, 14, 15, 16, 17, 18, 19",
         _x8,
-        _x8_claims(),
+        _x8_predictions(),
         _x8_plots,
         {
             "smoke": (SMOKE_ONLY, DIGIT_RESNET, PATCH_VGG),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.cases import across, alike, by_part, first_step, least, least_margin, margin, mean, usual_size
-from flatlens.experiments.claims import Claim, Results
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.evidence import Table, along, numbers_of, where
 from flatlens.experiments.experiment import Experiment, Plot
@@ -58,14 +58,14 @@ def _alike(table: Table) -> Table:
     return found
 
 
-def _x9_claims() -> tuple[Claim, ...]:
-    claims = [claim for name, one in REGULARISERS.items() for claim in _claims_of(name, one)]
+def _x9_predictions() -> tuple[Prediction, ...]:
+    predictions = [prediction for name, one in REGULARISERS.items() for prediction in _predictions_of(name, one)]
     every = regularised_networks(*REGULARISERS)
     # ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets
     of_fig5 = where(every, lambda t: t["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"]))
     return (
-        *claims,
-        Claim(
+        *predictions,
+        Prediction(
             "sam.forces_the_jacobian",
             "SAM: forcing the Hessian to be small forces the Jacobian to be small: their norms correlate, in the mean "
             "of the cases.",
@@ -77,7 +77,7 @@ def _x9_claims() -> tuple[Claim, ...]:
                 "mean over cases of Pearson r of sharpness and Jacobian",
             ),
         ),
-        Claim(
+        Prediction(
             "fig5.much_better",
             f"ResNet-18 with BatchNorm: the Jacobian norm correlates much better with the gap than sharpness does, r "
             f"larger by {MUCH:g} in the mean of the four.",
@@ -86,7 +86,7 @@ def _x9_claims() -> tuple[Claim, ...]:
             "above",
             MUCH,
         ),
-        Claim(
+        Prediction(
             "hessian.often_uncorrelated",
             f"The Hessian is often uncorrelated with the gap: |r| below {WEAK:g} in half of the cases.",
             "sharpening B.3",
@@ -94,7 +94,7 @@ def _x9_claims() -> tuple[Claim, ...]:
             "below",
             WEAK,
         ),
-        Claim(
+        Prediction(
             "hessian.hand_in_hand",
             "Whenever sharpness correlates with the gap, it goes hand in hand with the Jacobian norm: both "
             "correlations are high in the same cases.",
@@ -106,7 +106,7 @@ def _x9_claims() -> tuple[Claim, ...]:
                 "Pearson r over cases of r(sharpness, gap) and r(sharpness, Jacobian)",
             ),
         ),
-        Claim(
+        Prediction(
             "hessian.other_factors",
             "The Hessian can be large without the Jacobian being large: under the regularisers other than SAM their "
             f"norms hardly correlate, r below {WEAK:g} in the mean of the cases.",
@@ -120,7 +120,7 @@ def _x9_claims() -> tuple[Claim, ...]:
             "below",
             WEAK,
         ),
-        Claim(
+        Prediction(
             "jacobian.in_all_cases",
             "In all cases the correlation of the Jacobian norm with the gap is superior to that of sharpness: r is "
             "larger even in the case where it is least so.",
@@ -132,7 +132,7 @@ def _x9_claims() -> tuple[Claim, ...]:
                 "least over cases of Pearson r with the gap, Jacobian's less sharpness's",
             ),
         ),
-        Claim(
+        Prediction(
             "gauss_newton",
             "The norm of the Gauss-Newton matrix is (almost) always very similar to that of the Hessian: a fifth apart "
             f"at most in more than {ALMOST_ALWAYS:.0%} of the networks.",
@@ -147,28 +147,28 @@ def _x9_claims() -> tuple[Claim, ...]:
 _MARGIN = "mean over cases of Pearson r with the gap, Jacobian's less sharpness's"
 
 
-def _claims_of(name: str, one: Regulariser) -> list[Claim]:
+def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
     table, title = regularised_networks(name), one.title
     in_title = f"{title[0].upper()}{title[1:]}"
-    claims = []
+    predictions = []
     for jacobian, suffix, said in ((JACOBIAN, "", "the Jacobian"), (SOFTMAXED, ".softmax", "the softmax's Jacobian")):
         pair = (jacobian, ABSOLUTE)
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{name}.jacobian_and_gap{suffix}",
                 f"{in_title}: in all cases {said} correlates with the gap; the least r of the kinds of networks.",
                 "sharpening B.3 (i)",
                 across(table, [pair], least, f"least Pearson r over cases of {jacobian} and the gap"),
             ),
-            Claim(
+            Prediction(
                 f"{name}.better_than_sharpness{suffix}",
                 f"{in_title}: {said} correlates better with the gap than sharpness does, in the mean of the kinds.",
                 "sharpening section 6",
                 across(table, [pair, (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
             ),
         ]
-    claims += [
-        Claim(
+    predictions += [
+        Prediction(
             f"{name}.jacobian",
             f"{in_title} regularises the Jacobian at least initially: its norm falls from no regularisation to the "
             "weakest.",
@@ -176,7 +176,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
             first_step(table, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
             "below",
         ),
-        Claim(
+        Prediction(
             f"{name}.sharpness",
             f"{in_title} regularises the sharpness."
             if one.flattens
@@ -189,8 +189,8 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
         ),
     ]
     if one.impure:
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{name}.decorrelates",
                 f"{in_title}: the Jacobian norm and the gap decorrelate as {one.symbol} increases: their r is smaller "
                 "beyond the weakest than with the unregularised networks, in the mean of the kinds.",
@@ -201,7 +201,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
                 ),
                 "below",
             ),
-            Claim(
+            Prediction(
                 f"{name}.jacobian_comes_back",
                 f"{in_title}: beyond the weakest, the Jacobian norm on the pure samples gradually increases with "
                 f"{one.symbol}.",
@@ -209,7 +209,7 @@ def _claims_of(name: str, one: Regulariser) -> list[Claim]:
                 along(where(table, lambda t: t["strength"] > 0), "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
             ),
         ]  # fmt: skip
-    return claims
+    return predictions
 
 
 CORRELATED = {"sharpness": SHARPNESS, "Jacobian norm": JACOBIAN, "Jacobian norm of softmax": SOFTMAXED}
@@ -271,7 +271,7 @@ EXPERIMENTS = (
         "Regularisers: sharpness, Jacobian norm and gap over their strengths",
         "sharpening Fig. 5, 20, 21, 22, 23, 24, 25, 26, 27",
         studies,
-        _x9_claims(),
+        _x9_predictions(),
         _x9_plots,
         {
             "smoke": (SMOKE_ONLY, TINY, JACOBIANS),

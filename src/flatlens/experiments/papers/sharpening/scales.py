@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.claims import Claim, Results, Side
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.courses import climb, in_course, largest, last
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -73,8 +73,8 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
-def _claims() -> tuple[Claim, ...]:
-    claims = []
+def _predictions() -> tuple[Prediction, ...]:
+    predictions = []
     expected: tuple[tuple[str, str, str, Side], ...] = (
         ("jacobian", "jacobian_norm", "the increase of the Jacobian norm is more severe", "below"),
         (
@@ -87,8 +87,8 @@ def _claims() -> tuple[Claim, ...]:
     )
     for study, figure in _FIGURES.items():
         table = in_course(study, NUMBERS)
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.{name}",
                 f"{_SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
                 f"sharpening C.2, {figure}",
@@ -97,15 +97,15 @@ def _claims() -> tuple[Claim, ...]:
             )
             for name, column, says, side in expected
         ]
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.sharpness.level",
                 f"{_SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
                 f"sharpening C.2, {figure}",
                 correlated(table, "scale", "largest sharpness", "kendall"),
             ),
             *(
-                Claim(
+                Prediction(
                     f"{study}.{name}.level",
                     f"{_SPOKEN[study]} networks: despite that the largest {said} is higher there.",
                     f"sharpening C.2, {figure}",
@@ -118,8 +118,8 @@ def _claims() -> tuple[Claim, ...]:
                 )
             ),
         ]
-        claims += [
-            Claim(
+        predictions += [
+            Prediction(
                 f"{study}.features.{number}",
                 f"{_SPOKEN[study]} networks: at larger scalings the matrix of the features of hidden layer {number} "
                 "has a larger spectral norm, at the end of the training.",
@@ -128,7 +128,7 @@ def _claims() -> tuple[Claim, ...]:
             )
             for number, column in enumerate(_FEATURES, start=1)
         ]
-    return tuple(claims)
+    return tuple(predictions)
 
 
 def _plots(results: Results) -> list[Plot]:
@@ -152,7 +152,7 @@ EXPERIMENTS = (
         "The scale of the inputs: steeper networks that are flatter",
         "sharpening Fig. 30, 31",
         _x11,
-        _claims(),
+        _predictions(),
         _plots,
         {
             "smoke": (SMOKE_ONLY, SEVERE),

@@ -16,7 +16,7 @@ EVERY = 1.0
 
 
 @contextmanager
-def noted(path: Path) -> Iterator[Progress]:
+def progress_file(path: Path) -> Iterator[Progress]:
     """In here, a `Progress` that notes (done, total) in `path`; after, the file is gone."""
     try:
         yield _Note(path)
@@ -44,13 +44,13 @@ class _Note:
         self.next = time.monotonic() + EVERY
 
 
-def under_way(folder: Path) -> dict[str, tuple[int, int]]:
+def in_progress(folder: Path) -> dict[str, tuple[int, int]]:
     """(done, total) of every run that notes it in `folder`, by the stem of its file."""
     notes = {path.name.removesuffix(SUFFIX): _read(path) for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))}
     return {stem: note for stem, note in notes.items() if note is not None}
 
 
-def forget(folder: Path) -> None:
+def remove_progress_files(folder: Path) -> None:
     """Remove the notes that killed runs left; those of living ones are back within a second."""
     for path in folder.glob(f"[!.]*{SUFFIX}"):
         path.unlink(missing_ok=True)

@@ -13,12 +13,12 @@ Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
 
 Side: TypeAlias = Literal["above", "below"]
-Outcome: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
-MARKS: Mapping[Outcome, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
+Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
 
 
 @dataclass(frozen=True)
-class Claim:
+class Prediction:
     """A sentence of a paper, and the statistic that is above or below a number if it is true."""
 
     name: str  #: within its experiment
@@ -28,19 +28,19 @@ class Claim:
     side: Side = "above"
     than: float = 0.0
 
-    def weigh(self, results: Results) -> Verdict:
+    def weigh(self, results: Results) -> Outcome:
         """Reproduced where the whole 95% interval is on the claimed side, not reproduced where it is on the other."""
         found = self.statistic(results)
-        return Verdict(self, found, outcome_of(found, self.side, self.than))
+        return Outcome(self, found, conclusion_of(found, self.side, self.than))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Outcome:
     """What came of a claim."""
 
-    claim: Claim
+    claim: Prediction
     statistic: Statistic
-    outcome: Outcome
+    outcome: Conclusion
 
     @property
     def marked(self) -> str:
@@ -58,10 +58,10 @@ class Verdict:
         }  # fmt: skip
 
 
-def outcome_of(found: Statistic, side: Side, than: float) -> Outcome:
+def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """Where the interval lies.
 
-    >>> outcome_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0), outcome_of(Statistic("r", 0.5, 9), "above", 0.0)
+    >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0), conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)
     ('reproduced', 'inconclusive')
     """
     above, below = found.low > than, found.high < than  # both False where there is no interval
@@ -70,7 +70,7 @@ def outcome_of(found: Statistic, side: Side, than: float) -> Outcome:
     return "reproduced" if above == (side == "above") else "not reproduced"
 
 
-def counted(verdicts: Iterable[Verdict]) -> dict[Outcome, int]:
+def counted(verdicts: Iterable[Outcome]) -> dict[Conclusion, int]:
     """How many there are of each outcome."""
     outcomes = [verdict.outcome for verdict in verdicts]
     return {outcome: outcomes.count(outcome) for outcome in MARKS}

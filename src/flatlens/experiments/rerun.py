@@ -18,10 +18,10 @@ SIZE = 1.5
 IN_WORDS = f"every seed {SHIFT} higher, {SIZE:g} times as many samples"
 
 
-def once_more(study: Study) -> Study:
+def rerun(study: Study) -> Study:
     """The study at other seeds, on half as many samples again.
 
-    >>> again = once_more(Study.digits("smoke"))
+    >>> again = rerun(Study.digits("smoke"))
     >>> again.base.data.train, again.base.data.seed, again.axes[-1].values
     (300, 1000, (1000, 1001))
     """

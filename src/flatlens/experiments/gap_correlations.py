@@ -16,7 +16,7 @@ GRANULATED = "granulated Kendall"
 PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
 
 
-def against_gap(values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
+def gap_correlations(values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
     """Tidy: quantity, coefficient, value, low, high, p, n, given, why, note; a row a measure and coefficient.
 
     Pearson, Spearman and Kendall over all networks; the granulated Kendall, over groups that differ in one setting

@@ -7,7 +7,7 @@ import pytest
 from small_study import small_study
 
 from flatlens.errors import BadFolder
-from flatlens.experiments import run_study, shown, under_way
+from flatlens.experiments import progress_files, progress_reporter, run_study
 from flatlens.experiments import store as store_module
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.store import Store
@@ -23,35 +23,35 @@ def store(tmp_path):
 
 def test_a_note_is_read_by_its_network_and_gone_at_the_end(store):
     networks = {settings.key: settings for settings in STUDY.networks()}
-    with store.noted(FIRST.key) as note:
-        assert store.under_way(networks) == {}
+    with store.progress_file(FIRST.key) as note:
+        assert store.in_progress(networks) == {}
         note("training steps", 3, 600)
-        assert store.under_way(networks) == {FIRST: (3, 600)}
-        assert store.under_way({}) == {}  # another study's
-    assert store.under_way(networks) == {}
-    with pytest.raises(TypeError), store.noted(FIRST.key) as note:
+        assert store.in_progress(networks) == {FIRST: (3, 600)}
+        assert store.in_progress({}) == {}  # another study's
+    assert store.in_progress(networks) == {}
+    with pytest.raises(TypeError), store.progress_file(FIRST.key) as note:
         note("training steps", 3)
     assert not list((store.out / "training").iterdir())
 
 
 def test_notes_are_at_most_one_a_second(store):
     networks = {FIRST.key: FIRST}
-    with store.noted(FIRST.key) as note:
+    with store.progress_file(FIRST.key) as note:
         for done in range(1, 100):
             note("training steps", done, 600)
-        assert store.under_way(networks) == {FIRST: (1, 600)}
-        note.next -= under_way.EVERY
+        assert store.in_progress(networks) == {FIRST: (1, 600)}
+        note.next -= progress_files.EVERY
         note("training steps", 100, 600)
-        assert store.under_way(networks) == {FIRST: (100, 600)}
+        assert store.in_progress(networks) == {FIRST: (100, 600)}
 
 
 def test_a_note_that_cannot_be_written_or_read_is_no_matter(store):
     (store.out / "training" / f"{SECOND.key}.progress").write_text("half of")
-    with store.noted(FIRST.key) as note:
+    with store.progress_file(FIRST.key) as note:
         (store.out / "training").rename(store.out / "elsewhere")
         note("training steps", 3, 600)
     (store.out / "elsewhere").rename(store.out / "training")
-    assert store.under_way({SECOND.key: SECOND}) == {}
+    assert store.in_progress({SECOND.key: SECOND}) == {}
 
 
 def test_what_killed_runs_left_is_swept(store):
@@ -64,8 +64,8 @@ def test_what_killed_runs_left_is_swept(store):
 
 
 def test_a_watched_study_shows_its_runs_and_an_unwatched_one_notes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(shown, "LOOK_EVERY", 0.01)
-    monkeypatch.setattr(under_way, "EVERY", 0.0)
+    monkeypatch.setattr(progress_reporter, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(progress_files, "EVERY", 0.0)
     seen = []
     with ThreadPoolExecutor(1) as executor:
         run_study(STUDY, tmp_path / "watched", executor=executor, progress=lambda *what: seen.append(what))
@@ -73,7 +73,7 @@ def test_a_watched_study_shows_its_runs_and_an_unwatched_one_notes_nothing(tmp_p
         assert {label for label, _, _ in runs} == {"seed 0", "seed 1"}
         assert {total for _, _, total in runs} == {600}
         assert len({done for _, done, _ in runs}) > 2
-        monkeypatch.setattr(under_way._Note, "__call__", lambda *_: pytest.fail("noted"))
+        monkeypatch.setattr(progress_files._Note, "__call__", lambda *_: pytest.fail("noted"))
         assert run_study(STUDY, tmp_path / "unwatched", executor=executor).failed == []
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.claims import Claim, outcome_of
+from flatlens.experiments.predictions import Prediction, conclusion_of
 from flatlens.experiments.evidence import changes, each_history, related, together, trend
 from flatlens.experiments.experiment import Plot
 from flatlens.experiments.plots import banded, bars
@@ -54,15 +54,15 @@ RESULTS = {"one": Result}
 )
 def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, below):
     found = Statistic("r", (low + high) / 2, 10, low, high)
-    assert outcome_of(found, "above", 0.0) == above
-    assert outcome_of(found, "below", 0.0) == below
+    assert conclusion_of(found, "above", 0.0) == above
+    assert conclusion_of(found, "below", 0.0) == below
 
 
 def test_a_verdict_says_all_there_is_to_say():
-    claim = Claim("c", "It rises.", "paper Fig. 1", lambda _: Statistic("r", 0.6, 9, 0.55, 0.7, note="n"), than=0.5)
-    verdict = claim.weigh({})
-    assert verdict.outcome == "reproduced"
-    assert verdict.as_json() == {
+    claim = Prediction("c", "It rises.", "paper Fig. 1", lambda _: Statistic("r", 0.6, 9, 0.55, 0.7, note="n"), than=0.5)
+    outcome = claim.weigh({})
+    assert outcome.conclusion == "reproduced"
+    assert outcome.as_json() == {
         "claim": "c", "says": "It rises.", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
         "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5", "why": "", "method": "", "note": "n",
     }  # fmt: skip

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Quantity
-from flatlens.experiments.against import COLUMNS, against_gap
+from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
 from flatlens.statistics import correlate, granulated_kendall, partial_correlation
 
 QUANTITIES = (
@@ -32,7 +32,7 @@ def rows(table, quantity):
 
 def test_each_row_is_the_named_statistic(population):
     values, settings = population
-    table = against_gap(values, settings, QUANTITIES)
+    table = gap_correlations(values, settings, QUANTITIES)
     x, y = values["sharpness"], values["generalisation gap"]
     grid = settings[["lr", "ascent"]].fillna("None")
     psi = granulated_kendall(x, y, grid)
@@ -56,7 +56,7 @@ def test_each_row_is_the_named_statistic(population):
 
 
 def test_what_is_undefined_says_why(population):
-    found = rows(against_gap(*population, QUANTITIES), "constant")
+    found = rows(gap_correlations(*population, QUANTITIES), "constant")
     assert found.loc["Pearson r", "note"] == "constant is constant"
     assert found["value"][["Pearson r", "partial Pearson"]].isna().all()
 
@@ -64,7 +64,7 @@ def test_what_is_undefined_says_why(population):
 def test_missing_values_are_left_out_and_said(population):
     values, settings = population
     values.loc[[0, 5], "sharpness"] = np.nan
-    found = rows(against_gap(values, settings, QUANTITIES), "sharpness")
+    found = rows(gap_correlations(values, settings, QUANTITIES), "sharpness")
     assert (found.loc[["Pearson r", "granulated Kendall", "partial Pearson"], "n"] == 16).all()
     assert found.loc["Pearson r", "why"].startswith("2 left out: sharpness")
 
@@ -73,6 +73,6 @@ def test_missing_values_are_left_out_and_said(population):
 def test_seeds_alone_are_no_settings(population, varied):
     values, settings = population
     held = values.assign(**{"learning rate (log)": 0.0})
-    table = against_gap(held, settings[varied], QUANTITIES)
+    table = gap_correlations(held, settings[varied], QUANTITIES)
     assert list(rows(table, "sharpness").index) == ["Pearson r", "Spearman rho", "Kendall tau-b"]
     assert tuple(table.columns) == COLUMNS

@@ -4,7 +4,7 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from flatlens.experiments.again import SHIFT, once_more
+from flatlens.experiments.rerun import SHIFT, rerun
 from flatlens.experiments.papers import EXPERIMENTS
 
 
@@ -19,7 +19,7 @@ def seeds(settings):
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_seed_is_another_and_nothing_else_is_but_the_size(name):
     for study in EXPERIMENTS[name].studies("smoke").values():
-        for before, after in zip(study.networks(), once_more(study).networks(), strict=True):
+        for before, after in zip(study.networks(), rerun(study).networks(), strict=True):
             assert seeds(after) == [seed + SHIFT for seed in seeds(before)] != []
             assert after.measures == before.measures
             assert type(after.model) is type(before.model)

@@ -12,23 +12,23 @@ LOOK_EVERY = 1.0
 """Seconds between two looks at what is under way."""
 
 T = TypeVar("T", bound=Hashable)
-UnderWay: TypeAlias = Callable[[], Mapping[T, tuple[int, int]]]
+InProgress: TypeAlias = Callable[[], Mapping[T, tuple[int, int]]]
 """Gives (done, total) of each task that runs somewhere."""
 
 
-class Shown(Generic[T]):
+class ProgressReporter(Generic[T]):
     """What is told to the caller's `progress`."""
 
     def __init__(
         self,
         progress: Progress,
         label: Callable[[T], str],
-        under_way: UnderWay[T] | None,
+        in_progress: InProgress[T] | None,
         done: int,
         total: int,
         count: Callable[[], int] | None = None,
     ) -> None:
-        self.progress, self.label, self.under_way, self.done, self.total = progress, label, under_way, done, total
+        self.progress, self.label, self.in_progress, self.done, self.total = progress, label, in_progress, done, total
         self.count = count  #: of those that ended well; without it they are counted as they are told
         self.failed = 0 if count is None else done - count()
         self.runs: Mapping[T, tuple[int, int]] = {}
@@ -44,14 +44,14 @@ class Shown(Generic[T]):
     @property
     def patience(self) -> float | None:
         """Seconds until the next look; None where there is nothing to look at."""
-        return None if self.under_way is None else LOOK_EVERY
+        return None if self.in_progress is None else LOOK_EVERY
 
     def look(self) -> None:
         """At what is under way, if a second has passed."""
-        if self.under_way is None or time.monotonic() - self.looked < LOOK_EVERY:
+        if self.in_progress is None or time.monotonic() - self.looked < LOOK_EVERY:
             return
         self._tell()  # first, so that where one line is shown now and then it is of the whole
-        self._show(self.under_way())
+        self._show(self.in_progress())
         self.looked = time.monotonic()
 
     def end(self) -> None:
