@@ -75,11 +75,11 @@ class Rows(Dataset[Pair]):
         return torch.from_numpy(x), torch.tensor(number % 10)
 
 
-WIDTH, ROWS = 512, 40_000
+WIDTH, ROWS = 512, 20_000
 
 
 def in_a_file() -> Rows:
-    """Return 78 MiB of noise, on disk."""
+    """Return 39 MiB of noise, on disk."""
     path = Path(tempfile.gettempdir()) / "flatlens_announced.f32"
     drawn = np.random.default_rng(0)
     with path.open("wb") as file:
@@ -103,9 +103,9 @@ CASES = {
         "MLP 4-8-3, 1,000,000 samples", lambda: mlp(4, 8, 3), lambda: noise(1_000_000, 4, classes=3), "256MiB"
     ),
     "weights": Case(
-        "MLP 784-5632-7680-128-10 of 49 million parameters, 64 samples",
+        "MLP 784-5632-7680-128-10 of 49 million parameters, 16 samples",
         lambda: mlp(784, 5632, 7680, 128, 10),
-        lambda: noise(64, 784, classes=10),
+        lambda: noise(16, 784, classes=10),
         "512MiB",
     ),
     "outputs": Case(
@@ -120,7 +120,7 @@ CASES = {
     "transformer": Case(
         "transformer of two blocks, 256 samples of 32 tokens", Tokens, lambda: noise(256, 32, 16, classes=10)
     ),
-    "file": Case("MLP 512-32-10, 40,000 samples in a file of 78 MiB", lambda: mlp(WIDTH, 32, 10), in_a_file, "64MiB"),
+    "file": Case("MLP 512-32-10, 20,000 samples in a file of 39 MiB", lambda: mlp(WIDTH, 32, 10), in_a_file, "32MiB"),
 }
 
 

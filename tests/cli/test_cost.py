@@ -179,3 +179,12 @@ def test_json_stays_json_where_work_is_announced(net, capsys, monkeypatch):
     monkeypatch.setattr(cost, "DELAY", 0.0)
     assert cli.run([*net, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["about"]["n"] == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["lenet", "transformer", "file"])
+def test_what_is_announced_is_used(case):
+    pytest.importorskip("psutil")
+    from benchmarks import announced
+
+    assert 0.75 <= announced.in_a_child(case)["ratio"] <= 1.33
