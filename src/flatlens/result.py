@@ -82,8 +82,8 @@ class Result(ABC):
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             if f"flatlens.{cls._KIND}" not in header:
-                held = [key.removeprefix("flatlens.") for key in header if key.startswith("flatlens.")]
-                raise ValueError(f"it is a {held[0]}" if held and held[0] != "digest" else "it holds something else")
+                held = [key.removeprefix("flatlens.") for key in set(header) - {_DIGEST} if key.startswith("flatlens.")]
+                raise ValueError(f"it is a saved {held[0]}" if held else "it holds something else")
             table = header[f"flatlens.{cls._KIND}"]
             digest = _digest(table, tensors)
             if header.get(_DIGEST, digest) != digest:  # earlier versions wrote none

@@ -184,7 +184,7 @@ def unique(labels: Sequence[str]) -> list[str]:
 def _json(found: Comparison) -> dict[str, Any]:
     agreement = found.agreement()
     return {
-        "about": {name: report.about for name, report in found.reports.items()},
+        "about": found.about,
         "ranks": found.frame().to_dict("records"),
         "networks": found.networks().to_dict("records"),
         "agreement": {

@@ -3,33 +3,44 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self, overload
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from flatlens.comparing.agreement import Agreement, agreement
 from flatlens.comparing.direction import direction
 from flatlens.comparing.ranking import Place, places
+from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
-from flatlens.measures import LAYERWISE, NEURONWISE, Measure
+from flatlens.measures import LAYERWISE, NEURONWISE, Card, Measure, named
 from flatlens.problem.checks import REDUCED_PRECISION
+from flatlens.result import Result
 
 COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
 
-@dataclass(frozen=True, eq=False)  # eq would compare reports
-class Comparison:
-    """Networks ranked by each measure."""
+@dataclass(frozen=True, eq=False, repr=False)  # eq would compare reports
+class Comparison(Result):
+    """Networks ranked by each measure: `comparison["mls"]` has estimates by network, `["mls", "net"]` one of them."""
+
+    _KIND = "comparison"
 
     reports: Mapping[str, Report]  #: by network, with layers, parts and samples
     measures: Mapping[str, Measure]  #: the ranked ones, by the name of their row
     notes: tuple[str, ...] = ()  #: what differs between the networks beside their weights
+
+    @cached_property
+    def about(self) -> dict[str, Any]:  # type: ignore[override]  # it cannot be set
+        """What was measured, by network, as their reports tell."""
+        return {name: report.about for name, report in self.reports.items()}
 
     @property
     def models(self) -> list[str]:
@@ -106,5 +117,68 @@ class Comparison:
         estimates = {name: self.estimates(name) for name in self.measures}
         return agreement(estimates, pointing, surviving, gaps, self.rounding)
 
-    def __repr__(self) -> str:
-        return self.ranks().to_string(max_rows=60)
+    @overload
+    def __getitem__(self, key: str) -> dict[str, Estimate]: ...
+
+    @overload
+    def __getitem__(self, key: tuple[str, str]) -> Estimate: ...
+
+    def __getitem__(self, key: str | tuple[str, str]) -> dict[str, Estimate] | Estimate:
+        """Return a measure's estimates by network, or the estimate of (measure, network)."""
+        measure, model = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
+        if measure not in self.measures:
+            raise UnknownName.among("measure in this comparison", measure, self.measures)
+        found = self.estimates(str(measure))
+        if model is None:
+            return found
+        if model not in found:
+            raise UnknownName.among("network in this comparison", model, found)
+        return found[model]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.measures)
+
+    def __len__(self) -> int:
+        return len(self.measures)
+
+    def _displayed(self) -> pd.DataFrame:
+        return self.ranks()
+
+    def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        rows: dict[str, Any] = {}
+        tensors: dict[str, Tensor] = {}
+        for number, (name, report) in enumerate(self.reports.items()):
+            rows[name], arrays = report._content()
+            tensors |= {f"{number}/{key}": tensor for key, tensor in arrays.items()}
+        measures = {name: _as_plain(one) for name, one in self.measures.items()}
+        return {"reports": rows, "measures": measures, "notes": self.notes}, tensors
+
+    @classmethod
+    def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
+        reports = {}
+        for number, (name, rows) in enumerate(content["reports"].items()):
+            start = f"{number}/"
+            arrays = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
+            reports[name] = Report._restored({**rows, "about": content["about"][name]}, arrays)
+        measures = {name: _from_plain(name, row) for name, row in content["measures"].items()}
+        return cls(reports, measures, tuple(content["notes"]))
+
+
+def _as_plain(one: Measure) -> dict[str, Any]:
+    card = {**asdict(one.card), "invariant_under": sorted(one.card.invariant_under)}
+    return {"card": card, "options": one.options, "invariant_under": sorted(one.invariant_under)}
+
+
+def _from_plain(name: str, row: Mapping[str, Any]) -> Measure:
+    """Return the measure that flatlens knows, or one without a function that has the card of the user's own."""
+    card = Card(**{**row["card"], "invariant_under": frozenset(row["card"]["invariant_under"])})
+    with suppress(BadInput):
+        known = named(name)[0]
+        if known.card == card:
+            return known
+    card = replace(card, invariant_under=frozenset(row["invariant_under"]))
+    return Measure(card, _lost, tuple((option, value) for option, value in row["options"]))
+
+
+def _lost(*_arguments: object, **_options: object) -> Estimate:
+    raise BadInput("this measure comes from a saved comparison, which has its values and not its function")
