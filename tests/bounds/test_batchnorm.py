@@ -121,22 +121,22 @@ def test_an_order_that_is_off_refutes_nothing() -> None:
     assert row.status == "undecided"
 
 
-WRONG = [
-    ("left.append(N * float(D.abs().max()))", "left.append(float(D.abs().max()))"),
-    ("left.append(N * float(D.abs().max()))", "left.append(N**2 * float(D.abs().max()))"),
-    ("left.append(N * float(D.abs().max()))", "left.append(N * float(D.abs().mean()))"),
-    ("(1 + (spread / s) ** 2)", "(spread / s) ** 2"),
-    ("(1 + (spread / s) ** 2)", "(1 + spread / s)"),
-    ("layer.gamma.abs() / s *", "1 / s *"),
-    ("layer.gamma.abs() / s *", "layer.gamma.square() / s *"),
-    ("torch.linalg.matrix_norm(D, 2).max()", "D.abs().max()"),
-    ("torch.linalg.matrix_norm(D, 2).max()", "torch.linalg.matrix_norm(D).max()"),
-    ("return -(t @", "return (t @"),
-    ("t.square().sum()", "t.abs().sum()"),
+WRONG = [  # (function, the right expression, a wrong one)
+    ("_of_layer", "N * float(D.abs().max())", "float(D.abs().max())"),
+    ("_of_layer", "N * float(D.abs().max())", "N**2 * float(D.abs().max())"),
+    ("_of_layer", "N * float(D.abs().max())", "N * float(D.abs().mean())"),
+    ("_of_layer", "1 + (spread / s) ** 2", "(spread / s) ** 2"),
+    ("_of_layer", "1 + (spread / s) ** 2", "1 + spread / s"),
+    ("_of_layer", "layer.gamma.abs() / s", "1 / s"),
+    ("_of_layer", "layer.gamma.abs() / s", "layer.gamma.square() / s"),
+    ("_of_layer", "torch.linalg.matrix_norm(D, 2).max()", "D.abs().max()"),
+    ("_of_layer", "torch.linalg.matrix_norm(D, 2).max()", "torch.linalg.matrix_norm(D).max()"),
+    ("_orders", "-(t @ entries.log())", "t @ entries.log()"),
+    ("_orders", "t.square().sum()", "t.abs().sum()"),
 ]
 
 
-@pytest.mark.parametrize(("right", "wrong"), WRONG)
-def test_wrong_formulas_are_caught(right: str, wrong: str) -> None:
-    with mutated([batchnorm], batchnorm, right, wrong) as check, pytest.raises(AssertionError):
+@pytest.mark.parametrize(("where", "right", "wrong"), WRONG)
+def test_wrong_formulas_are_caught(where: str, right: str, wrong: str) -> None:
+    with mutated([batchnorm], batchnorm, where, right, wrong) as check, pytest.raises(AssertionError):
         agree(check)

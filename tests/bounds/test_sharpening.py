@@ -223,36 +223,45 @@ def test_the_sides_are_those_of_the_theorems() -> None:
     agree(check_bounds)
 
 
-STEEPEST = "float((slopes + seen.variation).max())\n    convex"
-WRONG = [
-    (sharpening, STEEPEST, STEEPEST.replace(" + seen.variation", "")),
-    (sharpening, STEEPEST, STEEPEST.replace("max", "mean")),
-    (sharpening, STEEPEST, STEEPEST.replace("slopes", "slopes**2")),
-    (sharpening, "right = 2 * seen.delta *", "right = seen.delta *"),
-    (sharpening, "seen.delta * (L + float((slopes + seen.variation).max()))", "seen.delta * (L + float(slopes.max()))"),
-    (sharpening, "seen.delta * (L + float(", "seen.delta * (float("),
-    (sharpening, "seen.delta * (L + float(", "seen.delta**2 * (L + float("),
-    (sharpening, "expected, stderr = float(error.mean())", "expected, stderr = float(error.max())"),
-    (covered, "radius.value, note", "radius.value / 2, note"),
-    (covered, "(rise - less) / apart", "(rise - less) / apart**2"),
-    (covered, "(rise - less) / apart", "(rise + less) / apart"),
-    (growth, "goal.target[at].to(seen.x), 2 * reach)", "goal.target[at].to(seen.x), reach)"),
-    (growth, "- float(V.max())", "+ float(V.max())"),
-    (growth, "- float(V.max())", "- float(V.mean())"),
-    (growth, "float(goal.cost.max())", "float(goal.cost.mean())"),
-    (growth, "math.sqrt(float(goal.cost.max()) / alpha)", "math.sqrt(float(goal.cost.max()) * alpha)"),
-    (growth, "values - loss.least(f, y)", "values"),
-    (growth, "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
-    (growth, "1 / problem.outputs", "0.5"),
-]  # fmt: skip
+STEEPEST = "float((slopes + seen.variation).max())"
+STEP = f"seen.delta * (L + {STEEPEST})"
+RADIUS = '(*inside, Assumption("covering_radius", True), context.declare("iid_samples")), radius.value, note'
+WRONG = [  # (module, function, the right expression, a wrong one)
+    (sharpening, "lipschitz_bound", STEEPEST, "float(slopes.max())"),
+    (sharpening, "lipschitz_bound", STEEPEST, "float((slopes + seen.variation).mean())"),
+    (sharpening, "lipschitz_bound", STEEPEST, "float((slopes**2 + seen.variation).max())"),
+    (sharpening, "_remark", "2 * seen.delta", "seen.delta"),
+    (sharpening, "jacobian_generalisation", STEP, "seen.delta * (L + float(slopes.max()))"),
+    (sharpening, "jacobian_generalisation", STEP, f"seen.delta * {STEEPEST}"),
+    (sharpening, "jacobian_generalisation", STEP, f"seen.delta**2 * (L + {STEEPEST})"),
+    (sharpening, "jacobian_generalisation", "error.mean()", "error.max()"),
+    (covered, "_radius", RADIUS, RADIUS.replace("radius.value", "radius.value / 2")),
+    (covered, "steepest", "(rise - less) / apart", "(rise - less) / apart**2"),
+    (covered, "steepest", "(rise - less) / apart", "(rise + less) / apart"),
+    (growth, "jacobian_growth", "2 * reach", "reach"),
+    (growth, "jacobian_growth", "float(V.max())", "-float(V.max())"),
+    (growth, "jacobian_growth", "float(V.max())", "float(V.mean())"),
+    (growth, "jacobian_growth", "float(goal.cost.max())", "float(goal.cost.mean())"),
+    (growth, "jacobian_growth", "float(goal.cost.max()) / alpha", "float(goal.cost.max()) * alpha"),
+    (growth, "_targets", "values - loss.least(f, y)", "values"),
+    (growth, "jacobian_growth", "jacobian_norm(softmax=softmaxed)", "jacobian_norm"),
+    (growth, "_goal", "1 / problem.outputs", "0.5"),
+]
 
 
-@pytest.mark.parametrize(("module", "right", "wrong"), WRONG, ids=[f"{w!r}" for _, _, w in WRONG])
-def test_wrong_formulas_are_caught(module: types.ModuleType, right: str, wrong: str) -> None:
-    with mutated([covered, sharpening, growth], module, right, wrong) as check, pytest.raises(AssertionError):
+@pytest.mark.parametrize(("module", "where", "right", "wrong"), WRONG, ids=[f"{at}: {w}" for _, at, _, w in WRONG])
+def test_wrong_formulas_are_caught(module: types.ModuleType, where: str, right: str, wrong: str) -> None:
+    with mutated([covered, sharpening, growth], module, where, right, wrong) as check, pytest.raises(AssertionError):
         agree(check)
 
 
-def test_the_mutants_machinery_alone_changes_nothing() -> None:
-    with mutated([covered, sharpening, growth], covered, "FAILURE = 0.05", "FAILURE = 0.050") as check:
+def test_a_mutant_that_changes_nothing_is_not_caught() -> None:
+    same = "(rise - less) / apart"
+    with mutated([covered, sharpening, growth], covered, "steepest", same, f"({same})") as check:
         agree(check)
+
+
+@pytest.mark.parametrize(("where", "right"), [("steepest", "rise / apart"), ("no_such", "rise"), ("steepest", "apart")])
+def test_a_mutant_of_an_expression_that_is_not_there_once_fails(where: str, right: str) -> None:
+    with pytest.raises(AssertionError, match="expected once"), mutated([covered], covered, where, right, "0"):
+        pass
