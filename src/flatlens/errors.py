@@ -5,6 +5,7 @@
     |   |-- BadModel                   a network that cannot be measured: random, coupled samples, NaN weights, odd
     output
     |   |   |-- ForwardFailed          the network's own code raised (also a RuntimeError)
+    |   |   |-- NotDifferentiable      autograd refuses a curvature product (also a RuntimeError)
     |   |   `-- Overflows              a curvature product is not finite (also an ArithmeticError)
     |   |-- BadLoss                    a loss of the wrong shape, or one that is not a mean over samples
     |   |   `-- LossFailed             the user's loss raised (also a RuntimeError)
@@ -45,6 +46,10 @@ class BadModel(BadInput):
 
 class ForwardFailed(BadModel, RuntimeError):
     """The network's own code raised an error, its cause."""
+
+
+class NotDifferentiable(BadModel, RuntimeError):
+    """Autograd cannot give a derivative that a product takes."""
 
 
 class Overflows(BadModel, ArithmeticError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,14 +82,14 @@ def test_token_ids_beside_numbers(form: str) -> None:
 
 
 @pytest.mark.parametrize(("net", "words"), [
-    (nn.Linear(3, 0), r"'weight', of shape \(0, 3\), has no entries"),
-    (nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), r"'0.weight', of shape \(0, 3\)"),
-    (nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (8, 2)), nn.AdaptiveAvgPool1d(0)), "N is 0"),
+    (lambda: nn.Linear(3, 0), r"'weight', of shape \(0, 3\), has no entries"),
+    (lambda: nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), r"'0.weight', of shape \(0, 3\)"),
+    (lambda: nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (8, 2)), nn.AdaptiveAvgPool1d(0)), "N is 0"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_layers_without_width_are_refused(net: nn.Module, words: str) -> None:
+def test_layers_without_width_are_refused(net: Callable[[], nn.Module], words: str) -> None:
     with pytest.raises(BadModel, match=words):
-        fl.Problem(net, "mse", (X.float(), torch.zeros(8, 0)))
+        fl.Problem(net(), "mse", (X.float(), torch.zeros(8, 0)))
 
 
 class Checkpointed(nn.Module):

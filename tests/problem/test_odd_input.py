@@ -72,7 +72,7 @@ REFUSED = {
     "measure.generator="),
     "progress of no function": (lambda: fl.measure(fl.Lens(problem()), "mls", progress=5), BadInput, "progress=5"),
     "a tracker's step": (lambda: fl.Tracker(problem(), "mls", live=False).step(2**63), BadInput, "below 2.*63"),
-    "transforms of no kind": (lambda: fl.check_invariance(fl.Lens(problem()), "mls", 5), BadInput, "transforms=5"),
+    "transforms of no kind": (lambda: fl.check_invariance(fl.Lens(problem()), "mls", 5), BadInput, "transforms.*5"),
 }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ KEYS = [
 ]
 
 
-@pytest.mark.parametrize("key", KEYS, ids=repr)
+@pytest.mark.parametrize("key", KEYS, ids=range(len(KEYS)))
 def test_a_key_that_is_none(key: object) -> None:
     with pytest.raises(UnknownName, match=r"report\[|measure in this report|layer with a value") as caught:
         report()[key]

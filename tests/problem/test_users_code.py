@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import flatlens as fl
+from flatlens.curvature import Hessian
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
 from flatlens.userfile import users_code
 
@@ -233,3 +234,30 @@ def test_random_numbers_that_the_users_code_draws_are_put_back() -> None:
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", data)), "mls")
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
+
+
+def test_a_hook_that_fails_and_a_change_in_place_are_one_line_of_an_operator_too() -> None:
+    class Overwrites(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            h = super().forward(x).exp()
+            f = h.clone()
+            h.mul_(2)  # exp's derivative needs what it gave
+            return f
+
+    model, told = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), []
+    hessian = Hessian(fl.Problem(model, "cross_entropy", (X[:9], Y[:9])))
+    v = torch.ones(hessian.size)
+    before = hessian(v)
+
+    def late(slope: Tensor) -> None:
+        told.append(slope)
+        raise ValueError("late")
+
+    handle = model[0].weight.register_hook(late)
+    with pytest.raises(ForwardFailed, match=r"such as a hook, failed \(ValueError: late \(test_users_code"):
+        Hessian(fl.Problem(model, "cross_entropy", (X[:9], Y[:9])))(v)
+    handle.remove()
+    assert told
+    assert torch.equal(hessian(v), before)
+    with pytest.raises(BadModel, match="changed in place"):
+        Hessian(fl.Problem(Overwrites(3, 2), "cross_entropy", (X[:9], Y[:9])))(torch.ones(8))

@@ -30,9 +30,12 @@ from torch import Tensor, nn
 from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.space import Space, space_of
 from flatlens.curvature.symmetry import Certificate
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, NotDifferentiable
+from flatlens.grams.broken import clear_autograd_errors
 from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.problem import Batch, Problem
+from flatlens.problem.state import hook_failed
+from flatlens.userfile import users_code
 
 Product: TypeAlias = Callable[[Tensor], Tensor]
 Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
@@ -72,7 +75,11 @@ class Operator(ABC):
             raise BadInput(
                 f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
             )
-        with torch.inference_mode(False):
+        with (
+            torch.inference_mode(False),
+            clear_autograd_errors(NotDifferentiable),
+            users_code(hook_failed, hooks=True),  # kept graphs are gone through again where nothing is being measured
+        ):
             rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=True)
             total = torch.zeros_like(rows)
             for product in self._graphs:

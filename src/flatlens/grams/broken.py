@@ -35,19 +35,19 @@ _AUTOGRAD_WORDS = ("inplace operation", "in-place operation", "torch.utils.check
 
 
 @contextmanager
-def clear_autograd_errors() -> Iterator[None]:
-    """Raise errors of autograd as one clear line."""
+def clear_autograd_errors(kind: type[BadModel] | None = None) -> Iterator[None]:
+    """Raise errors of autograd as one clear line: of a kind, else BadModel, or BadLoss where it speaks of a loss."""
     try:
         yield
     except RuntimeError as error:
         if isinstance(error, FlatlensError) or not any(word in str(error) for word in _AUTOGRAD_WORDS):
             raise
         if "loss" in str(error):  # a kernel of torch's for a loss
-            raise BadLoss(
+            raise (kind or BadLoss)(
                 f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
                 f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
             ) from error
-        raise BadModel(
+        raise (kind or BadModel)(
             f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): is a tensor or a "
             f"frozen parameter changed in place, or a checkpoint reentrant? use_reentrant=False is measured"
         ) from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import of_forms
-from flatlens.errors import BadInput, FlatlensError, Overflows, one_line
+from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.left_out import left_out
@@ -95,7 +95,9 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
             return {(one.key, None): undefined("no parameter is measured")}
         return _parts(one, one.evaluate(lens, run))
     except (RuntimeError, ArithmeticError) as error:
-        if "memory" in str(error) or (isinstance(error, FlatlensError) and not isinstance(error, Overflows)):
+        if "memory" in str(error) or (
+            isinstance(error, FlatlensError) and not isinstance(error, Overflows | NotDifferentiable)
+        ):
             raise
         return {(one.key, None): undefined(_refused(error))}
 

@@ -66,7 +66,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             p.grad = None  # forward() may add to what is there
         torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
         with (
-            users_code(_failed, hooks=True),
+            users_code(hook_failed, hooks=True),
             modes_kept(model),
             random_kept(devices),
             torch.inference_mode(False),
@@ -98,7 +98,8 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
                 _put_back(buffer, memory, before)
 
 
-def _failed(line: str) -> ForwardFailed:
+def hook_failed(line: str) -> ForwardFailed:
+    """Return the error of code that torch called while it differentiated."""
     return ForwardFailed(f"Problem(model=...): code of the network's own, such as a hook, failed ({line})")
 
 
