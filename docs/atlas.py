@@ -13,9 +13,9 @@ from pathlib import Path
 
 import vl_convert
 
-from flatlens.experiments.rerun import IN_WORDS
 from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.reproduce import Reproduction, is_reproduction, load_reproduction
+from flatlens.experiments.rerun import IN_WORDS
 from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent
@@ -30,8 +30,8 @@ Experiments at laptop scale, run to the end by `flatlens reproduce all --again -
 what needs no more than a laptop; the page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
 A claim is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*. Where a claim is not reproduced at laptop scale its
-experiment was run once more ({IN_WORDS}), and both verdicts stand here. What laptop scale changes is said below each
-title: a verdict is about that data and size.
+experiment was run once more ({IN_WORDS}), and both outcomes stand here. What laptop scale changes is said below each
+title: an outcome is about that data and size.
 """
 
 

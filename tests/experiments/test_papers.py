@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.predictions import Conclusion
 from flatlens.experiments.experiment import SCALES
 from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.predictions import Conclusion
 from flatlens.experiments.reproduce import load_reproduction
 from flatlens.measures.papers import PAPERS
 

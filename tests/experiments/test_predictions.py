@@ -1,13 +1,13 @@
-"""Verdicts follow from intervals alone; evidence is the named statistic of the right networks."""
+"""Conclusions follow from intervals alone; evidence is the named statistic of the right networks."""
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from flatlens.experiments.predictions import Prediction, conclusion_of
 from flatlens.experiments.evidence import changes, each_history, related, together, trend
 from flatlens.experiments.experiment import Plot
 from flatlens.experiments.plots import banded, bars
+from flatlens.experiments.predictions import Prediction, conclusion_of
 from flatlens.statistics import Statistic, correlate
 from flatlens.statistics.statistic import NAN
 
@@ -58,9 +58,10 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
     assert conclusion_of(found, "below", 0.0) == below
 
 
-def test_a_verdict_says_all_there_is_to_say():
-    claim = Prediction("c", "It rises.", "paper Fig. 1", lambda _: Statistic("r", 0.6, 9, 0.55, 0.7, note="n"), than=0.5)
-    outcome = claim.weigh({})
+def test_an_outcome_states_everything():
+    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n")
+    prediction = Prediction("c", "It rises.", "paper Fig. 1", lambda _: found, than=0.5)
+    outcome = prediction.weigh({})
     assert outcome.conclusion == "reproduced"
     assert outcome.as_json() == {
         "claim": "c", "says": "It rises.", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",

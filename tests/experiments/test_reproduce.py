@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from flatlens.errors import BadFolder, UnknownName
-from flatlens.experiments.predictions import Prediction
 from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.predictions import Prediction
 from flatlens.experiments.reproduce import load_reproduction, reproduce, selected
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas
@@ -31,7 +31,7 @@ def tightness(smoke_of):
     return smoke_of("X3")
 
 
-def test_each_claim_has_a_verdict_and_each_plot_its_data(tightness):
+def test_each_prediction_has_an_outcome_and_each_plot_its_data(tightness):
     _, found = tightness
     assert found.experiment is EXPERIMENTS["X3"]
     assert found.unfinished == 0
@@ -95,7 +95,9 @@ def test_what_is_not_reproduced_runs_once_more_at_other_seeds_and_of_another_siz
     out, _ = tightness
     shutil.copytree(out, tmp_path / "out")
     said = Prediction("never", "Nothing.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1), "below")
-    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said, *EXPERIMENTS["X3"].predictions)))
+    monkeypatch.setitem(
+        EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said, *EXPERIMENTS["X3"].predictions))
+    )
     assert run("X3", tmp_path / "out").again == ()
     found = run("X3", tmp_path / "out", again=True)
     assert [v.prediction for v in found.again] == [v.prediction for v in found.outcomes]
@@ -128,7 +130,7 @@ def test_several_are_an_atlas_with_an_overview(tightness):
         assert f'href="{link}"' in both
 
 
-def test_the_page_of_all_verdicts_has_each_with_its_picture(tightness, tmp_path):
+def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path):
     out, found = tightness
     write_atlas([found], out, [out])
     spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")

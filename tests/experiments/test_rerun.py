@@ -4,8 +4,8 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from flatlens.experiments.rerun import SHIFT, rerun
 from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.rerun import SHIFT, rerun
 
 
 def seeds(settings):

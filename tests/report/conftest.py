@@ -107,7 +107,8 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     }  # fmt: skip
     return StudyResult(networks=networks, layers=layers, curves=curves, histories=pd.DataFrame(),
                        functions=pd.DataFrame(), values=values,
-                       relations=relations, within=within, gap_correlations=against, quantities=quantities, **facts)  # fmt: skip
+                       relations=relations, within=within, gap_correlations=against, quantities=quantities,
+                       **facts)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""`flatlens reproduce`: the papers' figures and tables, with a verdict for each claim."""
+"""`flatlens reproduce`: the papers' figures and tables, with an outcome for each claim."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def reproduce(
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
         scale: `smoke` is for seconds, `laptop` for minutes, `paper` is the published setting on the published data.
-        again: Where a claim is not reproduced, run its experiment once more at other seeds and on half as many samples
-            again; the page shows both verdicts.
+        again: If a claim is not reproduced, re-run its experiment with other seeds and 1.5 times as many samples; the
+            page shows both outcomes.
         running: Where to run.
         strict: Exit with 1 if a claim is not reproduced.
         as_json: Print JSON.
@@ -67,7 +67,7 @@ def reproduce(
 
 
 def _expected(one: Experiment, scale: Scale, workers: int) -> str:
-    """What is to come; a trial of each study before what may take days."""
+    """Return the expected work in words; for paper scale, from a trial of each study."""
     studies = one.studies(scale).values()
     if scale != "paper":
         return f"{sum(len(study.networks()) for study in studies)} networks"
@@ -86,7 +86,7 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
     from rich.table import Table
 
     for one in found:
-        table = Table("claim", "verdict", *["once more"] * bool(one.again), "statistic", "n",
+        table = Table("claim", "outcome", *["re-run"] * bool(one.again), "statistic", "n",
                       box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
         for v, again in zip_longest(one.outcomes, one.again):

@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.predictions import Results
 from flatlens.experiments.contrasts import bootstrapped, complete
 from flatlens.experiments.evidence import Evidence, Table, over_groups
+from flatlens.experiments.predictions import Results
 from flatlens.statistics import Statistic, pearson
 from flatlens.statistics.coefficients import Array
 

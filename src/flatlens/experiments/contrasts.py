@@ -8,8 +8,8 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.predictions import Results
 from flatlens.experiments.evidence import Evidence, Table, numbers_of
+from flatlens.experiments.predictions import Results
 from flatlens.statistics import Statistic, average, pearson, resamples, with_interval
 from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array

@@ -8,8 +8,8 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.predictions import Results
 from flatlens.experiments.evidence import Table, after_loss, alike_in, histories, reached, tau
+from flatlens.experiments.predictions import Results
 from flatlens.experiments.result import StudyResult
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]

@@ -1,7 +1,8 @@
-"""An experiment: studies at three scales, what a paper claims of them, and what its figures show."""
+"""Experiments: studies at three scales, predictions about them from a paper, and the data of its figures."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -18,15 +19,15 @@ Kind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class Plot:
-    """The data of a figure, tidy, and what kind of picture it makes; how it looks is the report's.
+    """The tidy data of a figure, and the kind of figure; the report decides its looks.
 
     Kinds, and the columns of their data:
 
-        matrix    one column a quantity: each against each, with Pearson's r
-        curves    panel, x, line, y, low, high: a line a setting, a band round it
-        scatter   panel, x, y, group, key: a mark a network, whose folder the key names
+        matrix    one column per quantity: each against each, with Pearson's r
+        curves    panel, x, line, y, low, high: one line per setting, with a band around it
+        scatter   panel, x, y, group, key: one mark per network; the key is the name of its folder
         bars      panel, x, group, y, low, high
-        table     panel, row, column, text: what stands in each cell
+        table     panel, row, column, text: the content of each cell
     """
 
     name: str  #: the stem of its files
@@ -34,26 +35,32 @@ class Plot:
     caption: str
     kind: Kind
     data: pd.DataFrame
-    x: str = ""  #: the axes' titles
+    x: str = ""  #: titles of the axes
     y: str = ""
-    group: str = ""  #: what the marks of a scatter differ in
+    group: str = ""  #: the setting that distinguishes the marks of a scatter plot
     log_y: bool = False  #: panels of positive values over more than a decade have a logarithmic axis
     log_x: bool = False
-    dashed: tuple[str, ...] = ()  #: those lines of curves that the others are held against
-    study: str = ""  #: whose quantities a matrix shows
+    dashed: tuple[str, ...] = ()  #: lines to compare the others with
+    study: str = ""  #: the study whose quantities a matrix shows
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One row of the catalogue, as a recipe."""
+    """The recipe of one row of the catalogue."""
 
     id: str  #: "X4"
     title: str
     reproduces: str  #: "compression Fig. G.5, G.6, G.7"
     studies: Callable[[Scale], Mapping[str, Study]]
-    claims: tuple[Prediction, ...]
+    predictions: tuple[Prediction, ...]
     plots: Callable[[Results], list[Plot]]
-    differs: Mapping[Scale, tuple[str, ...]]  #: from the paper, a sentence each
+    differs: Mapping[Scale, tuple[str, ...]]  #: differences from the paper, one sentence each
+
+    @property
+    def claims(self) -> tuple[Prediction, ...]:
+        """Deprecated name of `predictions`."""
+        warnings.warn("Experiment.claims is now called predictions", DeprecationWarning, stacklevel=2)
+        return self.predictions
 
     @property
     def paper(self) -> str:

@@ -1,4 +1,4 @@
-"""Each measure against the generalisation gap, by every coefficient that the field uses."""
+"""Correlations of each measure with the generalisation gap, by every coefficient that the field uses."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
 
 
 def gap_correlations(values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """Tidy: quantity, coefficient, value, low, high, p, n, given, why, note; a row a measure and coefficient.
+    """Return one row per measure and coefficient: quantity, coefficient, value, low, high, p, n, given, why, note.
 
-    Pearson, Spearman and Kendall over all networks; the granulated Kendall, over groups that differ in one setting
-    alone, and its part along each ("granulated Kendall along lr"), where anything but the seed was varied; the partial
-    correlations given the settings that are numbers (`given` names what is held fixed). `low` and `high` are the
-    BCa bootstrap's 95% interval over networks, p is two-sided, of permutations, each of its own pair. `why` says who
-    was left out, `note` why a value is NaN.
+    The coefficients are Pearson, Spearman and Kendall over all networks; the granulated Kendall over groups that differ
+    in one setting alone, and its part along each setting ("granulated Kendall along lr"), if anything but the seed was
+    varied; and partial correlations given the numerical settings (`given` names the settings held fixed). `low` and
+    `high` bound the BCa bootstrap's 95% interval over networks. `p` is two-sided, from permutations of the pair. `why`
+    says which networks were left out, `note` why a value is NaN.
 
     Args:
-        values: the included networks, a column a quantity, transformed.
-        settings: the same networks, a column a setting that was varied, as it was set.
-        quantities: whose measures are held against the gap.
+        values: the included networks, one column per quantity, transformed.
+        settings: the same networks, one column per varied setting, as it was set.
+        quantities: those with role "measure" are correlated with the gap.
     """
     if GAP.name not in values:
         return pd.DataFrame(columns=list(COLUMNS))

@@ -1,4 +1,4 @@
-"""What a paper claims, as a statistic that can be computed, and what came of it."""
+"""Predictions: what a paper claims, as a statistic that can be computed, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗",
 
 @dataclass(frozen=True)
 class Prediction:
-    """A sentence of a paper, and the statistic that is above or below a number if it is true."""
+    """A claim of a paper as a statistic, which is above or below a number if the claim is true."""
 
-    name: str  #: within its experiment
-    says: str  #: in our words
-    source: str  #: where the paper says it
+    name: str  #: unique within its experiment
+    says: str  #: the claim, in our words
+    source: str  #: place in the paper
     statistic: Callable[[Results], Statistic]
     side: Side = "above"
     than: float = 0.0
 
     def weigh(self, results: Results) -> Outcome:
-        """Reproduced where the whole 95% interval is on the claimed side, not reproduced where it is on the other."""
+        """Compute the statistic from the studies, and return the outcome."""
         found = self.statistic(results)
         return Outcome(self, found, conclusion_of(found, self.side, self.than))
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a claim."""
+    """The result of a prediction."""
 
-    claim: Prediction
+    prediction: Prediction
     statistic: Statistic
-    outcome: Conclusion
+    conclusion: Conclusion
 
     @property
     def marked(self) -> str:
-        """The outcome behind its mark."""
-        return f"{MARKS[self.outcome]} {self.outcome}"
+        """The conclusion behind its mark: "✓ reproduced"."""
+        return f"{MARKS[self.conclusion]} {self.conclusion}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain: the claim, the statistic with its interval, n and who was left out, the outcome; None for NaN."""
-        s = self.statistic
+        """Return claim, statistic, interval, n, who was left out, and conclusion as plain values; None for NaN."""
+        s, prediction = self.statistic, self.prediction
         value, low, high = (None if number != number else number for number in (s.value, s.low, s.high))
         return {
-            "claim": self.claim.name, "says": self.claim.says, "source": self.claim.source, "outcome": self.outcome,
+            "claim": prediction.name, "says": prediction.says, "source": prediction.source, "outcome": self.conclusion,
             "statistic": s.name, "value": value, "low": low, "high": high, "n": s.n,
-            "predicted": f"{self.claim.side} {self.claim.than:g}", "why": s.why, "method": s.method, "note": s.note,
+            "predicted": f"{prediction.side} {prediction.than:g}", "why": s.why, "method": s.method, "note": s.note,
         }  # fmt: skip
 
 
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
-    """Where the interval lies.
+    """Return "reproduced" if the whole 95% interval is on the predicted side, "not reproduced" if on the other.
 
-    >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0), conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)
-    ('reproduced', 'inconclusive')
+    >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0)
+    'reproduced'
+    >>> conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)  # without an interval
+    'inconclusive'
     """
     above, below = found.low > than, found.high < than  # both False where there is no interval
     if above == below:
@@ -70,7 +72,7 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     return "reproduced" if above == (side == "above") else "not reproduced"
 
 
-def counted(verdicts: Iterable[Outcome]) -> dict[Conclusion, int]:
-    """How many there are of each outcome."""
-    outcomes = [verdict.outcome for verdict in verdicts]
-    return {outcome: outcomes.count(outcome) for outcome in MARKS}
+def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:
+    """Return the number of outcomes with each conclusion."""
+    conclusions = [outcome.conclusion for outcome in outcomes]
+    return {conclusion: conclusions.count(conclusion) for conclusion in MARKS}

@@ -1,4 +1,4 @@
-"""How far the runs of a folder are: a tiny file each, written by its worker wherever that is, read by who watches."""
+"""Progress of the runs in a folder: each worker writes a small file, on any machine; the observer reads them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY = 1.0
 
 @contextmanager
 def progress_file(path: Path) -> Iterator[Progress]:
-    """In here, a `Progress` that notes (done, total) in `path`; after, the file is gone."""
+    """Yield a `Progress` that writes (done, total) into `path`; the file is removed at the end."""
     try:
         yield _Note(path)
     finally:
@@ -26,7 +26,7 @@ def progress_file(path: Path) -> Iterator[Progress]:
 
 
 class _Note:
-    """No note is worth a run: a disk that is full or slow is not complained about."""
+    """A `Progress` that writes to a file, and ignores I/O errors: progress is optional."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.next = path, 0.0
@@ -45,13 +45,13 @@ class _Note:
 
 
 def in_progress(folder: Path) -> dict[str, tuple[int, int]]:
-    """(done, total) of every run that notes it in `folder`, by the stem of its file."""
+    """Return (done, total) of every run with a progress file in `folder`, by the stem of the file."""
     notes = {path.name.removesuffix(SUFFIX): _read(path) for path in sorted(folder.glob(f"[!.]*{SUFFIX}"))}
     return {stem: note for stem, note in notes.items() if note is not None}
 
 
 def remove_progress_files(folder: Path) -> None:
-    """Remove the notes that killed runs left; those of living ones are back within a second."""
+    """Remove the files that killed runs left; running ones write theirs again within a second."""
     for path in folder.glob(f"[!.]*{SUFFIX}"):
         path.unlink(missing_ok=True)
 
@@ -61,4 +61,4 @@ def _read(path: Path) -> tuple[int, int] | None:
         done, total = path.read_text(encoding="ascii").split()
         return int(done), int(total)
     except (OSError, ValueError):
-        return None  # it has just ended
+        return None  # the run has just ended

@@ -1,4 +1,4 @@
-"""What is told of a sweep while it runs: the whole, and every run under way."""
+"""Report of progress while tasks run: of all tasks together, and of each task in progress."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Generic, TypeAlias, TypeVar
 from flatlens.estimate import Progress
 
 LOOK_EVERY = 1.0
-"""Seconds between two looks at what is under way."""
+"""Seconds between two looks at the tasks in progress."""
 
 T = TypeVar("T", bound=Hashable)
 InProgress: TypeAlias = Callable[[], Mapping[T, tuple[int, int]]]
-"""Gives (done, total) of each task that runs somewhere."""
+"""Returns (done, total) of each task in progress."""
 
 
 class ProgressReporter(Generic[T]):
-    """What is told to the caller's `progress`."""
+    """Calls the caller's `progress` for all tasks together and for each task in progress."""
 
     def __init__(
         self,
@@ -29,33 +29,33 @@ class ProgressReporter(Generic[T]):
         count: Callable[[], int] | None = None,
     ) -> None:
         self.progress, self.label, self.in_progress, self.done, self.total = progress, label, in_progress, done, total
-        self.count = count  #: of those that ended well; without it they are counted as they are told
+        self.count = count  #: returns the number of tasks that succeeded; None: they are counted as they are reported
         self.failed = 0 if count is None else done - count()
         self.runs: Mapping[T, tuple[int, int]] = {}
         self.looked = time.monotonic()
         self._tell()
 
     def one_more(self, *, failed: bool = False) -> None:
-        """A task is finished, well or not."""
+        """Report that one more task has finished or failed."""
         self.failed += failed
         self.done += self.count is None
         self._tell()
 
     @property
     def patience(self) -> float | None:
-        """Seconds until the next look; None where there is nothing to look at."""
+        """Seconds until the next look; None if the tasks in progress are unknown."""
         return None if self.in_progress is None else LOOK_EVERY
 
     def look(self) -> None:
-        """At what is under way, if a second has passed."""
+        """Report the tasks in progress, if a second has passed."""
         if self.in_progress is None or time.monotonic() - self.looked < LOOK_EVERY:
             return
-        self._tell()  # first, so that where one line is shown now and then it is of the whole
+        self._tell()  # first, so that an observer of one line at a time sees all tasks together
         self._show(self.in_progress())
         self.looked = time.monotonic()
 
     def end(self) -> None:
-        """Nothing is under way any more."""
+        """Report that no task is in progress any more."""
         self._show({})
 
     def _show(self, runs: Mapping[T, tuple[int, int]]) -> None:

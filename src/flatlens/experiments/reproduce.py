@@ -1,4 +1,4 @@
-"""Run an experiment into a folder, weigh its claims, and read it back."""
+"""Run an experiment into a folder, test its predictions, and read it back."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from typing import Any, Unpack
 
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.estimate import Progress
-from flatlens.experiments.rerun import rerun
-from flatlens.experiments.predictions import Conclusion, Results, Outcome, counted
 from flatlens.experiments.experiment import SCALES, Experiment, Plot, Scale
 from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.experiments.predictions import Conclusion, Outcome, Results, counted
+from flatlens.experiments.rerun import rerun
 from flatlens.experiments.settings import Study
 from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 
 MARK = "experiment.json"
 AGAIN = "again"
-"""The folder, below an experiment's, of its studies at other seeds and of another size."""
+"""Name of the folder, inside an experiment's, of the re-run with other seeds and sizes."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class Reproduction:
-    """What came of an experiment."""
+    """The results of an experiment."""
 
     experiment: Experiment
     scale: Scale
     results: Results
     outcomes: tuple[Outcome, ...]
     plots: tuple[Plot, ...]
-    again: tuple[Outcome, ...] = ()  #: at other seeds and of another size, a verdict a claim; empty if not run
+    again: tuple[Outcome, ...] = ()  #: those of the re-run, one per prediction; empty if not run
 
     def claims(self) -> list[dict[str, Any]]:
-        """Every claim with what came of it, plain."""
+        """Return every claim with its outcome, as plain values."""
         rows = [outcome.as_json() for outcome in self.outcomes]
         return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
 
     @property
     def networks(self) -> int:
-        """How many there are in all studies."""
+        """Number of networks in all studies."""
         return sum(len(result.networks) for result in self.results.values())
 
     @property
     def counts(self) -> dict[Conclusion, int]:
-        """Of the claims, by outcome."""
+        """Number of predictions with each conclusion."""
         return counted(self.outcomes)
 
     @property
@@ -58,10 +58,10 @@ class Reproduction:
 
 
 def experiment_of(name: str) -> Experiment:
-    """The experiment of that row of the catalogue.
+    """Return the experiment of a row of the catalogue.
 
     Raises:
-        UnknownName: there is none.
+        UnknownName: there is no such experiment.
     """
     if name.upper() not in EXPERIMENTS:
         raise UnknownName.among("experiment", name, EXPERIMENTS)
@@ -77,18 +77,18 @@ def reproduce(
     progress: Progress | None = None,
     **options: Unpack[RunOptions],
 ) -> Reproduction:
-    """Run every study of an experiment into `out/<study>`, then weigh its claims; killed, it carries on.
+    """Run every study of an experiment into `out/<study>`, and test its predictions.
 
-    It leaves claims.json in `out`.
+    A second call continues after an interruption. Writes claims.json into `out`.
 
     Args:
         name: the catalogue's row, "X4".
         out: a new or empty folder, or one where this experiment was begun.
         scale: "smoke", "laptop" or "paper".
-        again: where a claim is not reproduced, run all once more at other seeds and on half as many samples again,
-            into `out/again`.
+        again: if a claim is not reproduced, re-run all studies with other seeds and 1.5 times as many samples, into
+            `out/again`.
         progress: as for `run_study`.
-        options: its other ones.
+        options: the other options of `run_study`.
 
     Raises:
         BadInput: an unknown scale; UnknownName: an unknown experiment.
@@ -111,7 +111,7 @@ def reproduce(
 
 
 def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
-    """An experiment from its folders alone, complete or not; writes claims.json anew.
+    """Return an experiment from its folders alone, complete or not; write claims.json again.
 
     Raises:
         BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
@@ -123,8 +123,8 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
 
 
 def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
-    """A verdict a claim."""
-    return tuple(claim.weigh(results) for claim in experiment.predictions)
+    """Return the outcome of each prediction."""
+    return tuple(prediction.weigh(results) for prediction in experiment.predictions)
 
 
 def _concluded(
@@ -137,7 +137,7 @@ def _concluded(
 
 
 def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
-    """The outcomes at other seeds and another size, where all studies have been run there."""
+    """Return the outcomes of the re-run; none, unless all its studies are complete."""
     if not all((out / AGAIN / study).is_dir() for study in results):
         return ()
     again = {study: load_study(out / AGAIN / study) for study in results}
@@ -145,12 +145,12 @@ def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Outcom
 
 
 def is_reproduction(out: Path) -> bool:
-    """Whether the folder holds an experiment."""
+    """Return whether the folder holds an experiment."""
     return (out / MARK).is_file()
 
 
 def _claim(out: Path, experiment: Experiment, scale: Scale) -> None:
-    """Note what the folder holds; two processes may do so at once."""
+    """Write into the folder which experiment it holds; two processes may do so at the same time."""
     if out.exists() and not out.is_dir():
         raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
     if not is_reproduction(out):
@@ -180,7 +180,7 @@ def _claimed(out: Path) -> tuple[Experiment, Scale]:
 
 
 def selected(names: Sequence[str]) -> list[Experiment]:
-    """The experiments of those names; all of them for "all"."""
+    """Return the experiments of these names; all experiments for "all"."""
     if [name.lower() for name in names] == ["all"]:
         return list(EXPERIMENTS.values())
     return [experiment_of(name) for name in names]

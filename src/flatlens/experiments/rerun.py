@@ -1,4 +1,4 @@
-"""The same study once more, at other seeds and of another size: whether a verdict was an accident of either."""
+"""Re-run of a study with other seeds and sizes, to see whether an outcome depends on them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from flatlens.experiments.settings import Axis, Study
 from flatlens.experiments.vary import TOGETHER
 
 SHIFT = 1000
-"""What is added to every seed."""
+"""Number added to every seed."""
 
 SIZES = ("train", "test")
 SIZE = 1.5
-"""What the numbers of training and test samples are multiplied by, where a study sets them."""
+"""Factor on the numbers of training and test samples, where a study sets them."""
 
 IN_WORDS = f"every seed {SHIFT} higher, {SIZE:g} times as many samples"
 
 
 def rerun(study: Study) -> Study:
-    """The study at other seeds, on half as many samples again.
+    """Return the study with other seeds and 1.5 times as many samples.
 
-    >>> again = rerun(Study.digits("smoke"))
-    >>> again.base.data.train, again.base.data.seed, again.axes[-1].values
+    >>> second = rerun(Study.digits("smoke"))
+    >>> second.base.data.train, second.base.data.seed, second.axes[-1].values
     (300, 1000, (1000, 1001))
     """
     axes = [Axis(axis.name, tuple(_shifted(axis.name.split(TOGETHER), v) for v in axis.values)) for axis in study.axes]
@@ -30,7 +30,7 @@ def rerun(study: Study) -> Study:
 
 
 def _shifted(names: list[str], value: Any) -> Any:
-    """A value of an axis: a seed, a size, several settings that go together, or settings with these inside."""
+    """Return the re-run's value for a value of an axis: a seed, a size, several joint settings, or nested settings."""
     if len(names) > 1:
         return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
     return _changed(names[0].rpartition(".")[2], value)
@@ -43,7 +43,7 @@ def _changed(name: str, value: Any) -> Any:
 
 
 def _another(settings: Any) -> Any:
-    """Every seed and size inside, at any depth."""
+    """Return the settings with every seed and size replaced, at any depth."""
     if isinstance(settings, tuple):
         return tuple(map(_another, settings))
     if not is_dataclass(settings) or isinstance(settings, type):

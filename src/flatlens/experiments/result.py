@@ -1,7 +1,8 @@
-"""What a study found: the tables that the page is made of."""
+"""The result of a study: the tables from which the page is made."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +13,7 @@ from flatlens.experiments.quantities import Quantity
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class StudyResult:
-    """A finished (or half finished) study as tidy tables; every number in it can be rebuilt from the folders alone."""
+    """A finished or unfinished study as tidy tables; every number can be computed again from the folders alone."""
 
     networks: pd.DataFrame
     """One row a network, sorted by lr, batch_size, seed: key, lr, batch_size, seed, outcome ("converged", "finished",
@@ -23,8 +24,8 @@ class StudyResult:
     curves: pd.DataFrame
     """Tidy: key, lr, batch_size, seed, step, loss, accuracy, test_loss."""
     histories: pd.DataFrame
-    """Tidy, what was followed in training: key, lr, batch_size, seed, step, rate (the learning rate of that step), edge
-    (2 / rate), measure, layer, value, stderr, kind, products, note."""
+    """Tidy, the measures followed in training: key, lr, batch_size, seed, step, rate (the learning rate of that step),
+    edge (2 / rate), measure, layer, value, stderr, kind, products, note."""
     functions: pd.DataFrame
     """Tidy, of networks from R to R: key, lr, batch_size, seed, x, y, the outputs at the test inputs."""
     values: pd.DataFrame
@@ -35,21 +36,27 @@ class StudyResult:
     within: pd.DataFrame
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
     ("lr", "lr, batch_size" or "seed"), groups, n, pearson, pearson_low, pearson_high."""
-    against: pd.DataFrame
-    """Each measure against the gap by every coefficient, as `gap_correlations` gives it: quantity, coefficient, value, low,
-    high, p, n, given, why, note."""
+    gap_correlations: pd.DataFrame
+    """Each measure with the gap, by every coefficient: quantity, coefficient, value, low, high, p, n, given, why, note.
+    Computed by the function of this name."""
     findings: list[str]
-    """What was found, in words, with numbers and 95% intervals."""
+    """Sentences of the main results, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]
     settings: dict[str, Any]
     """The study's settings, as in study.json."""
     versions: dict[str, str]
-    """What computed it: flatlens, torch, numpy, python, device, threads; several values joined by " | " when mixed."""
+    """Versions that computed it: flatlens, torch, numpy, python, device, threads; several values joined by " | "."""
     excluded: list[tuple[str, str]]
-    """(key, why) of the networks left out of `relations`, `within`, `against` and the findings."""
+    """(key, why) of the networks left out of `relations`, `within`, `gap_correlations` and the findings."""
     failed: list[tuple[str, str]]
     """(key, last line of the traceback) of the runs that ended in an error."""
     unfinished: int
     """Networks of the grid that have neither finished nor failed."""
     alone: list[tuple[str, int]] = field(default_factory=list)
     """(why, how many) of the networks that could not be trained in a stack with others."""
+
+    @property
+    def against(self) -> pd.DataFrame:
+        """Deprecated name of `gap_correlations`."""
+        warnings.warn("StudyResult.against is now called gap_correlations", DeprecationWarning, stacklevel=2)
+        return self.gap_correlations

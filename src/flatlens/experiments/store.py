@@ -37,8 +37,8 @@ from torch import Tensor
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
-from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest

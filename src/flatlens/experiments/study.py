@@ -11,8 +11,8 @@ from typing import TypedDict
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
-from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.findings import findings
+from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult

@@ -1,4 +1,4 @@
-"""The page of an experiment, and the atlas of many: figures, claims with their verdicts, settings, differences."""
+"""The page of an experiment, and the atlas of many: figures, claims with their outcomes, settings, differences."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
-from flatlens.experiments.rerun import IN_WORDS
 from flatlens.experiments.predictions import MARKS, counted
+from flatlens.experiments.rerun import IN_WORDS
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
 from flatlens.report import words

@@ -19,12 +19,12 @@ from flatlens.bounds.covered import FAILURE
 from flatlens.data.named import DataSettings
 from flatlens.data.waves import RECIPES, law_of, widest
 from flatlens.distributions import RULES, Rule
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import changed, mean_of, unchanged
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import SMOKE_ONLY, trial_axis
 from flatlens.experiments.plots import banded
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP

@@ -14,12 +14,12 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import steadier, strength, stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP, WEAK
 from flatlens.experiments.plots import pairwise, scatter
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP, LeNet5

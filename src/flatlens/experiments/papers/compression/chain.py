@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger
 from flatlens.experiments.evidence import reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, mlp, samples
 from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.plots import banded
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.statistics import Statistic, average
 from flatlens.training import SGD, Training

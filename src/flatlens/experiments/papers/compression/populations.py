@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import pandas as pd
 
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger, stronger_in_size
 from flatlens.experiments.evidence import Table, correlated, reached, related
 from flatlens.experiments.experiment import Experiment, Scale
@@ -35,6 +34,7 @@ from flatlens.experiments.papers.compression.networks import (
 )
 from flatlens.experiments.papers.remarks import SMOKE_ONLY, STRONG
 from flatlens.experiments.plots import pairwise
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.training import SGD, Training, Until

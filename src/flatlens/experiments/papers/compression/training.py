@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import agreement, between, gain, in_course, log_gain, once_below, slowing
 from flatlens.experiments.evidence import changes, together, trend, where
@@ -34,6 +33,7 @@ from flatlens.experiments.papers.compression.networks import (
 )
 from flatlens.experiments.papers.remarks import SMOKE_ONLY, WEAK
 from flatlens.experiments.plots import followed_curves
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.quantities import SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture

@@ -10,12 +10,12 @@ from typing import Literal
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.compression.timm_vits import VIT_NAMES
 from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.plots import scatter
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.measures.registry import named
 from flatlens.models import Published, ViT

@@ -13,12 +13,12 @@ import pandas as pd
 
 from flatlens.bounds.relative_generalisation import rate
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of, rising, strength
 from flatlens.experiments.evidence import correlated, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, WEAK, trial_axis
 from flatlens.experiments.plots import scatter
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP

@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP
 from flatlens.experiments.plots import pairwise, scatter
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import LeNet5

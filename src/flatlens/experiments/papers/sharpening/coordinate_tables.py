@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.points import POINTS
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import off
 from flatlens.experiments.evidence import Table, reached, where
 from flatlens.experiments.experiment import Plot
+from flatlens.experiments.predictions import Prediction, Results
 
 TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
 ACTIVATION_NAMES = {"gaussian": "Gaussian", "relu": "ReLU"}

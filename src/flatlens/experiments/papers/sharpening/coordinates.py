@@ -16,7 +16,6 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.data.points import POINTS
-from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.contrasts import changed, side_by_side, unchanged
 from flatlens.experiments.evidence import Evidence, Table
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -31,6 +30,7 @@ from flatlens.experiments.papers.sharpening.coordinate_tables import (
     measured,
     printed,
 )
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import CoordinateNet

@@ -7,7 +7,6 @@ from math import log
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.cases import by_part, with_over_without
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of, stronger
 from flatlens.experiments.evidence import reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
@@ -24,6 +23,7 @@ from flatlens.experiments.papers.sharpening.networks import (
     small_resnet,
 )
 from flatlens.experiments.plots import pairwise
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.training import SGD, Steps, Training

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import pandas as pd
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
 from flatlens.experiments.evidence import along, reached
@@ -25,6 +24,7 @@ from flatlens.experiments.papers.sharpening.networks import (
 )
 from flatlens.experiments.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
 from flatlens.experiments.plots import course_curves
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture

@@ -7,7 +7,6 @@ from dataclasses import replace
 from math import log
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.courses import fall, in_course, rise
 from flatlens.experiments.evidence import along, histories, reached
@@ -24,6 +23,7 @@ from flatlens.experiments.papers.sharpening.networks import (
 )
 from flatlens.experiments.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
 from flatlens.experiments.plots import course_curves
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.training import SGD, Training

@@ -16,7 +16,6 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.cases import CASE, across, first_step, least
-from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.evidence import Evidence, Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import SMOKE_ONLY
@@ -31,6 +30,7 @@ from flatlens.experiments.papers.sharpening.section6 import (
     kinds,
 )
 from flatlens.experiments.plots import banded
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.statistics import Statistic, average
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps

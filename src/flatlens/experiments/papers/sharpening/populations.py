@@ -8,7 +8,6 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.cases import CASE, across, mean, ranked
-from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.evidence import Table, along, reached, where
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
@@ -27,6 +26,7 @@ from flatlens.experiments.papers.sharpening.networks import (
     small_vgg,
 )
 from flatlens.experiments.plots import pairwise
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.cases import across, alike, by_part, first_step, least, least_margin, margin, mean, usual_size
-from flatlens.experiments.predictions import Prediction, Results
 from flatlens.experiments.contrasts import mean_of
 from flatlens.experiments.evidence import Table, along, numbers_of, where
 from flatlens.experiments.experiment import Experiment, Plot
@@ -36,6 +35,7 @@ from flatlens.experiments.papers.sharpening.section6 import (
     TINY,
 )
 from flatlens.experiments.plots import banded
+from flatlens.experiments.predictions import Prediction, Results
 from flatlens.statistics import correlate
 
 MUCH = 0.3

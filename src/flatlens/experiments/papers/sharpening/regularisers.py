@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.cases import CASE
-from flatlens.experiments.predictions import Results
 from flatlens.experiments.evidence import Table, reached
 from flatlens.experiments.experiment import Scale
 from flatlens.experiments.papers.sharpening.section6 import MEASURED_QUANTITIES, Trained, kinds
+from flatlens.experiments.predictions import Results
 from flatlens.experiments.settings import Axis, Study
 from flatlens.training import SAM, Mixup
 

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from flatlens.data.named import DataSettings
-from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.courses import climb, in_course, largest, last
 from flatlens.experiments.evidence import correlated
 from flatlens.experiments.experiment import Experiment, Plot, Scale
 from flatlens.experiments.papers.remarks import SMOKE_ONLY
 from flatlens.experiments.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.experiments.plots import followed_curves
+from flatlens.experiments.predictions import Prediction, Results, Side
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
