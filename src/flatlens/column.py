@@ -1,0 +1,94 @@
+"""The name of a number: a column of a study's table, or a row of a report."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, TypeAlias
+
+from flatlens.errors import BadInput
+
+Side: TypeAlias = Literal["lhs", "rhs"]
+
+_SIDES = ("lhs", "rhs")
+_OPTIONS = r"""\((?:[^()'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")*\)"""
+_NAME = re.compile(rf"([^.@()\[\]]+(?:{_OPTIONS})?)(?:\.([^@\[\]]+))?(?:@([^@\[\]]+))?(?:\[(.*)\])?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A name taken apart; `str` puts it together again.
+
+    >>> Column.parse("layer_sharpness.kappa@layerwise[fc3]")
+    Column(measure='layer_sharpness', part='kappa', transform='layerwise', rule='', layer='fc3')
+    >>> Column.parse("jacobian_generalisation.rhs@tight").rule
+    'tight'
+
+    Raises:
+        BadInput: the name of these fields would be read as other fields.
+    """
+
+    measure: str  #: with its options: "local_volume(top_k=3)"; the bound whose side it is; the first part of a setting
+    part: str = ""  #: behind the first dot; ends with "lhs" or "rhs" for a side of a bound
+    transform: str = ""  #: of the weights, before the measurement; empty for the weights as they were
+    rule: str = ""  #: for the covering radius in a side of a bound; empty for "exact"
+    layer: str | None = None  #: None for the network's answer
+
+    def __post_init__(self) -> None:
+        if _fields(str(self)) != (self.measure, self.part, self.transform, self.rule, self.layer):
+            raise BadInput(f"{str(self)!r} would be read as another column than {self.__dict__}")
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def parse(name: str) -> Column:
+        """Return what a name says.
+
+        Raises:
+            BadInput: it is not the name of a column.
+        """
+        if (found := _fields(name)) is None:
+            raise BadInput(f"{name!r} is not the name of a column, such as 'mls' or 'weight_norm.max@layerwise[fc1]'")
+        return Column(*found)
+
+    @classmethod
+    def of(cls, row: str, layer: str | None = None) -> Column:
+        """Return the column of a report's row: `Column.of(*key)`."""
+        return replace(cls.parse(row), layer=layer)
+
+    def __str__(self) -> str:
+        return self.row + ("" if self.layer is None else f"[{self.layer}]")
+
+    @property
+    def name(self) -> str:
+        """The measure's name without options."""
+        return self.measure.partition("(")[0]
+
+    @property
+    def row(self) -> str:
+        """The name without the layer, as a report's rows are called."""
+        at = self.transform + self.rule
+        return self.measure + (f".{self.part}" if self.part else "") + (f"@{at}" if at else "")
+
+    @property
+    def side(self) -> str:
+        """The side of a bound, "lhs" or "rhs"; empty for a measure."""
+        return _side(self.part)
+
+    def of_side(self, side: Side, rule: str = "") -> Column:
+        """Return the column of one side of the bound that this one names."""
+        return replace(self, part=f"{self.part}.{side}" if self.part else side, rule=rule)
+
+
+def _fields(name: str) -> tuple[str, str, str, str, str | None] | None:
+    """Return a column's fields; None where the name has another form."""
+    if (found := _NAME.fullmatch(name)) is None:
+        return None
+    measure, part, at, layer = found.groups()
+    part, at = part or "", at or ""
+    return (measure, part, "", at, layer) if _side(part) else (measure, part, at, "", layer)
+
+
+def _side(part: str) -> str:
+    last = part.rpartition(".")[2]
+    return last if last in _SIDES else ""
