@@ -24,16 +24,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks import machine
+from flatlens.data import digits, patches
 from flatlens.experiments import Study
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Scale
 from flatlens.experiments.store import Store
+from flatlens.experiments.vary import vary
+from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
+from flatlens.training import SGD, Training, train
+from flatlens.training.stack import Member, train_together
 
 SPIN = 20_000_000
 STEPS = 1000
 """Steps of each training: equal, so that no worker idles at the end because of a longer last network."""
+
+DENSE = MLP(64, (64, 64, 64), 10)
+POPULATIONS = (
+    ("MLP, batch 4", DENSE, 4, 48, 6000),
+    ("MLP, batch 16", DENSE, 16, 48, 6000),
+    ("MLP, batch 64", DENSE, 64, 48, 6000),
+    ("LeNet, batch 16", LeNet5(classes=2), 16, 2, 100),
+    ("SmallVGG, batch 16", SmallVGG(classes=2), 16, 2, 30),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +73,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--networks", type=int, default=24, help="counted ones, an even number")
+    parser.add_argument("--together-only", action="store_true", help="populations alone, without workers")
     options = parser.parse_args(arguments)
+    found = [population(*one) for one in POPULATIONS]
+    if options.together_only:
+        print(json.dumps(found, indent=1))
+        print(machine.save("population", {"populations": found}), file=sys.stderr)
+        return
     pairs = []
     for _ in range(options.pairs):
         pairs.append(pair(options.networks))
@@ -71,9 +93,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "overhead_ms_short_runs": round(statistics.median(p["overhead_ms"] for p in short), 2),
         "pairs": pairs,
         "short_runs": short,
+        "populations": found,
     }
     print(json.dumps(result, indent=1))
     print(machine.save("sweep", result), file=sys.stderr)
+
+
+def population(name: str, model: Architecture, batch: int, networks: int, steps: int) -> dict[str, Any]:
+    """Networks a minute, together and alone, by the clock and by the processor's time; the better of two turns each."""
+    split = digits(train=600) if isinstance(model, MLP) else patches(train=200, test=100)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+    def member(seed: int) -> Member:
+        training = Training(SGD(0.05), batch_size=batch, loss="half_squared_error", max_steps=steps, seed=seed)
+        return Member(vary(model, "seed", seed).build(), split.train, training, split.test)
+
+    def together() -> str:
+        return next(iter({one.why_alone for one in train_together([member(seed) for seed in range(networks)], 16)}))
+
+    def alone() -> str:
+        for seed in range(few):
+            one = member(seed)
+            train(one.model, one.data, one.settings, test=one.test)
+        return ""
+
+    few, why, rates = max(networks // 8, 1), "", {"together": [0.0, 0.0], "alone": [0.0, 0.0]}
+    for _ in range(2):
+        for what, run, count in (("together", together, networks), ("alone", alone, few)):
+            begun = time.perf_counter(), time.process_time()
+            why = run() or why
+            for place, seconds in enumerate((time.perf_counter() - begun[0], time.process_time() - begun[1])):
+                rates[what][place] = max(rates[what][place], 60 * count / seconds)
+    torch.set_num_threads(threads)
+    row = {
+        "population": name,
+        "networks": networks,
+        "steps": steps,
+        "together_per_minute": round(rates["together"][0], 1),
+        "alone_per_minute": round(rates["alone"][0], 1),
+        "times": round(rates["together"][0] / rates["alone"][0], 2),
+        "times_of_processor": round(rates["together"][1] / rates["alone"][1], 2),
+        "why_alone": why,
+    }
+    print(row, file=sys.stderr, flush=True)
+    return row
 
 
 def pair(networks: int) -> dict[str, float]:
