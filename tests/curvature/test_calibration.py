@@ -10,7 +10,7 @@ from networks import network
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.curvature.probes import of_forms, student
+from flatlens.curvature.probes import mean_of_forms, student
 from flatlens.curvature.trace import curved_parameters, exact_functional_hessian_trace, functional_hessian_trace
 
 torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def test_a_measure_adds_its_probes_to_the_gauss_newton_part(key: str, weighted: 
     report = fl.measure(lens, [f"{key}(probes=6)"], generator=torch.Generator().manual_seed(5))
     whole = report[f"{key}(probes=6)"]
     _, values = draw("mlp-gelu", weighted, 6, seed=5)
-    mean, stderr = of_forms(values)
+    mean, stderr = mean_of_forms(values)
     assert whole.value == pytest.approx(report[f"{key}(probes=6).gauss_newton"].value + float(mean), rel=1e-12)
     assert whole.stderr == pytest.approx(float(stderr), rel=1e-10)
     assert (whole.kind, whole.products) == ("estimate", 6)

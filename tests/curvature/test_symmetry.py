@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature import Fisher, GaussNewton, Hessian, Operator, Residual
-from flatlens.curvature.symmetry import Certificate
+from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.errors import BadModel
 
 Ctx = Any
@@ -173,7 +173,7 @@ def test_places_inside_a_network() -> None:
         of = nn.functional.cross_entropy(above(z), y)
         at = [torch.autograd.graph.get_gradient_edge(z), net[2].weight, net[2].g, net[0].bias]
         rows = list(torch.autograd.grad(of, at, create_graph=True, allow_unused=True))
-        Certificate(problem, net).require_symmetric((x, y), of, rows, at)
+        SymmetryCheck(problem, net).require_symmetric((x, y), of, rows, at)
 
     with pytest.raises(BadModel, match="'2'"):
         proved(net[1:])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature.krylov import lanczos, unseen
-from flatlens.curvature.probes import of_forms, skewed, student
+from flatlens.curvature.probes import mean_of_forms, skewed, student
 from flatlens.grams.sketch import Sketch
 from flatlens.perturbation.level import Crossing, first_crossing
 
@@ -43,10 +43,10 @@ def test_skewed_draws_are_covered_and_normal_ones_hardly_wider(probes: int) -> N
 def test_forms_that_one_direction_decides_are_covered(probes: int, noise: float) -> None:
     """Squares of normal numbers, alone or beside normal noise."""
     normal, other = (torch.randn(probes, 20000, generator=seeded(s), dtype=torch.float64) for s in (0, 1))
-    inside = share_inside(normal.square() + noise * other, 1.0, of_forms)
+    inside = share_inside(normal.square() + noise * other, 1.0, mean_of_forms)
     assert 0.93 <= inside <= 0.99
     assert inside >= share_inside(normal.square() + noise * other, 1.0, student) + 0.02
-    assert share_inside(normal, 0.0, of_forms) >= 0.95
+    assert share_inside(normal, 0.0, mean_of_forms) >= 0.95
 
 
 def test_the_scale_of_draws_does_not_matter() -> None:
@@ -83,7 +83,7 @@ def covered_by_sketches(what: str, outputs: int, probes: int, runs: int) -> floa
     form, rest, trace = forms(what, outputs)
     values = torch.stack([sketched(form, rest, probes, seed) for seed in range(runs)], 1)
     assert abs(float(values.mean()) - trace) <= 4 * float(values.mean(0).std()) / runs**0.5
-    return share_inside(values, trace, of_forms)
+    return share_inside(values, trace, mean_of_forms)
 
 
 SPLIT = ["half in one sample", "half in one direction", "plain"]

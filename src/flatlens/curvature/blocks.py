@@ -19,7 +19,7 @@ from flatlens.grams import Layout, one_pass, quadratic
 from flatlens.grams.dense import DenseJacobian
 from flatlens.problem import Problem
 
-SMALL = 200  #: matrices up to this size are diagonalised outright
+SMALL_MATRIX = 200  #: matrices up to this size are diagonalised outright
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +83,7 @@ def row_block_maxima(D: Tensor, phi: Tensor, tolerance: float, progress: Progres
     """lmax(mean_i D_is phi_i phi_i^T) for each row s: D (n, d), phi (n, m) -> (d,) float64."""
     phi, maxima = phi.to(torch.float64), []
     for s, weight in enumerate(D.to(torch.float64).T):
-        if phi.shape[1] <= SMALL:
+        if phi.shape[1] <= SMALL_MATRIX:
             maxima.append(torch.linalg.eigvalsh((phi * weight[:, None]).T @ phi / len(phi))[-1])
         else:
 

@@ -1,10 +1,10 @@
 """Families of perturbations V of one layer's weight, whose quadratic forms are summed or listed.
 
-    Rows(T, scale)   V = T_r (x) e_t / scale_t     sum = Tr H_l for T = I, relative flatness for T^T T = W W^T
-    Entries()        V = W_st e_s (x) e_t          sum = sum_st W_st^2 H_st,st: adaptive sharpness
-    Columns()        V = w_j (x) e_j               each = w_j^T H_jj w_j: neuron-wise flatness
-    Units()          V = e_s (x) e_t               each = H_st,st
-    Shifts(b)        z + b_s e_s                   each = b_s^2 H of the bias; b = 1 if None
+    RowDirections(T, scale)   V = T_r (x) e_t / scale_t     sum = Tr H_l for T = I, relative flatness for T^T T = W W^T
+    EntryDirections()        V = W_st e_s (x) e_t          sum = sum_st W_st^2 H_st,st: adaptive sharpness
+    ColumnDirections()        V = w_j (x) e_j               each = w_j^T H_jj w_j: neuron-wise flatness
+    UnitDirections()          V = e_s (x) e_t               each = H_st,st
+    ShiftDirections(b)        z + b_s e_s                   each = b_s^2 H of the bias; b = 1 if None
 
 Seen at the pre-activation z = W phi + b at positions p, V is U = V phi; where only a sum is wanted, phi is replaced
 by a factor E with E^T E = phi^T phi, which has min(m, P) rows.
@@ -52,7 +52,7 @@ def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
 
 @final
 @dataclass(frozen=True, eq=False)
-class Rows(WeightDirections):
+class RowDirections(WeightDirections):
     """T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
 
     T: Tensor
@@ -80,7 +80,7 @@ class Rows(WeightDirections):
 
 
 @final
-class Entries(WeightDirections):
+class EntryDirections(WeightDirections):
     """W_st e_s (x) e_t."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -93,12 +93,12 @@ class Entries(WeightDirections):
 
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
         """Each entry times its own value."""
-        for V, w in zip(Units().of_weight(W), W.flatten(), strict=True):
+        for V, w in zip(UnitDirections().of_weight(W), W.flatten(), strict=True):
             yield V * w
 
 
 @final
-class Columns(WeightDirections):
+class ColumnDirections(WeightDirections):
     """w_j (x) e_j, each column along itself."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -118,7 +118,7 @@ class Columns(WeightDirections):
 
 
 @final
-class Units(WeightDirections):
+class UnitDirections(WeightDirections):
     """e_s (x) e_t."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
@@ -139,7 +139,7 @@ class Units(WeightDirections):
 
 @final
 @dataclass(frozen=True, eq=False)
-class Shifts(Directions):
+class ShiftDirections(Directions):
     """z_s + b_s at every position; b is (g, d)."""
 
     b: Tensor | None = None

@@ -13,7 +13,7 @@ from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
 
-TOLERANCE = 1e-9  #: of the squared norm's residual; its value is then right to rounding
+_TOLERANCE = 1e-9  #: of the squared norm's residual; its value is then right to rounding
 
 
 def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
@@ -36,7 +36,7 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             return total
 
         start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), tolerance=TOLERANCE).largest) ** 0.5
+        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), tolerance=_TOLERANCE).largest) ** 0.5
     return norms
 
 

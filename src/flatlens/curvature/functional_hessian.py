@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_map
 
 from flatlens.curvature.directions import Directions, WeightDirections
 from flatlens.curvature.operators import slopes
-from flatlens.curvature.symmetry import Certificate
+from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.record import Tape, run_recorded
@@ -29,8 +29,8 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.state import differentiable
 
-TOGETHER = 16  #: directions differentiated in one batched call
-ROWS = 10  #: a product holds as much as a pass over so many outputs
+_TOGETHER = 16  #: directions differentiated in one batched call
+PRODUCT_OUTPUTS = 10  #: a product holds as much as a pass over so many outputs
 
 
 def functional_hessian_along(
@@ -48,24 +48,24 @@ def functional_hessian_along(
     float64, whose mean over samples is the risk's.
     """
     problem, weight = problem.as_asked(), layout.weights[layer]
-    most = max(1, min(64, problem.memory // (TOGETHER * layout.bytes_per_sample(ROWS))))
+    most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     kept: ChunkBuffer[str] = ChunkBuffer()
-    count, certificate = 0, Certificate(problem, model)
+    count, check = 0, SymmetryCheck(problem, model)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
         for number, raw in problem.walked(most, "curvature products", progress):
             with ignore_slow_batching_warning():
                 if len(weight.products) == 1:
                     batch = problem.place(raw)
-                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, certificate)
+                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, check)
                 else:
                     assert isinstance(directions, WeightDirections)
-                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, certificate)
+                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, check)
             kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
             count = forms.shape[1]
     return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
 
 
-class Seen:
+class RecordedWeight:
     """A weight that acts through one product, as one forward pass shows it."""
 
     def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
@@ -93,7 +93,7 @@ def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
     block: list[Tensor] = []
     for direction in directions:
         block.append(direction)
-        if len(block) == TOGETHER:
+        if len(block) == _TOGETHER:
             yield torch.stack(block)
             block = []
     if block:
@@ -107,17 +107,17 @@ def _along_preactivation(
     weight: Weight,
     batch: Batch,
     directions: Directions,
-    certificate: Certificate,
+    check: SymmetryCheck,
 ) -> Tensor:
     tape, inputs, f, y = run_recorded(problem, model, batch)
     layout.require_same(tape, inputs, model, batch)
-    n, seen = len(f), Seen(tape, layout, weight, len(f))
+    n, seen = len(f), RecordedWeight(tape, layout, weight, len(f))
     W = weight.adapter.matrix(weight.value)
     phi = seen.phi
     of = (slopes(problem, f, y) * f).sum()
     (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
     require_second_derivative([slope])
-    certificate.require_symmetric(batch, of, [slope], [seen.edge])
+    check.require_symmetric(batch, of, [slope], [seen.edge])
     straight = not slope.requires_grad
     slope = seen.by_position(slope)
     forms = []
@@ -137,7 +137,7 @@ def _along_weight(
     weight: Weight,
     batch: Batch,
     directions: WeightDirections,
-    certificate: Certificate,
+    check: SymmetryCheck,
 ) -> Tensor:
     if weight.parameter is None:
         raise RuntimeError("the weight is made from other parameters anew in each of several calls")
@@ -145,7 +145,7 @@ def _along_weight(
     slope = slopes(problem, f, y)
     live, of = dict(model.named_parameters())[weight.parameter], (slope * f).sum()
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
-    certificate.require_symmetric(batch, of, rows, [live])
+    check.require_symmetric(batch, of, rows, [live])
     W = weight.value
     product = _sample_product(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)

@@ -13,12 +13,12 @@ from flatlens.problem.data import size, spaced
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.state import differentiable, fingerprint
 
-T = TypeVar("T")
-CHUNK = 1024  #: samples at most: more gain nothing
+_T = TypeVar("_T")
+LARGEST_CHUNK = 1024  #: samples at most: more gain nothing
 
 
 @final
-class Graphs(Generic[T]):
+class Graphs(Generic[_T]):
     """What `make` builds from each batch of the data; kept while it fits in half the problem's memory, else made
     anew."""
 
@@ -27,19 +27,19 @@ class Graphs(Generic[T]):
         problem: Problem,
         model: nn.Module,
         parameters: list[Tensor],
-        make: Callable[[Batch, int], T],
+        make: Callable[[Batch, int], _T],
         every: int = 1,
         ranks: Ranks = ALONE,
     ) -> None:
         self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
         self._ranks = ranks  #: who share the data
         self._every = every  #: one sample in so many; one ghost batch in so many where samples are coupled
-        self._kept: list[T] = []
+        self._kept: list[_T] = []
         self._all_kept = False
         self._state: tuple[object, ...] = ()
         self._bytes: int | None = None
 
-    def __iter__(self) -> Iterator[T]:
+    def __iter__(self) -> Iterator[_T]:
         self._drop_if_changed()
         with differentiable(self._parameters):
             yield from self._kept
@@ -53,10 +53,10 @@ class Graphs(Generic[T]):
         if state != self._state:
             self._kept, self._all_kept, self._state = [], False, state
 
-    def _rest(self, known: int) -> Iterator[T]:
+    def _rest(self, known: int) -> Iterator[_T]:
         each = self.bytes_per_sample
         budget = self._problem.memory // 2
-        most = max(1, min(CHUNK, budget // (2 * each)))
+        most = max(1, min(LARGEST_CHUNK, budget // (2 * each)))
         turn = seen = 0
         for number, raw in self._batches(most):
             turn, seen = turn + 1, seen + size(raw)

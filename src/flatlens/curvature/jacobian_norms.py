@@ -27,9 +27,9 @@ from flatlens.problem.data import size
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 from flatlens.problem.state import differentiable
 
-STEPS = 40  #: at most
-CHUNK = 256  #: samples at most
-Place = str | None  #: a call of a linear layer, or the network's input
+_STEPS = 40  #: at most
+_CHUNK = 256  #: samples at most
+CallOrInput = str | None  #: a call of a linear layer, or the network's input
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +37,8 @@ class TopGrams:
     """One chunk: each place's Grams known by their largest eigenvalue alone, with its residual."""
 
     number: int  #: tells where in the data the chunk is
-    grams: dict[Place, LayerGrams]
-    residuals: dict[Place, Tensor]  #: relative to the eigenvalues, (n,) each
+    grams: dict[CallOrInput, LayerGrams]
+    residuals: dict[CallOrInput, Tensor]  #: relative to the eigenvalues, (n,) each
     products: int  #: multiplications with J J^T at each place, added up
 
 
@@ -46,7 +46,7 @@ def jacobian_norms(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
-    places: list[Place],
+    places: list[CallOrInput],
     *,
     softmax: bool,
     tolerance: float,
@@ -62,8 +62,8 @@ def jacobian_norms(
     seed = int(torch.randint(2**62, (), generator=generator))
     with problem.measuring(model), differentiable(model.parameters()):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
-        basis = 8 * STEPS * min(problem.outputs, layout.activation_entries)
-        most = max(1, min(CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
+        basis = 8 * _STEPS * min(problem.outputs, layout.activation_entries)
+        most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
         for number, raw in problem.walked(most, "spectral norms", progress):
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             batch = problem.place(raw)
@@ -85,7 +85,7 @@ def jacobian_norms(
 
 
 def _require_apart(
-    tape: Tape, inputs: list[Tensor], layout: Layout, places: list[Place], f: Tensor, batch: Batch
+    tape: Tape, inputs: list[Tensor], layout: Layout, places: list[CallOrInput], f: Tensor, batch: Batch
 ) -> None:
     """Refuse samples that see each other; raise PlanBroken where they lie elsewhere than planned."""
     at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
@@ -99,7 +99,7 @@ def _require_apart(
         raise PlanBroken([batch], failing)
 
 
-def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: Place, n: int) -> tuple[list[Tensor], Tensor]:
+def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
     """(the tensors differentiated to, their values side by side (n, M))."""
     if place is None:
         return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
@@ -156,7 +156,7 @@ def top_of_each(
     [4.0, 3.0]
     """
     n, N = shape
-    most = min(STEPS, N)
+    most = min(_STEPS, N)
     q = torch.randn(n, N, dtype=torch.float64, generator=generator)
     q = q / q.norm(dim=1, keepdim=True)
     Q, T = q.new_zeros(n, most, N), q.new_zeros(n, most, most)

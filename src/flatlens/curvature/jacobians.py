@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.graphs import Graphs
-from flatlens.curvature.operators import Product, derivative_of, jacobian_products
+from flatlens.curvature.operators import VectorProduct, derivative_of, jacobian_products
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
 from flatlens.grams.record import run_recorded
@@ -39,9 +39,9 @@ class ParameterJacobian:
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model, parameters)
         self.products = 0
-        self._graphs: Graphs[tuple[int, Product, Product]] = Graphs(problem, self.model, self.space.tensors, self._open)
+        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(problem, self.model, self.space.tensors, self._open)
 
-    def _open(self, batch: Batch, number: int) -> tuple[int, Product, Product]:
+    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
         f, _ = self.problem.run(self.model, batch)
         return (len(f), *jacobian_products(f, self.space))
 
@@ -76,9 +76,9 @@ class InputJacobian:
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
         self.products = 0
-        self._graphs: Graphs[tuple[int, Product, Product]] = Graphs(problem, self.model, [], self._open)
+        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(problem, self.model, [], self._open)
 
-    def _open(self, batch: Batch, number: int) -> tuple[int, Product, Product]:
+    def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
         _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         if not inputs:
             raise BadInput("InputJacobian(...): the network has no floating input and no embedding to differentiate to")

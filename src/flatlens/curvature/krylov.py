@@ -52,7 +52,7 @@ class Eigenpairs:
         return float(self.values[0])
 
 
-AIM = 0.6  #: share of the tolerance that the first residual is brought down to
+FIRST_SHARE = 0.6  #: share of the tolerance that the first residual is brought down to
 CHANCE = 0.05  #: that a bound on what a search missed fails, over its random start
 
 
@@ -175,7 +175,7 @@ def lanczos(
 ) -> Eigenpairs:
     """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
-    The first residual is brought down to `AIM` of that, where products are left: two eigenvectors mixed have a residual
+    The first residual is brought down to `FIRST_SHARE` of that, where products are left: two eigenvectors mixed have a residual
     of at most half of their gap, so that at the tolerance itself those apart by twice as much often look like one.
 
     `most` products at most; `room` basis vectors at a time (restarted thickly beyond); `keep` Ritz pairs are handed on
@@ -191,7 +191,7 @@ def lanczos(
         return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
     usable = bool(torch.isfinite(start).all()) and length(start) > 0
-    wanted = Wanted(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
+    wanted = StoppingRule(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
     krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
     grown: Tensor | None = None  # the Ritz values of what grew from the start, before anything was dropped or added
@@ -206,7 +206,7 @@ def lanczos(
             if enough or krylov.full or not krylov.turn(fresh):
                 closed = enough or krylov.steps == len(start)
                 break
-        elif wanted.met(krylov, 0, AIM) and wanted.settled(krylov, block):
+        elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
             break
         elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
             theta, _, _ = krylov.ritz()
@@ -238,7 +238,7 @@ def remembered(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StoppingRule:
     """What a search is for, and whether it has it."""
 
     top: int
@@ -266,7 +266,7 @@ class Wanted:
         A start at or near an eigenvector has a small residual at once, whichever it is.
         """
         least = min(self.top + self.bottom + 3, krylov.Q.shape[1] - block)
-        return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, AIM))
+        return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, FIRST_SHARE))
 
     def cannot_improve(self, krylov: Krylov, block: int) -> bool:
         """Whether the closed block begun at random outside the older ones holds nothing beyond what is found."""

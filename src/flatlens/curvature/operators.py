@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.graphs import Graphs
 from flatlens.curvature.space import Space, space_of
-from flatlens.curvature.symmetry import Certificate
+from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.errors import BadInput, NotDifferentiable
 from flatlens.grams.broken import clear_autograd_errors
 from flatlens.grams.second_derivative import require_second_derivative
@@ -37,7 +37,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.state import hook_failed
 from flatlens.userfile import users_code
 
-Product: TypeAlias = Callable[[Tensor], Tensor]
+VectorProduct: TypeAlias = Callable[[Tensor], Tensor]
 Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
 
 
@@ -51,7 +51,7 @@ class Operator(ABC):
         self.model = problem.measured() if model is None else model
         self.space: Space = space_of(problem, self.model, parameters)
         self.products = 0  #: vectors multiplied so far
-        self.certificate = Certificate(self.problem, self.model)
+        self.certificate = SymmetryCheck(self.problem, self.model)
         self._graphs = self._shared_graphs()
 
     @property
@@ -90,10 +90,10 @@ class Operator(ABC):
         return total.reshape(vectors.shape)
 
     @abstractmethod
-    def _open(self, batch: Batch, number: int) -> Product:
+    def _open(self, batch: Batch, number: int) -> VectorProduct:
         """The product's share of one batch, its graph built."""
 
-    def on_every(self, share: int) -> Product:
+    def on_every(self, share: int) -> VectorProduct:
         """The same product on one sample in `share` alone, of the same scale; it does not count."""
         graphs = self._shared_graphs(share)
 
@@ -105,11 +105,11 @@ class Operator(ABC):
 
         return apply
 
-    def _shared_graphs(self, every: int = 1) -> Graphs[Product]:
+    def _shared_graphs(self, every: int = 1) -> Graphs[VectorProduct]:
         """Of this rank's part of the data."""
         return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks)
 
-    def _second_derivative(self, of: Tensor, batch: Batch) -> Product:
+    def _second_derivative(self, of: Tensor, batch: Batch) -> VectorProduct:
         """v -> d2 of / dtheta2 v, proved to be symmetric."""
         rows = _gradients(of, self.space)
         self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
@@ -120,7 +120,7 @@ class Operator(ABC):
         return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
 
 
-def _derivative(of: list[Tensor | None], space: Space) -> Product:
+def _derivative(of: list[Tensor | None], space: Space) -> VectorProduct:
     """v -> d<of, v>/dtheta, through a graph that is kept."""
     slices = list(space.slices().values())
     live = [(g, where) for g, where in zip(of, slices, strict=True) if g is not None and g.requires_grad]
@@ -160,7 +160,7 @@ def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
 class Hessian(Operator):
     """Of the risk: two backwards, the first one's graph kept."""
 
-    def _open(self, batch: Batch, number: int) -> Product:
+    def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
         risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
         return self._second_derivative(risk, batch)
@@ -170,7 +170,7 @@ class Hessian(Operator):
 class Residual(Operator):
     """Hessian less Gauss-Newton: the curvature of the network itself, weighted by the loss's slopes."""
 
-    def _open(self, batch: Batch, number: int) -> Product:
+    def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
         return self._second_derivative((slopes(self.problem, f, y) * f).sum(), batch)
 
@@ -186,7 +186,7 @@ def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
 class _Squared(Operator):
     """J^T A J with A block-diagonal over samples."""
 
-    def _open(self, batch: Batch, number: int) -> Product:
+    def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
         between = self._between(f, y, number)
         forward, backward = jacobian_products(f, self.space)
@@ -204,7 +204,7 @@ class _Squared(Operator):
         """u -> A_i u_i, (n, N)."""
 
 
-def jacobian_products(f: Tensor, space: Space) -> tuple[Product, Product]:
+def jacobian_products(f: Tensor, space: Space) -> tuple[VectorProduct, VectorProduct]:
     """(v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph."""
     times, transposed_times = derivative_of(f, space.tensors)
     where = space.slices().values()

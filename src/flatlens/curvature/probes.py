@@ -46,7 +46,7 @@ def skewed(values: Tensor, wider: float = 0.0) -> tuple[Tensor, Tensor]:
     return mean, stderr * (1 + wider + 2.16 * skewness.square() / m)
 
 
-def of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
+def mean_of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return (mean, standard error) over the first axis: m quadratic forms, each in a random vector of its own.
 
     One direction may decide such a form. It is then a multiple of a squared normal number, and now and then all m are
@@ -55,7 +55,7 @@ def of_forms(values: Tensor) -> tuple[Tensor, Tensor]:
     noise, are covered by 0.935 or more at any m >= 2. Forms near normal have wider intervals than they need: 4 cover
     0.996, 16 cover 0.976.
 
-    >>> mean, stderr = of_forms(torch.tensor([1.0, 3.0, 2.0, 2.0]))
+    >>> mean, stderr = mean_of_forms(torch.tensor([1.0, 3.0, 2.0, 2.0]))
     >>> float(mean), round(float(stderr / student(torch.tensor([1.0, 3.0, 2.0, 2.0]))[1]), 3)
     (2.0, 2.306)
     """

@@ -19,11 +19,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.krylov import AIM, Apply, Eigenpairs, Remembered, Wanted, ends_of, length, overflow, remembered
+from flatlens.curvature.krylov import FIRST_SHARE, Apply, Eigenpairs, Remembered, StoppingRule, ends_of, length, overflow, remembered
 from flatlens.estimate import Progress
 
 RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual
-NEW = 0.1  #: a random direction's share, for one that never led before
+RANDOM_SHARE = 0.1  #: a random direction's share, for one that never led before
 
 
 def recall(
@@ -42,8 +42,8 @@ def recall(
     `known` is of the matrix at an earlier moment, `fresh` a random vector. Not `converged` after `most` products: the
     basis is not restarted. `keep` Ritz pairs are handed on, those of the model where the basis has none.
     """
-    wanted = Wanted(top, 0, tolerance)
-    model = _Model(known, mixture(known, top, fresh))
+    wanted = StoppingRule(top, 0, tolerance)
+    model = _Model(known, mixed_start(known, top, fresh))
     while True:
         model.multiply(apply)
         if progress is not None:
@@ -52,7 +52,7 @@ def recall(
         ends = ends_of(len(theta), top, 0)
         residuals = model.residuals(theta[ends], S[:, ends])
         lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
-        met = lengths <= wanted.allowed(theta, fresh.dtype, AIM)
+        met = lengths <= wanted.allowed(theta, fresh.dtype, FIRST_SHARE)
         unmet = int(met.cumprod(0).sum())  # the first that is, or `top`
         values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
         if (unmet == top and len(model.W) > top) or len(model.W) >= min(most, len(fresh)):
@@ -69,11 +69,11 @@ def recall(
     return Eigenpairs(theta[ends], found, lengths, len(model.W), converged, False, handed_on)
 
 
-def mixture(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
+def mixed_start(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
     """Where to begin: the eigenvectors wanted, and a little of what came next to them and of everything, (P,)."""
     size = known.values.abs() / known.values.abs().max().clamp(min=1e-300)
     weight = torch.where(torch.arange(len(size)) < wanted, 1.0, RUNNERS_UP * size)
-    return weight.to(fresh) @ known.vectors.to(fresh) + NEW * fresh / length(fresh)
+    return weight.to(fresh) @ known.vectors.to(fresh) + RANDOM_SHARE * fresh / length(fresh)
 
 
 class _Model:

@@ -10,18 +10,18 @@ from torch import Tensor
 from flatlens.curvature.krylov import Eigenpairs, Krylov, Remembered, lanczos, length
 from flatlens.curvature.operators import Operator
 from flatlens.curvature.probes import skewed
-from flatlens.curvature.recall import NEW, mixture, recall
+from flatlens.curvature.recall import RANDOM_SHARE, mixed_start, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.grams.sketch import random_signs
 
-SHARE = 8  #: the start vector is sought on one sample in so many...
-WORTH = 512  #: ...where there are at least so many samples
-WARMING = 12  #: products on them
-SMALL = 64  #: parameters below which what is remembered gives a starting vector alone...
-FEW = 2  #: ...and so it does for more eigenvalues than these: Lanczos finds many at once with fewer products
-RESOLVED = 0.75  #: of the range, by the steps: a Gaussian so wide is integrated to a hundredth by Gauss quadrature
-LONG = 40  #: products after which a search that remembers goes on by Lanczos, too
+_SHARE = 8  #: the start vector is sought on one sample in so many...
+_WORTH = 512  #: ...where there are at least so many samples
+_WARMING = 12  #: products on them
+_SMALL = 64  #: parameters below which what is remembered gives a starting vector alone...
+_FEW = 2  #: ...and so it does for more eigenvalues than these: Lanczos finds many at once with fewer products
+_RESOLVED = 0.75  #: of the range, by the steps: a Gaussian so wide is integrated to a hundredth by Gauss quadrature
+_LONG = 40  #: products after which a search that remembers goes on by Lanczos, too
 
 
 def eigenpairs(
@@ -40,7 +40,7 @@ def eigenpairs(
 
     `start`: a vector to begin Lanczos with, or what an earlier search of the same operator left as `remembered`, up to
     `keep` pairs as memory allows. Without it, the leading Ritz vectors of the same operator on every 8th sample are
-    mixed: `WARMING` products there cost 1.5 on all of them, and save more.
+    mixed: `_WARMING` products there cost 1.5 on all of them, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     for what, count, least in (("top", top, 1), ("bottom", bottom, 0), ("most", most, 1)):
@@ -54,9 +54,9 @@ def eigenpairs(
     before, spent, random = operator.products, 0, 0.0
     if isinstance(start, Remembered):
         known, fresh = start, _random(operator, generator)
-        start = mixture(known, top + bottom, fresh)
-        if bottom == 0 and top <= FEW and operator.size >= SMALL:
-            most_here = min(most, room, LONG)
+        start = mixed_start(known, top + bottom, fresh)
+        if bottom == 0 and top <= _FEW and operator.size >= _SMALL:
+            most_here = min(most, room, _LONG)
             pairs = recall(
                 operator, known, fresh, top=top, tolerance=tolerance, most=most_here, keep=keep, progress=progress
             )
@@ -102,15 +102,15 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor,
     """(a mixture of what leads on a share of the data, random where the data is small; the share of it that is random
     and independent of the rest)."""
     fresh = _random(operator, generator)
-    if operator.problem.n < WORTH or operator.size < 4 * WARMING:
+    if operator.problem.n < _WORTH or operator.size < 4 * _WARMING:
         return fresh, 1.0
-    small = operator.on_every(SHARE)
-    krylov = Krylov(small, fresh, WARMING)
+    small = operator.on_every(_SHARE)
+    krylov = Krylov(small, fresh, _WARMING)
     while not krylov.full:
         krylov.extend()
         if krylov.beta == 0:
             break
-    operator.products += -(-krylov.products // SHARE)
+    operator.products += -(-krylov.products // _SHARE)
     theta, S, _ = krylov.ritz()
     weight = (theta.clamp(min=0) / theta.abs().max().clamp(min=1e-300)).square()
     mixed = krylov.vectors((S * weight).sum(1, keepdim=True))[0]
@@ -118,7 +118,7 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor,
     if norm == 0:
         return fresh, 1.0
     new = _random(operator, generator)  # `fresh` has decided on the mixture
-    return mixed / norm + NEW * new / length(new), NEW / (1 + NEW)
+    return mixed / norm + RANDOM_SHARE * new / length(new), RANDOM_SHARE / (1 + RANDOM_SHARE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def spectral_density(
     low, high = float(seen.min()), float(seen.max())
     size = max(abs(low), abs(high))
     spread = high - low if high - low > 1e-6 * size else size or 1.0
-    finest = RESOLVED / nodes.shape[1] if open_ended else 0.0
+    finest = _RESOLVED / nodes.shape[1] if open_ended else 0.0
     width = max(0.01, finest) * spread if width is None else width
     grid = torch.linspace(low - 4 * width, high + 4 * width, points, dtype=torch.float64)
     bumps = torch.exp(-0.5 * ((grid - nodes.nan_to_num()[..., None]) / width).square()) / (

@@ -38,13 +38,13 @@ from flatlens.problem.state import device_of, differentiable
 STEP = 1e-5  #: of central differences, relative to what is moved
 WRONG = 1e-4  #: relative distance, in float64, that neither rounding nor third derivatives explain
 
-Rows: TypeAlias = list[Tensor | None]
+_Gradients: TypeAlias = list[Tensor | None]
 """A gradient with its graph, a tensor for each that is differentiated in; None where nothing depends on that."""
-Times: TypeAlias = Callable[[Tensor], Tensor]
+_Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @final
-class Certificate:
+class SymmetryCheck:
     """Remembers which operations were proved, and refuses a network whose second derivatives are wrong."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
@@ -52,11 +52,11 @@ class Certificate:
         self._known: frozenset[str] = frozenset()
         self.products = 0  #: taken by the proofs, each on the samples of one graph
 
-    def require_symmetric(self, batch: Batch, of: Tensor, rows: Rows, at: Sequence[Place]) -> None:
+    def require_symmetric(self, batch: Batch, of: Tensor, rows: _Gradients, at: Sequence[Place]) -> None:
         """Refuse a network where H = d rows / d at is not symmetric, `rows` the gradient of `of` in `at`."""
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
-    def require_adjoint(self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[Times, Times]) -> None:
+    def require_adjoint(self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[_Product, _Product]) -> None:
         """Refuse a network where w -> J^T w and v -> J v, the two of `jacobian`, are not adjoint.
 
         `like`: what w and v are shaped as. `of` is what the Jacobian's outputs go into.
@@ -69,7 +69,7 @@ class Certificate:
 
         self._require(batch, [of], apart)
 
-    def _require(self, batch: Batch, graph: Rows, apart: Callable[[], float]) -> None:
+    def _require(self, batch: Batch, graph: _Gradients, apart: Callable[[], float]) -> None:
         kinds, foreign = operations(graph)
         eps = torch.finfo(self._problem.dtype).eps
         if (kinds <= self._known and not foreign) or self._problem.precision > eps:
@@ -104,7 +104,7 @@ class Certificate:
             )
 
 
-def operations(graph: Rows) -> tuple[frozenset[str], list[str]]:
+def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
     """(the names of all operations in the graphs of some tensors; of those that are not torch's own)."""
     kinds: set[str] = set()
     foreign: set[str] = set()
@@ -123,7 +123,7 @@ def operations(graph: Rows) -> tuple[frozenset[str], list[str]]:
     return frozenset(kinds), sorted(foreign)
 
 
-def asymmetry(rows: Rows, at: Sequence[Place], least: float = 0.0) -> float:
+def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> float:
     """|<u, H v> - <v, H u>| / (||H u|| + ||H v|| + least) for H = d rows / d at and random u, v."""
     live = [(g, place) for g, place in zip(rows, at, strict=True) if g is not None]
     found, there = [g for g, _ in live], [place for _, place in live]
@@ -139,7 +139,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
     before = [p.detach().clone() for p in at]
     along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), before, strict=True)]
 
-    def gradient(twice: bool = True) -> Rows:
+    def gradient(twice: bool = True) -> _Gradients:
         of = value()
         return list(torch.autograd.grad(of, at, create_graph=twice, allow_unused=True)) if of.requires_grad else []
 
@@ -236,7 +236,7 @@ def _product(rows: Sequence[Tensor | None], at: Sequence[Place], v: list[Tensor]
     return _dense(list(torch.autograd.grad(of, at, along, retain_graph=True, allow_unused=True)), v)
 
 
-def _dense(rows: Rows, like: list[Tensor]) -> list[Tensor]:
+def _dense(rows: _Gradients, like: list[Tensor]) -> list[Tensor]:
     return [torch.zeros_like(p) if g is None else g.detach() for g, p in zip(rows, like, strict=True)]
 
 

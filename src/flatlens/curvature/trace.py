@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.directions import Directions, Entries, Rows, Shifts, factor
-from flatlens.curvature.functional_hessian import ROWS, Seen, functional_hessian_along
+from flatlens.curvature.directions import Directions, EntryDirections, RowDirections, ShiftDirections, factor
+from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS, RecordedWeight, functional_hessian_along
 from flatlens.curvature.operators import Operator, Residual, slopes
-from flatlens.curvature.symmetry import Certificate
+from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
 from flatlens.grams.contractions import pieces
@@ -28,11 +28,11 @@ from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.state import differentiable
 
-CHUNK = 128  #: samples that share a probe where a parameter has to
+_CHUNK = 128  #: samples that share a probe where a parameter has to
 
 
 @dataclass(frozen=True, eq=False)
-class Curved:
+class CurvedParameters:
     """The measured parameters along which the network may bend."""
 
     weights: dict[str, str]  #: layer -> name of its weight, where used in one call
@@ -45,20 +45,20 @@ class Curved:
         return (*self.weights.values(), *self.biases.values(), *self.others)
 
 
-def curved_parameters(problem: Problem, layout: Layout) -> Curved:
+def curved_parameters(problem: Problem, layout: Layout) -> CurvedParameters:
     """Leaves out what the network is (piecewise) affine in: there H = GGN, and nothing is to be added."""
     curved = problem.parameters & layout.structure.curved
     once = {layer: weight for layer, weight in layout.weights.items() if len(weight.products) == 1}
     weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
     biases = {layer: w.bias for layer, w in once.items() if w.bias is not None and w.bias in curved}
-    return Curved(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
+    return CurvedParameters(weights, biases, tuple(sorted(curved - {*weights.values(), *biases.values()})))
 
 
 def functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
-    curved: Curved,
+    curved: CurvedParameters,
     *,
     probes: int,
     weighted: bool,
@@ -70,11 +70,11 @@ def functional_hessian_trace(
     if not curved.names:
         return {}
     problem = problem.as_asked()
-    most = max(1, min(CHUNK, problem.memory // (4 * layout.bytes_per_sample(ROWS))))
+    most = max(1, min(_CHUNK, problem.memory // (4 * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     parameters: dict[str, Tensor] = dict(model.named_parameters())
     totals = next(iter(parameters.values())).new_zeros(len(curved.names), probes, dtype=torch.float64)
     seed = int(torch.randint(2**62, (), generator=generator))
-    certificate = Certificate(problem, model)
+    check = SymmetryCheck(problem, model)
     with (
         agreed(problem.ranks),
         problem.measuring(model),
@@ -82,7 +82,7 @@ def functional_hessian_trace(
         ignore_slow_batching_warning(),
     ):
         for number, raw in problem.walked(most, "curvature products", progress):
-            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, certificate)
+            chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
             own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(own)
@@ -97,24 +97,24 @@ class _Chunk:
         problem: Problem,
         model: nn.Module,
         layout: Layout,
-        curved: Curved,
+        curved: CurvedParameters,
         batch: Batch,
         parameters: dict[str, Tensor],
         weighted: bool,
-        certificate: Certificate,
+        check: SymmetryCheck,
     ) -> None:
         tape, inputs, f, y = run_recorded(problem, model, batch)
         layout.require_same(tape, inputs, model, batch)
         self.curved, self.weighted, self.dtype, self.device = curved, weighted, f.dtype, f.device
         self.layers = {layer: layout.weights[layer] for layer in {**curved.weights, **curved.biases}}
         self.others = {name: parameters[name] for name in curved.others}
-        self.seen = {layer: Seen(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
+        self.seen = {layer: RecordedWeight(tape, layout, weight, len(f)) for layer, weight in self.layers.items()}
         self.phi = self._inputs()
         self.at: list[Place] = [*(seen.edge for seen in self.seen.values()), *self.others.values()]
         of = (slopes(problem, f, y) * f).sum()
         rows = list(torch.autograd.grad(of, self.at, create_graph=True, allow_unused=True))
         require_second_derivative(rows)
-        certificate.require_symmetric(batch, of, [*rows], self.at)
+        check.require_symmetric(batch, of, [*rows], self.at)
         self.slopes = rows
 
     def _inputs(self) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ def exact_functional_hessian_trace(
     problem: Problem,
     model: nn.Module,
     layout: Layout,
-    curved: Curved,
+    curved: CurvedParameters,
     *,
     weighted: bool,
     progress: Progress | None = None,
@@ -213,11 +213,11 @@ def exact_functional_hessian_trace(
 
     for layer, name in curved.weights.items():
         W = layout.weights[layer].matrix.W
-        found[name] = total(layer, Entries() if weighted else Rows(torch.eye(W.shape[1]).expand(len(W), -1, -1)))
+        found[name] = total(layer, EntryDirections() if weighted else RowDirections(torch.eye(W.shape[1]).expand(len(W), -1, -1)))
     for layer, name in curved.biases.items():
         matrix = layout.weights[layer].matrix
         assert matrix.b is not None
-        found[name] = total(layer, Shifts(matrix.b.reshape(matrix.W.shape[:2]) if weighted else None))
+        found[name] = total(layer, ShiftDirections(matrix.b.reshape(matrix.W.shape[:2]) if weighted else None))
     if curved.others:
         residual = Residual(problem, curved.others, model=model)
         point, where = residual.space.point(), residual.space.slices()
@@ -241,7 +241,7 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
     return entries
 
 
-def exact_products(layout: Layout, curved: Curved, sizes: dict[str, int]) -> int:
+def exact_products(layout: Layout, curved: CurvedParameters, sizes: dict[str, int]) -> int:
     """How many products `exact_functional_hessian_trace` takes."""
     weights = 0
     for layer in curved.weights:

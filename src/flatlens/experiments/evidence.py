@@ -12,7 +12,7 @@ from flatlens.experiments.predictions import Results
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import Statistic, average, correlate, kendall
 from flatlens.statistics.coefficients import Array
-from flatlens.statistics.correlations import Name
+from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import REACHED
 
 Evidence: TypeAlias = Callable[[Results], Statistic]
@@ -42,7 +42,7 @@ def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
     return found
 
 
-def correlated(table: Table, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
+def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
     """The correlation of two columns."""
 
     def found(results: Results) -> Statistic:
@@ -52,7 +52,7 @@ def correlated(table: Table, x: str, y: str, coefficient: Name = "pearson") -> E
     return found
 
 
-def related(study: str, x: str, y: str, coefficient: Name = "pearson") -> Evidence:
+def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
     """The correlation of two quantities of a study, over the networks whose training reached its end."""
 
     def found(results: Results) -> Statistic:

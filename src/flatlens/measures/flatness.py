@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.directions import Columns, Rows
+from flatlens.curvature.directions import ColumnDirections, RowDirections
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
 from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, Run, per_sample
@@ -31,10 +31,10 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
     """What the literal definition adds where the outputs curve in the layer's pre-activation."""
     weight, normalize = lens.layout.weights[layer].matrix, measure.option("normalize")
     if normalize is None:
-        return lens.functional_hessian(layer, Rows(weight.row_factor), run)
+        return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
     scale = spread if normalize == "std" else spread.square()
-    return lens.functional_hessian(layer, Rows(row_factor(weight.W * scale[:, None]), scale), run)
+    return lens.functional_hessian(layer, RowDirections(row_factor(weight.W * scale[:, None]), scale), run)
 
 
 @per_sample(
@@ -96,7 +96,7 @@ def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Te
     """The same for ||W||^2 Tr H."""
     W = lens.layout.weights[layer].matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
-    return W.square().sum() * lens.functional_hessian(layer, Rows(every_row), run)
+    return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
 
 
 @per_sample(
@@ -131,7 +131,7 @@ def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduce
 
 def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """What the literal definition adds where the outputs curve in the layer's pre-activation."""
-    return lens.functional_hessian(layer, Columns(), run, each=True)
+    return lens.functional_hessian(layer, ColumnDirections(), run, each=True)
 
 
 @per_sample(

@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.jacobian_norms import Place, jacobian_norms
+from flatlens.curvature.jacobian_norms import CallOrInput, jacobian_norms
 from flatlens.estimate import Key, Progress
 from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_pass
 from flatlens.measures.card import PassMeasure
@@ -79,14 +79,14 @@ class Gatherer:
             if wanted:
                 yield self._top(mine, wanted, softmax, generator)
 
-    def _sought(self, measure: PassMeasure) -> list[Place]:
+    def _sought(self, measure: PassMeasure) -> list[CallOrInput]:
         """The network's input, or every call of a layer where the measure adds them up."""
         if measure.answer == "input":
             return [None] if self.layout.inputs else []
         return list(self.layout.batch_axis)
 
     def _top(
-        self, measures: list[PassMeasure], wanted: list[Place], softmax: bool, generator: torch.Generator
+        self, measures: list[PassMeasure], wanted: list[CallOrInput], softmax: bool, generator: torch.Generator
     ) -> Gathered:
         kept: ChunkBuffer[tuple[Key, Literal["value", "residual"]]] = ChunkBuffer()
         products = 0

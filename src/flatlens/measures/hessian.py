@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigenpairs, lanczos
-from flatlens.curvature.blocks import SMALL, dense_blocks, fits, row_block_maxima
-from flatlens.curvature.directions import Shifts
+from flatlens.curvature.blocks import SMALL_MATRIX, dense_blocks, fits, row_block_maxima
+from flatlens.curvature.directions import ShiftDirections
 from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import CHANCE
 from flatlens.curvature.spectrum import spectral_density as density_of
@@ -266,7 +266,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
             assert weight.parameter is not None
             maxima = _rows_one_by_one(lens, run, weight.parameter, weight.row_axis, tol)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
-        outright = name in blocks and blocks[name].phi.shape[1] <= SMALL
+        outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
         parts["", name] = Estimate(
             float((norms * maxima).sum()),
             kind="exact" if outright else "lower bound",
@@ -284,7 +284,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
 def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
     """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
     rows, products = functional_hessian_along(
-        lens.problem, lens.model, lens.layout, layer, Shifts(), lambda forms: forms, run.progress
+        lens.problem, lens.model, lens.layout, layer, ShiftDirections(), lambda forms: forms, run.progress
     )
     lens.count(products)
     return rows

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import of_forms
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
@@ -282,7 +282,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
         return whole
     if probes is None:
         return replace(whole, value=largest, arrays={})
-    return replace(whole, value=largest, stderr=float(of_forms(probes)[1]), arrays={"probes": probes})
+    return replace(whole, value=largest, stderr=float(mean_of_forms(probes)[1]), arrays={"probes": probes})
 
 
 def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduced:
@@ -330,6 +330,6 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
             best = max(layers.values(), key=lambda e: e.value)
             return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))
         together = torch.stack(probes).sum(0)
-        stderr = float(of_forms(together)[1])
+        stderr = float(mean_of_forms(together)[1])
         return Estimate(value, stderr, "estimate", "; ".join(notes), samples, {"probes": together}, products=products)
     return Estimate(value, kind=kind, samples=samples, note="; ".join(notes), products=products)

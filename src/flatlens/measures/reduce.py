@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from flatlens.curvature.probes import of_forms
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.estimate import Kind
 
 
@@ -55,7 +55,7 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
         return torch.tensor(each, dtype=torch.float64)
 
     probes = shares(lambda reduced: reduced.value)
-    value, stderr = of_forms(probes)
+    value, stderr = mean_of_forms(probes)
     found = replace(whole, value=float(value), stderr=float(stderr), kind="estimate", probes=probes, arrays={})
     if whole.largest is None:
         return found

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature import Hessian
-from flatlens.curvature.directions import Directions, Rows, Shifts, Units
+from flatlens.curvature.directions import Directions, RowDirections, ShiftDirections, UnitDirections
 from flatlens.curvature.functional_hessian import functional_hessian_along
-from flatlens.curvature.probes import of_forms
+from flatlens.curvature.probes import mean_of_forms
 from flatlens.curvature.trace import (
     curved_parameters,
     diagonal,
@@ -80,7 +80,7 @@ def of_probes(values: Tensor, pilot: int | None) -> Estimate:
     """Their mean. After a pilot its spread alone makes the error (Stein's two stages): had the spread of all decided
     how many to draw, the interval would cover too little."""
     mean = float(values.mean())
-    _, stderr = of_forms(values if pilot is None else values[:pilot])
+    _, stderr = mean_of_forms(values if pilot is None else values[:pilot])
     scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
     return Estimate(mean, float(stderr) * scale, "estimate", arrays={"probes": values}, products=len(values))
 
@@ -304,11 +304,11 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
         families: list[tuple[Directions, Tensor | None]] = []
         if layer in curved.weights:
             rows = weight.dense and not adaptive
-            family: Directions = Rows(torch.eye(W.shape[1]).expand(1, -1, -1)) if rows else Units()
+            family: Directions = RowDirections(torch.eye(W.shape[1]).expand(1, -1, -1)) if rows else UnitDirections()
             families.append((family, W.flatten().square() if adaptive else None))
         if layer in curved.biases:
             assert weight.matrix.b is not None
-            families.append((Shifts(), weight.matrix.b.square() if adaptive else None))
+            families.append((ShiftDirections(), weight.matrix.b.square() if adaptive else None))
         for family, scale in families:
             weigh = partial(_weighed, scale=scale)
             sums, count = functional_hessian_along(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flatlens.statistics.bootstrap import FEWEST, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import methods, require_counts
 from flatlens.statistics.draws import Seed, generator, resamples
@@ -25,8 +25,8 @@ def average(values: Any, *, name: str = "x", resampled: int = 2000, seed: Seed =
     kept = keep(pd.DataFrame({name: values}).reset_index(drop=True), [name])
     x = kept.table[name].to_numpy()
     title = f"Mean of {name}"
-    if len(x) < FEWEST:
-        note = f"{len(x)} networks are left, at least {FEWEST} are needed"
+    if len(x) < FEWEST_POINTS:
+        note = f"{len(x)} networks are left, at least {FEWEST_POINTS} are needed"
         return Statistic(title, NAN, len(x), excluded=kept.excluded, note=note)
 
     def mean(counts: Array) -> Array:

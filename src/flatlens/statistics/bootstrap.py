@@ -15,7 +15,7 @@ from flatlens.statistics.statistic import NAN
 Coefficient: TypeAlias = Callable[[Array], Array]
 """counts (B, n) -> (B,): a statistic of fixed data, for each resample."""
 
-FEWEST = 4
+FEWEST_POINTS = 4
 """Fewer points than this have no correlation worth a number."""
 
 
@@ -29,7 +29,7 @@ class Correlation:
     n: int
 
 
-def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST) -> Correlation:
+def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_POINTS) -> Correlation:
     """The coefficient on the data itself, with its bias-corrected and accelerated 95% interval (Efron 1987).
 
     Where all resamples agree the interval is that one number. `counts` (B, n) are those of `resamples`.

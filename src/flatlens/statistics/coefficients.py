@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[np.int64]
+GroupNumbers: TypeAlias = NDArray[np.int64]
 
 CONSTANT = 1e-9
 """A variance below it, of values scaled to variance 1, is rounding."""
 
 
-def pearson(x: Array, y: Array, counts: Array, groups: Labels | None = None) -> Array:
+def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = None) -> Array:
     """Pearson's r of each resample, (B,); NaN where x or y is constant in it.
 
     With `groups` (one number a point) the pooled correlation within groups: of the distances from the group's mean.
@@ -47,7 +47,7 @@ def spearman(x: Array, y: Array, counts: Array) -> Array:
     >>> spearman(np.arange(5.0), np.array([1.0, 0.0, 2.0, 3.0, 9.0]), np.ones((1, 5)))
     array([0.9])
     """
-    in_x, in_y = ranks(x, counts), ranks(y, counts)
+    in_x, in_y = centred_ranks(x, counts), centred_ranks(y, counts)
     return ratio((counts * in_x * in_y).sum(1), (counts * in_x**2).sum(1), (counts * in_y**2).sum(1))
 
 
@@ -67,10 +67,10 @@ def signs(values: Array) -> Array:
     return np.sign(values[:, None] - values)
 
 
-def ranks(values: Array, counts: Array) -> Array:
+def centred_ranks(values: Array, counts: Array) -> Array:
     """Twice each point's rank in each resample, less the mean rank, (B, n): whole numbers, so exact in any order.
 
-    >>> ranks(np.array([3.0, 1.0, 3.0]), np.ones((1, 3)))
+    >>> centred_ranks(np.array([3.0, 1.0, 3.0]), np.ones((1, 3)))
     array([[ 1., -2.,  1.]])
     """
     found: Array = counts @ signs(values).T

@@ -13,23 +13,23 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.bootstrap import FEWEST, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import beside, keep
+from flatlens.statistics.exclusions import side_by_side, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
-Name: TypeAlias = Literal["pearson", "spearman", "kendall"]
-NAMES: tuple[Name, ...] = get_args(Name)
-TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
-COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
+CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
+_NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
+_TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
+_COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
 ALIKE = 1e-12  #: two statistics closer than this are the same but for rounding
 
 
 def correlate(
     x: Any,
     y: Any,
-    statistic: Name = "kendall",
+    statistic: CoefficientName = "kendall",
     *,
     names: tuple[str, str] = ("x", "y"),
     log: Collection[str] = (),
@@ -46,12 +46,12 @@ def correlate(
     >>> correlate([1, 2, 3, 4, 5, 6], [2, 1, 4, 3, 6, 5], resampled=0, permuted=0)
     Kendall tau-b of x and y = 0.6 (n = 6)
     """
-    if statistic not in NAMES:
-        raise UnknownName.among("correlation", statistic, NAMES)
+    if statistic not in _NAMES:
+        raise UnknownName.among("correlation", statistic, _NAMES)
     require_counts(resampled=resampled, permuted=permuted)
     if names[0] == names[1]:
         raise BadInput(f"correlate(names={names!r}): two names are needed")
-    kept = keep(beside(**{names[0]: x, names[1]: y}), names, log)
+    kept = keep(side_by_side(**{names[0]: x, names[1]: y}), names, log)
     rng = generator(seed)
     counts = resamples(len(kept.table), rng, resampled)
     orders = permutations(len(kept.table), rng, permuted)
@@ -60,7 +60,7 @@ def correlate(
 
 def all_pairs(
     table: pd.DataFrame,
-    statistics: Sequence[Name] = NAMES,
+    statistics: Sequence[CoefficientName] = _NAMES,
     *,
     log: Collection[str] = (),
     resampled: int = 1000,
@@ -73,8 +73,8 @@ def all_pairs(
     of its own pair: among 190 of them some ten are below 0.05 by chance alone.
     """
     for statistic in statistics:
-        if statistic not in NAMES:
-            raise UnknownName.among("correlation", statistic, NAMES)
+        if statistic not in _NAMES:
+            raise UnknownName.among("correlation", statistic, _NAMES)
     for name in log:
         if name not in table.columns:
             raise UnknownName.among("column to take the logarithm of", name, map(str, table.columns))
@@ -99,23 +99,23 @@ def all_pairs(
 
 def _related(
     table: pd.DataFrame,
-    statistic: Name,
+    statistic: CoefficientName,
     names: Sequence[str],
     excluded: tuple[tuple[str, int], ...],
     counts: Array,
     orders: NDArray[np.int64],
 ) -> Statistic:
     x, y = (table[name].to_numpy() for name in names)
-    title = f"{TITLES[statistic]} of {names[0]} and {names[1]}"
+    title = f"{_TITLES[statistic]} of {names[0]} and {names[1]}"
     if why := undefined_because(table[list(names)]):
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
-    found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)
+    found = with_interval(partial(_COEFFICIENTS[statistic], x, y), counts)
     p = p_value(found.value, permuted_values(statistic, x, y, orders))
     method = methods(len(counts), len(orders))
     return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method)
 
 
-def undefined_because(table: pd.DataFrame, fewest: int = FEWEST) -> str:
+def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
     """Why its columns have no correlation; empty where they have."""
     if len(table) < fewest:
         return f"{len(table)} networks are left, at least {fewest} are needed"
@@ -123,7 +123,7 @@ def undefined_because(table: pd.DataFrame, fewest: int = FEWEST) -> str:
     return f"{' and '.join(constant)} {'are' if constant[1:] else 'is'} constant" if constant else ""
 
 
-def permuted_values(statistic: Name, x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
+def permuted_values(statistic: CoefficientName, x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
     """The coefficient of x with y in each of the orders, (B,)."""
     if statistic == "kendall":
         return _permuted_kendall(x, y, orders)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.random import MT19937, Generator, RandomState
 from numpy.typing import NDArray
 
-from flatlens.statistics.coefficients import Array, Labels
+from flatlens.statistics.coefficients import Array, GroupNumbers
 
 Seed: TypeAlias = int | Generator
 
@@ -38,7 +38,7 @@ def resamples(n: int, seed: Seed, number: int) -> Array:
     return np.bincount(where.ravel(), minlength=number * n).reshape(number, n).astype(np.float64)
 
 
-def permutations(n: int, seed: Seed, number: int, groups: Labels | None = None) -> NDArray[np.int64]:
+def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = None) -> NDArray[np.int64]:
     """`number` orders of n points, (number, n); with `groups` points change places within their group alone.
 
     >>> orders = permutations(4, 0, 9, np.array([0, 1, 0, 1]))

@@ -35,12 +35,12 @@ def keep(
     reasons = pd.Series("", index=range(len(table)), dtype=object)
     numbers = {name: _numbers(table, name) for name in columns}
     for name, values in numbers.items():
-        _because(reasons, np.isnan(values), f"{name} is missing")
-        _because(reasons, np.isinf(values), f"{name} is infinite")
+        _exclude(reasons, np.isnan(values), f"{name} is missing")
+        _exclude(reasons, np.isinf(values), f"{name} is infinite")
         if name in log:
-            _because(reasons, values <= 0, f"{name} is not positive, and has no logarithm")
+            _exclude(reasons, values <= 0, f"{name} is not positive, and has no logarithm")
     for name in present:
-        _because(reasons, table[name].isna().to_numpy(), f"{name} is missing")
+        _exclude(reasons, table[name].isna().to_numpy(), f"{name} is missing")
     kept = (reasons == "").to_numpy()
     found = {name: np.log(values[kept]) if name in log else values[kept] for name, values in numbers.items()}
     others = {name: table[name].to_numpy()[kept] for name in present}
@@ -55,11 +55,11 @@ def _numbers(table: pd.DataFrame, name: Any) -> Array:
         raise BadInput(f"column {name!r}: numbers are needed ({error})") from error
 
 
-def _because(reasons: pd.Series, these: Any, why: str) -> None:
+def _exclude(reasons: pd.Series, these: Any, why: str) -> None:
     reasons[these & (reasons == "").to_numpy()] = why
 
 
-def beside(**columns: Any) -> pd.DataFrame:
+def side_by_side(**columns: Any) -> pd.DataFrame:
     """Columns of one length side by side, whatever their indices."""
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     shapes = {name: values.shape for name, values in arrays.items()}

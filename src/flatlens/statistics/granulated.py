@@ -12,14 +12,14 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flatlens.errors import BadInput
-from flatlens.statistics.bootstrap import FEWEST, with_interval
-from flatlens.statistics.coefficients import Array, Labels, signs
+from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
+from flatlens.statistics.coefficients import Array, GroupNumbers, signs
 from flatlens.statistics.correlations import methods, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import beside, keep
+from flatlens.statistics.exclusions import side_by_side, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
-LARGEST = 10**7
+_LARGEST = 10**7
 """So many numbers are held at once, for pairs of networks in permutations of them."""
 
 
@@ -57,11 +57,11 @@ def granulated_kendall(
     held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
     if not held or names[0] == names[1]:
         raise BadInput("granulated_kendall(...): two names and at least one column of axes are needed")
-    kept = keep(beside(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
+    kept = keep(side_by_side(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
     a, b = (kept.table[name].to_numpy() for name in names)
     title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)
-    if n < FEWEST:
-        why = f"{n} networks are left, at least {FEWEST} are needed"
+    if n < FEWEST_POINTS:
+        why = f"{n} networks are left, at least {FEWEST_POINTS} are needed"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
     levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
     groupings = {name: _groups(levels, name) for name in levels}
@@ -73,7 +73,7 @@ def granulated_kendall(
         within = permutations(n, rng, permuted, groups)
         p = p_value(found.value, _permuted(a, b, [(groups, apart)], within))
         method = methods(resampled, permuted, "permutations within groups")
-        told = _told(groups, apart)
+        told = _counted(groups, apart)
         parts[name] = Statistic(f"{title}, along {name}", found.value, n, found.low, found.high, p,
                                 kept.excluded, method, told)  # fmt: skip
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
@@ -87,7 +87,7 @@ def granulated_kendall(
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
 
 
-def _groups(levels: dict[str, Labels], axis: str) -> tuple[Labels, Array]:
+def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, Array]:
     """(each network's group, (n,); which pairs are of one group and differ along the axis, (n, n))."""
     others = [values for name, values in levels.items() if name != axis]
     n = len(levels[axis])
@@ -96,21 +96,21 @@ def _groups(levels: dict[str, Labels], axis: str) -> tuple[Labels, Array]:
     return groups, ((groups[:, None] == groups) & (levels[axis][:, None] != levels[axis])).astype(np.float64)
 
 
-def _psi(x: Array, y: Array, groups: Labels, apart: Array, counts: Array) -> Array:
+def _psi(x: Array, y: Array, groups: GroupNumbers, apart: Array, counts: Array) -> Array:
     """The mean over groups of the mean of sign times sign, in each resample, (B,)."""
     member = np.eye(1 + int(groups.max()))[groups]
     both = ((counts @ (signs(x) * signs(y) * apart)) * counts) @ member  # (B, groups)
     return _mean_of_groups(both, ((counts @ apart) * counts) @ member)
 
 
-def _permuted(x: Array, y: Array, groupings: list[tuple[Labels, Array]], orders: NDArray[np.int64]) -> Array:
+def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], orders: NDArray[np.int64]) -> Array:
     """Psi of x with y in each of the orders, (B,); along the axes of these groupings."""
     found = []
     for groups, apart in groupings:
         i, j = np.nonzero(np.triu(apart))
         member = np.eye(1 + int(groups.max()))[groups[i]]  # (pairs, groups)
         sign_x = np.sign(x[i] - x[j])
-        pieces = np.array_split(orders, 1 + len(orders) * len(i) // LARGEST)
+        pieces = np.array_split(orders, 1 + len(orders) * len(i) // _LARGEST)
         both = [(np.sign(y[piece[:, i]] - y[piece[:, j]]) * sign_x) @ member for piece in pieces]
         found.append(_mean_of_groups(np.concatenate(both), member.sum(0, keepdims=True)))
     return _mean(found)
@@ -130,7 +130,7 @@ def _mean(psis: list[Array]) -> Array:
     return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
 
 
-def _told(groups: Labels, apart: Array) -> str:
+def _counted(groups: GroupNumbers, apart: Array) -> str:
     """How many groups count, and in how many nothing can be compared."""
     total = len(np.unique(groups))
     counted = len(np.unique(groups[apart.any(1)]))

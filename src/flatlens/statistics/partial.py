@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.bootstrap import FEWEST, with_interval
-from flatlens.statistics.coefficients import CONSTANT, Array, ranks, ratio, standardised
+from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
+from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts, undefined_because
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import beside, keep
+from flatlens.statistics.exclusions import side_by_side, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
 
@@ -46,8 +46,8 @@ def partial_correlation(
     held = {f"control {name}": controls[name].to_numpy() for name in controls}
     if not held or set(names) & set(held) or names[0] == names[1]:
         raise BadInput("partial_correlation(...): two names and at least one control beside them are needed")
-    kept = keep(beside(**{names[0]: x, names[1]: y}, **held), [*names, *held])
-    n, fewest = len(kept.table), FEWEST + len(held)
+    kept = keep(side_by_side(**{names[0]: x, names[1]: y}, **held), [*names, *held])
+    n, fewest = len(kept.table), FEWEST_POINTS + len(held)
     title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {_listed(controls)}"
     if why := undefined_because(kept.table[list(names)], fewest):
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
@@ -68,7 +68,7 @@ def _listed(controls: pd.DataFrame) -> str:
 
 def _partial(values: Array, counts: Array, ranked: bool) -> Array:
     """Of x, y and the controls, (2 + k, n), in each resample: the controls' share is taken out of the covariances."""
-    columns = [ranks(v, counts) if ranked else np.broadcast_to(standardised(v), counts.shape) for v in values]
+    columns = [centred_ranks(v, counts) if ranked else np.broadcast_to(standardised(v), counts.shape) for v in values]
     stacked = np.stack(columns, axis=1)  # (B, 2 + k, n)
     weights = counts / counts.sum(1, keepdims=True)
     centred = stacked - np.einsum("bpn,bn->bp", stacked, weights)[:, :, None]

@@ -17,7 +17,7 @@ from flatlens.statistics.statistic import NAN
 
 FEWEST_WITHIN = 10
 """So many points, less one a group, must be left for a pooled correlation within groups."""
-RESAMPLES = 2000
+_RESAMPLES = 2000
 
 
 def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
@@ -28,7 +28,7 @@ def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     rows = []
     for x_name, y_name in combinations(table.columns, 2):
         points = table[[x_name, y_name]][_finite(table, x_name, y_name)].to_numpy(dtype=np.float64)
-        counts = resamples(len(points), seed, RESAMPLES)  # the same for all pairs of equal n
+        counts = resamples(len(points), seed, _RESAMPLES)  # the same for all pairs of equal n
         r = with_interval(partial(pearson, *points.T), counts)
         tau = with_interval(partial(kendall, *points.T), counts)
         rows.append((x_name, y_name, r.n, r.value, r.low, r.high, tau.value, tau.low, tau.high))
@@ -49,7 +49,7 @@ def relate_within(table: pd.DataFrame, target: str, groupings: Mapping[str, pd.S
         numbers, labels = pd.factorize(groupings[grouping][kept])
         r = Correlation(NAN, NAN, NAN, len(x))
         if len(x) - len(labels) >= FEWEST_WITHIN:
-            counts = resamples(len(x), seed, RESAMPLES)
+            counts = resamples(len(x), seed, _RESAMPLES)
             r = with_interval(partial(pearson, x, y, groups=numbers), counts)
         rows.append((name, target, grouping, len(labels), r.n, r.value, r.low, r.high))
     return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "n", "pearson", "pearson_low", "pearson_high"])
