@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.experiments.predictions import Results
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import Statistic, average, correlate, kendall
@@ -160,7 +161,8 @@ def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
 
 def in_full(history: pd.DataFrame) -> pd.Series:
     """The names of what was followed: "mls" of the network, "mls[fc1]" of a layer."""
-    return history["measure"] + history["layer"].map(lambda layer: f"[{layer}]" if layer else "")
+    rows = zip(history["measure"], history["layer"], strict=True)
+    return pd.Series([str(Column.of(measure, layer or None)) for measure, layer in rows], index=history.index)
 
 
 def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:

@@ -8,6 +8,7 @@ from functools import partial
 import pandas as pd
 
 from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.vary import last_field
 from flatlens.statistics import Statistic, correlate, granulated_kendall, partial_correlation
 
 COLUMNS = ("quantity", "coefficient", "value", "low", "high", "p", "n", "given", "why", "note")
@@ -33,7 +34,7 @@ def gap_correlations(values: pd.DataFrame, settings: pd.DataFrame, quantities: S
     if GAP.name not in values:
         return pd.DataFrame(columns=list(COLUMNS))
     gap = values[GAP.name]
-    seeds = [name for name in settings if str(name).rpartition(".")[2] == "seed"]
+    seeds = [name for name in settings if last_field(str(name)) == "seed"]
     varied = settings.drop(columns=seeds).map(str)  # None is a setting, too
     controls = values[[q.name for q in quantities if q.role == "setting" and values[q.name].nunique() > 1]]
     rows: list[tuple[object, ...]] = []

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from flatlens.bounds import check_bounds
+from flatlens.column import Column
 from flatlens.comparing.direction import RISK
 from flatlens.data import Split
 from flatlens.distributions import RULES
@@ -38,7 +39,7 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
         generator = torch.Generator().manual_seed(_own_seed(settings))
         moved = TRANSFORMS[name].apply(problem, generator).problem
         after, _ = _measured(moved, settings)
-        found |= {(f"{measured}@{name}", layer): e for (measured, layer), e in after.items()}
+        found |= {(replace(Column.of(row), transform=name).row, layer): e for (row, layer), e in after.items()}
     return Report(found, about(lens))
 
 
@@ -91,9 +92,10 @@ def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[
     law, target = split.distribution, split.target
     assume = () if law is None else ("iid_samples",)
     for rule in RULES[:1] if law is None else RULES:
-        at = "" if rule == RULES[0] else f"@{rule}"
+        other = "" if rule == RULES[0] else rule
         for verdict in check_bounds(lens, bounds, assume=assume, distribution=law, target=target, rule=rule):
             note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
             about = Estimate(verdict.lhs, source=verdict.source, note=note)
-            yield (f"{verdict.bound}.lhs{at}", verdict.layer), about
-            yield (f"{verdict.bound}.rhs{at}", verdict.layer), replace(about, value=verdict.rhs)
+            bound = Column.parse(verdict.bound)
+            yield (bound.of_side("lhs", other).row, verdict.layer), about
+            yield (bound.of_side("rhs", other).row, verdict.layer), replace(about, value=verdict.rhs)

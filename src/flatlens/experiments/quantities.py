@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pandas as pd
 
+from flatlens.column import Column
+from flatlens.experiments.vary import last_field
 from flatlens.measures import MEASURES
 
 Transform: TypeAlias = Literal["identity", "sqrt", "log"]
@@ -42,6 +44,14 @@ class Quantity:
             return pd.Series(np.log(values.where(values > 0)), index=networks.index)
         return values
 
+    def with_first(self, layer: str) -> Quantity:
+        """Return the same of a network whose first layer has another name than FIRST."""
+        column = Column.parse(self.column)
+        return replace(self, column=str(replace(column, layer=layer))) if column.layer == FIRST else self
+
+
+FIRST = "fc1"
+"""The first layer's name in the columns below."""
 
 GAP = Quantity("generalisation gap", "generalisation_gap", role="result")
 SHARPNESS = Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt")
@@ -101,15 +111,15 @@ def setting(name: str, values: Sequence[object]) -> Quantity | None:
     """
     known = {"lr": LEARNING_RATE, "batch_size": BATCH_SIZE}
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    if name.rpartition(".")[2] == "seed" or not numbers:
+    if last_field(name) == "seed" or not numbers:
         return None
-    return known.get(name) or Quantity(in_words(name.rpartition(".")[2]), name, role="setting")
+    return known.get(name) or Quantity(in_words(last_field(name)), name, role="setting")
 
 
 def quantities(
     measures: Sequence[str],
     settings: Sequence[Quantity] = (LEARNING_RATE, BATCH_SIZE),
-    first_layer: str = "fc1",
+    first_layer: str = FIRST,
 ) -> tuple[Quantity, ...]:
     """The axes of the comparison: the gap, what was measured to predict it, what was set.
 
@@ -123,5 +133,4 @@ def quantities(
         if name in SHOWN or name not in risk
         for axis in SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
     ]
-    axes = [replace(axis, column=axis.column.replace("[fc1]", f"[{first_layer}]")) for axis in axes]
-    return GAP, *axes, *settings
+    return GAP, *(axis.with_first(first_layer) for axis in axes), *settings

@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from flatlens.experiments.settings import Axis, Study
-from flatlens.experiments.vary import TOGETHER
+from flatlens.experiments.vary import TOGETHER, last_field
 
 SHIFT = 1000
 """Number added to every seed."""
@@ -33,7 +33,7 @@ def _shifted(names: list[str], value: Any) -> Any:
     """Return the re-run's value for a value of an axis: a seed, a size, several joint settings, or nested settings."""
     if len(names) > 1:
         return tuple(_shifted([name], its) for name, its in zip(names, value, strict=True))
-    return _changed(names[0].rpartition(".")[2], value)
+    return _changed(last_field(names[0]), value)
 
 
 def _changed(name: str, value: Any) -> Any:

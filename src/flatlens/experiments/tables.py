@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.store import Record
 from flatlens.experiments.vary import value_of
@@ -23,7 +24,7 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
     for record in records:
         varied = {name: _cell(value_of(record.settings, name)) for name in settings if name not in IDENTITY}
         row = {**_identity(record), **varied, "outcome": record.result["outcome"], "steps": record.result["steps"]}
-        row |= {name if layer is None else f"{name}[{layer}]": e.value for (name, layer), e in record.report.items()}
+        row |= {str(Column.of(*key)): e.value for key, e in record.report.items()}
         rows.append(row)
     return pd.DataFrame(rows, columns=_columns_in_order(rows))
 

@@ -19,6 +19,15 @@ BOTH_SEEDS = ("model.seed", "training.seed")
 TOGETHER = "+"
 
 
+def last_field(path: str) -> str:
+    """Return the name of the field that a path ends at.
+
+    >>> last_field("training.optimiser.lr"), last_field("seed")
+    ('lr', 'seed')
+    """
+    return path.rpartition(".")[2]
+
+
 def vary(settings: S, name: str, value: Any) -> S:
     """The settings with another value of one of them.
 
@@ -59,7 +68,7 @@ def paths(settings: object, name: str) -> tuple[str, ...]:
         return BOTH_SEEDS
     alike = [path for path in known if path.endswith(f".{name}")]
     if not alike:
-        raise UnknownName.among("setting", name, {*known, *(path.rpartition(".")[2] for path in known)})
+        raise UnknownName.among("setting", name, {*known, *map(last_field, known)})
     if len(alike) > 1:
         raise BadInput(f"the setting {name!r} could be {' or '.join(alike)}: write it whole")
     return (alike[0],)

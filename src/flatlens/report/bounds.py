@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatlens.bounds import BOUNDS, Verdict
+from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
 from flatlens.report.figures.chain import chain_figure, tightness_figure
@@ -128,7 +129,7 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
     """One HTML file that needs no network: the chain, the tightness of every claim, the table, what each bound says."""
     drawn = (chain_figure(verdicts), tightness_figure(verdicts))
     figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]
-    names = dict.fromkeys(verdict.bound.partition(".")[0] for verdict in verdicts)
+    names = dict.fromkeys(Column.parse(verdict.bound).measure for verdict in verdicts)
     html = environment().get_template("bounds.html.j2").render(
         about=about,
         figures=[(figure, svg_of(figure)) for figure in figures],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from flatlens.column import Column
 from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
@@ -53,14 +54,12 @@ def spelling(name: str) -> str:
     >>> [spelling(n) for n in ("local_volume(top_k=3)[fc1]", "relative_flatness.sum", "mls[fc1]")]
     ['local_volume(top_k=3)', 'relative_flatness', 'mls']
     """
-    if ")" in name:
-        return name[: name.index(")") + 1]
-    return name.split("[", 1)[0].split(".", 1)[0]
+    return Column.parse(name).measure
 
 
 def card_of(name: str, cards: Sequence[Card]) -> Card | None:
     """The card of the measure that `name` belongs to."""
-    return next((card for card in cards if card.name == spelling(name).split("(", 1)[0]), None)
+    return next((card for card in cards if card.name == Column.parse(name).name), None)
 
 
 def survives(name: str, card: Card) -> tuple[bool, ...]:

@@ -11,7 +11,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.files import write_whole
 from flatlens.measures import Card
 from flatlens.report.blocks import grouped, heights, role
-from flatlens.report.cards import FAMILIES, MOVES, card_of, survives
+from flatlens.report.cards import FAMILIES, MOVES, card_of, spelling, survives
 from flatlens.report.figures.depth import depth_figure
 from flatlens.report.page import environment
 from flatlens.report.render import svg_of
@@ -77,7 +77,7 @@ def _families(report: Report, cards: Sequence[Card]) -> dict[str, list[tuple[str
     for (name, layer), estimate in report.items():
         if layer is None:
             card = card_of(name, cards)
-            risk = name.split(".")[0] in RISK
+            risk = spelling(name) in RISK
             family = "risk" if risk else card.family if card else "other"
             found.setdefault(family, []).append((name, estimate, survives(name, card) if card and not risk else None))
     order = ["risk", *FAMILIES]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import vl_convert
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
+from flatlens.column import Column
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
@@ -33,7 +34,7 @@ TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by t
 
 
 @dataclass(frozen=True)
-class Column:
+class _Shown:
     """A column of the table of networks."""
 
     name: str
@@ -109,11 +110,11 @@ def study_html(
     )  # fmt: skip
 
 
-def table_columns(result: StudyResult) -> list[Column]:
+def table_columns(result: StudyResult) -> list[_Shown]:
     """The table's columns in the order of the study; those by layer are marked by their brackets."""
     networks = result.networks
     return [
-        Column(name, by_layer="[" in name, numeric=networks[name].dtype.kind in "iuf")
+        _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
         for name in map(str, networks.columns)
     ]
 

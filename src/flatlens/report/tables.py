@@ -96,7 +96,7 @@ def _network_table(report: Report, cards: Sequence[Card]) -> Table:
 
 
 def _group(name: str, cards: Sequence[Card]) -> str:
-    if name.split(".")[0] in RISK:
+    if spelling(name) in RISK:
         return "risk"
     card = card_of(name, cards)
     return card.family if card else "other"
@@ -104,7 +104,7 @@ def _group(name: str, cards: Sequence[Card]) -> str:
 
 def _badges(name: str, cards: Sequence[Card]) -> list[Text]:
     card = card_of(name, cards)
-    if card is None or name.split(".")[0] in RISK:
+    if card is None or spelling(name) in RISK:
         return [Text("") for _ in MOVES]
     return [Text("yes", style="green") if yes else Text("no", style="yellow") for yes in survives(name, card)]
 
@@ -237,7 +237,7 @@ def _notes(report: Report) -> Text | None:
 
 def _key(report: Report, cards: Sequence[Card]) -> Text:
     """What the three last columns mean, and which measures may be compared freely."""
-    names = dict.fromkeys(name for name, layer in report if layer is None and name.split(".")[0] not in RISK)
+    names = dict.fromkeys(name for name, layer in report if layer is None and spelling(name) not in RISK)
     met = {spelling(name): card for name in names if (card := card_of(name, cards))}
     survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
     key = Text("\nlayer, neuron, order: ", style="bold")

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
+from flatlens.experiments.vary import TOGETHER, last_field
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
-#: Between the names of settings that an axis changes together.
-TOGETHER = "+"
 #: In the order of the marks' shapes in the figures.
 _SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
 
@@ -42,14 +41,14 @@ def what_was_run(result: StudyResult) -> str:
 
 def _is_seed(name: str) -> bool:
     """Whether an axis changes seeds alone, of whatever."""
-    return all(one.rpartition(".")[2] == "seed" for one in name.split(TOGETHER))
+    return all(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:
     """An axis and its values; of settings in settings, such as architectures, how many."""
     name, values = axis["name"], axis["values"]
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
-        return counted(len(values), name.rpartition(".")[2].replace("_", " "))
+        return counted(len(values), last_field(name).replace("_", " "))
     return f"{_spoken(name, len(values))} {_values(axis)}"
 
 
@@ -69,7 +68,7 @@ def _value(value: Any) -> str:
 def _spoken(name: str, count: int) -> str:
     if TOGETHER in name:
         return " with ".join(_spoken(one, count) for one in name.split(TOGETHER))
-    name = name.rpartition(".")[2]
+    name = last_field(name)
     return in_words(name) + "s" * (count > 1 and name in ("lr", "batch_size"))
 
 

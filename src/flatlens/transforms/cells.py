@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from flatlens.column import Column
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate
 from flatlens.measures import Measure, PassMeasure
@@ -152,7 +153,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
 
 def declared(one: Measure, row: str, transform: Transform) -> bool | None:
     """Whether the number of this row must stay under the transform; None where nothing is said of it."""
-    part = row.removeprefix(one.key).removeprefix(".")
+    part = Column.parse(row).part
     if transform.declared_as is None:
         at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
         of_function = at_input or one.card.family == "generalisation"

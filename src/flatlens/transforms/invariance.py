@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
+from flatlens.column import Column
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Progress
 from flatlens.measures import MEASURES, Lens, Measure, about, measure, named
@@ -106,7 +107,7 @@ def _measure_of(row: str, known: dict[str, Measure]) -> Measure:
     >>> _measure_of("kappa_trace.max", MEASURES).key
     'kappa_trace'
     """
-    return known[row] if row in known else known[row[: row.rindex(".")]]
+    return known[Column.parse(row).measure]
 
 
 def _is_declared(one: Measure, row: str) -> bool:

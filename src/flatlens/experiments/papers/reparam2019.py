@@ -10,9 +10,11 @@ acts on the outputs of the last hidden layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.experiments.contrasts import steadier, strength, stronger, unchanged, weakest
 from flatlens.experiments.evidence import Table, correlated, reached
@@ -58,8 +60,8 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
         GAP,
         Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),
         *(
-            Quantity(f"{name}{after}", f"{column}{at}[{FIFTH}]")
-            for after, at in (("", ""), (", moved", f"@{MOVED}"))
+            Quantity(f"{name}{after}", _of_fifth(column, at))
+            for after, at in (("", ""), (", moved", MOVED))
             for name, column in (
                 ("kappa, layer 5", "layer_sharpness.kappa"),
                 ("kappa_tau, layer 5", "kappa_trace"),
@@ -70,18 +72,23 @@ def _x14(scale: Scale) -> Mapping[str, Study]:
     return {"lenet": Study("lenet", base, axes, shown, scale=scale)}
 
 
+def _of_fifth(row: str, transform: str) -> str:
+    """Return the column of the fifth layer, of the network as it is ("") or after a transform."""
+    return str(replace(Column.of(row, FIFTH), transform=transform))
+
+
 def fifth_layer(study: str) -> Table:
     """Return the values of Fig. 1 and 2 for each network, as trained and after the move ("moved ...")."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
         columns = {"key": networks["key"], "gap": networks.get("generalisation_gap"), "init": networks.get("init")}
-        for prefix, at in (("", ""), ("moved ", f"@{MOVED}")):
-            kappa_trace, norm = (networks.get(f"{name}{at}[{FIFTH}]") for name in ("kappa_trace", "weight_norm"))
+        for prefix, at in (("", ""), ("moved ", MOVED)):
+            kappa_trace, norm = (networks.get(_of_fifth(name, at)) for name in ("kappa_trace", "weight_norm"))
             columns |= {
-                f"{prefix}kappa": networks.get(f"layer_sharpness.kappa{at}[{FIFTH}]"),
+                f"{prefix}kappa": networks.get(_of_fifth("layer_sharpness.kappa", at)),
                 f"{prefix}kappa_tau": kappa_trace,
-                f"{prefix}lmax": networks.get(f"layer_sharpness{at}[{FIFTH}]"),
+                f"{prefix}lmax": networks.get(_of_fifth("layer_sharpness", at)),
                 f"{prefix}trace": None if kappa_trace is None or norm is None else kappa_trace / norm**2,
             }
         return pd.DataFrame(columns, index=networks.index)
@@ -229,7 +236,7 @@ def _x15_predictions() -> tuple[Prediction, ...]:
             f"{column}.{layer}",
             f"{symbol} of hidden layer {layer[2:]} correlates positively with the generalisation error.",
             f"reparam2019 App. C, {figure}",
-            correlated(table, f"{column}[{layer}]", gap),
+            correlated(table, str(Column.of(column, layer)), gap),
         )
         for column, (symbol, figure) in LAYER_MEASURES.items()
         for layer in HIDDEN
@@ -267,7 +274,7 @@ def _x15_predictions() -> tuple[Prediction, ...]:
 
 
 def _in_layers(column: str) -> list[str]:
-    return [f"{column}[{layer}]" for layer in HIDDEN]
+    return [str(Column.of(column, layer)) for layer in HIDDEN]
 
 
 def _x15_plots(results: Results) -> list[Plot]:
@@ -275,7 +282,7 @@ def _x15_plots(results: Results) -> list[Plot]:
     plots = [
         scatter(
             networks, f"{figure.replace('. ', '').lower()}", f"{symbol} of each hidden layer and the gap",
-            "One mark a network.", {f"layer {layer[2:]}": f"{column}[{layer}]" for layer in HIDDEN},
+            "One mark a network.", {f"layer {layer[2:]}": str(Column.of(column, layer)) for layer in HIDDEN},
             "generalisation_gap", "batch_size", x=symbol, y="generalisation gap",
         )
         for column, (symbol, figure) in LAYER_MEASURES.items()

@@ -9,6 +9,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.bounds import Verdict
+from flatlens.column import Column
 from flatlens.report.figures.figure import Figure, log_ticks
 
 LINKS = {
@@ -25,7 +26,7 @@ FLOOR = 1e-6  #: tightness below it is drawn here
 
 def chain_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
     """A, B, C, D: each value, and its share of the next."""
-    rows = {v.bound.partition(".")[2]: v for v in verdicts if v.bound.startswith("mls_chain.")}
+    rows = {column.part: v for v in verdicts if (column := Column.parse(v.bound)).measure == "mls_chain"}
     if not rows:
         return pd.DataFrame(columns=["letter", "meaning", "value", "share_of_next", "status"])
     values = {"A": rows["A_B"].lhs, "B": rows["A_B"].rhs, "C": rows["B_C"].rhs, "D": rows["C_D"].rhs}

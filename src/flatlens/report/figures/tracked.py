@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.report.figures.figure import Drawing, Figure, Width, empty, log_axis
 
 Z = 1.96
@@ -20,7 +21,7 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     for run, history in histories.items():
         rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
         reach = Z * rows["stderr"]
-        edge = rows["edge"].where(rows["measure"].map(lambda name: name.partition("(")[0]) == "sharpness")
+        edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name) == "sharpness")
         parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[COLUMNS])
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
 
@@ -50,7 +51,7 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -
 
 
 def _panel(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
-    logarithmic = bool((data["value"] > 0).all()) and measure.partition("(")[0] != "sharpness"
+    logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name != "sharpness"
     y = alt.Y(
         "value:Q",
         scale=alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=True),

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.experiments.contrasts import stronger, stronger_in_size
 from flatlens.experiments.evidence import Table, correlated, reached, related
 from flatlens.experiments.experiment import Experiment, Scale
@@ -81,14 +81,14 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             max_steps=steps,
         )
         shown = (*_SHOWN, *top_three(model))
-        columns = {q.column.partition(".rhs")[0].partition("[")[0] for q in shown}
+        columns = [Column.parse(q.column) for q in shown]
         base = NetworkSettings(
             data, model, training,
-            measures=tuple(c for c in sorted(columns) if not c.endswith(("_chain", "_bound"))),
+            measures=tuple(sorted({column.measure for column in columns if not column.side})),
             bounds=("mls_chain", "nmls_bound"),
             samples=samples(data),
         )  # fmt: skip
-        shown = tuple(replace(q, column=q.column.replace("fc1", first)) for q in shown)
+        shown = tuple(q.with_first(first) for q in shown)
         studies[name] = Study(name, base, axes, shown, scale=scale)
     return studies
 

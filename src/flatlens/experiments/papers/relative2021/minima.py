@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.experiments.contrasts import stronger, unchanged
 from flatlens.experiments.evidence import correlated, reached
@@ -67,7 +68,7 @@ def _x18(scale: Scale) -> Mapping[str, Study]:
     shown = (
         GAP,
         *(Quantity(name, column) for name, column in RIGHT.items()),
-        Quantity("relative flatness, fc2", f"relative_flatness[{ANOTHER}]"),
+        Quantity("relative flatness, fc2", str(Column("relative_flatness", layer=ANOTHER))),
         Quantity("relative flatness, normalised", NORMALISED),
         Quantity("1/sigma", PAC_BAYES, "sqrt"),
     )
@@ -80,8 +81,8 @@ def minima(results: Results) -> pd.DataFrame:
     networks = reached("lenet")(results)
     nothing = pd.Series(np.nan, index=networks.index)
 
-    def column(name: str, at: str, layer: str = "") -> pd.Series:
-        found = networks.get(f"{name}{at}[{layer}]" if layer else f"{name}{at}")
+    def column(name: str, at: str, layer: str | None = None) -> pd.Series:
+        found = networks.get(str(Column(name, transform=at, layer=layer)))
         return nothing if found is None else found.astype(float)
 
     columns = {
@@ -91,7 +92,7 @@ def minima(results: Results) -> pd.DataFrame:
     }
     if "training.optimiser" in networks:
         columns["optimiser"] = networks["training.optimiser"].str.partition("(")[0]
-    for prefix, at in (("", ""), ("moved ", f"@{MOVED}")):
+    for prefix, at in (("", ""), ("moved ", MOVED)):
         norm = column("weight_norm", at, LAST)
         columns |= {f"{prefix}{name}": column(measured, at) for name, measured in RIGHT.items()}
         columns |= {
