@@ -39,7 +39,9 @@ class ParameterJacobian:
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model, parameters)
         self.products = 0
-        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(problem, self.model, self.space.tensors, self._open)
+        self._graphs: Graphs[tuple[int, VectorProduct, VectorProduct]] = Graphs(
+            problem, self.model, self.space.tensors, self._open
+        )
 
     def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
         f, _ = self.problem.run(self.model, batch)

@@ -19,7 +19,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flatlens.curvature.krylov import FIRST_SHARE, Apply, Eigenpairs, Remembered, StoppingRule, ends_of, length, overflow, remembered
+from flatlens.curvature.krylov import (
+    FIRST_SHARE,
+    Apply,
+    Eigenpairs,
+    Remembered,
+    StoppingRule,
+    ends_of,
+    length,
+    overflow,
+    remembered,
+)
 from flatlens.estimate import Progress
 
 RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual

@@ -56,7 +56,9 @@ class SymmetryCheck:
         """Refuse a network where H = d rows / d at is not symmetric, `rows` the gradient of `of` in `at`."""
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
-    def require_adjoint(self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[_Product, _Product]) -> None:
+    def require_adjoint(
+        self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[_Product, _Product]
+    ) -> None:
         """Refuse a network where w -> J^T w and v -> J v, the two of `jacobian`, are not adjoint.
 
         `like`: what w and v are shaped as. `of` is what the Jacobian's outputs go into.

@@ -213,7 +213,9 @@ def exact_functional_hessian_trace(
 
     for layer, name in curved.weights.items():
         W = layout.weights[layer].matrix.W
-        found[name] = total(layer, EntryDirections() if weighted else RowDirections(torch.eye(W.shape[1]).expand(len(W), -1, -1)))
+        found[name] = total(
+            layer, EntryDirections() if weighted else RowDirections(torch.eye(W.shape[1]).expand(len(W), -1, -1))
+        )
     for layer, name in curved.biases.items():
         matrix = layout.weights[layer].matrix
         assert matrix.b is not None

@@ -16,7 +16,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import side_by_side, keep
+from flatlens.statistics.exclusions import keep, side_by_side
 from flatlens.statistics.statistic import NAN, Statistic
 
 CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]

@@ -14,7 +14,7 @@ from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts, undefined_because
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import side_by_side, keep
+from flatlens.statistics.exclusions import keep, side_by_side
 from flatlens.statistics.statistic import NAN, Statistic
 
 

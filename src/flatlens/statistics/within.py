@@ -13,7 +13,7 @@ from flatlens.statistics.bootstrap import with_interval
 from flatlens.statistics.coefficients import pearson, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import side_by_side, keep
+from flatlens.statistics.exclusions import keep, side_by_side
 from flatlens.statistics.relations import FEWEST_WITHIN
 from flatlens.statistics.statistic import NAN, Statistic
 
