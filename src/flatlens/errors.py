@@ -12,6 +12,7 @@
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
     |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled
     |   |-- BadFolder                  an output folder that holds something else
+    |   |-- MissingExtra               a package of an extra is not installed (also an ImportError)
     |   `-- UnknownName                no such measure, layer, data set...; says the nearest name (also a KeyError)
     |-- StaleLens (also a RuntimeError)  the model changed after the lens was made
     |-- LostRank (also a RuntimeError)   another process that shares the samples has ended or died
@@ -23,7 +24,8 @@ A message names the argument, what is required of it, the value met, the likely 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 SHOWN = 60
 """Names that an error lists: a deep network has hundreds of layers."""
@@ -76,6 +78,10 @@ class BadFolder(BadInput):
     """An output folder that holds something else, or cannot be written."""
 
 
+class MissingExtra(BadInput, ImportError):
+    """A package that an extra installs is missing."""
+
+
 class UnknownName(BadInput, KeyError):
     """A name that is not in the list it was looked up in."""
 
@@ -103,6 +109,27 @@ class LostRank(FlatlensError, RuntimeError):
 
 class FunctionChanged(FlatlensError, RuntimeError):
     """A transform that must leave the network's outputs alone moved them: an error in flatlens."""
+
+
+@contextmanager
+def needs(extra: str, what: str) -> Iterator[None]:
+    """Turn a failed import inside into one line that names the extra to install.
+
+    >>> with needs("study", "a page"):
+    ...     import no_such_package
+    Traceback (most recent call last):
+    ...
+    flatlens.errors.MissingExtra: a page needs pip install 'flatlens[study]' (No module named 'no_such_package')
+
+    Raises:
+        MissingExtra: a package cannot be imported.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if isinstance(error, MissingExtra) or (error.name or "").startswith("flatlens"):
+            raise
+        raise MissingExtra(f"{what} needs pip install 'flatlens[{extra}]' ({one_line(error)})") from error
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:

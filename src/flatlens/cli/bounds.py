@@ -12,7 +12,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def bounds(
         strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
-    require_writable(page, "--page")
+    require_page(page)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
 

@@ -12,7 +12,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_writable, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, note, require_page, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def measure(
         as_json: Print JSON.
     """
     require_writable(save, "--save")
-    require_writable(page, "--page")
+    require_page(page)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
 

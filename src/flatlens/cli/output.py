@@ -9,12 +9,13 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cyclopts import Parameter
 
-from flatlens.errors import BadFolder
+from flatlens.errors import BadFolder, needs
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,8 +25,16 @@ Flag = Parameter(negative="", show_default=False)
 """An option that is there or not."""
 
 
+def require_page(file: Path | None) -> None:
+    """Check before the work that a page can be made and written."""
+    require_writable(file, "--page")
+    if file is not None:
+        with needs("study", "--page"):
+            import_module("flatlens.report.page")
+
+
 def require_writable(file: Path | None, option: str) -> None:
-    """Told now, not after the work."""
+    """Check before the work that a file can be written."""
     if file is None:
         return
     if not file.absolute().parent.is_dir():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from flatlens.data.images import Images
 from flatlens.data.split import Split
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, needs
 
 TOTAL = 1797
 LEAST_TRAIN, LEAST_TEST = 10, 100
@@ -21,7 +22,7 @@ def digit_images() -> Images:
     >>> digit_images().pixels.shape
     torch.Size([600, 1, 8, 8])
     """
-    x, y = load_digits(return_X_y=True)
+    x, y = _bundled()
     order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(0))
     pixels = (torch.from_numpy(x)[order] * (255 / 16)).round().to(torch.uint8).reshape(-1, 1, 8, 8)
     labels = torch.from_numpy(y).to(torch.int64)[order]
@@ -48,7 +49,7 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
         )
     if not (math.isfinite(scale) and scale > 0):
         raise BadInput(f"digits(scale={scale}): a positive number is needed")
-    pixels, labels = load_digits(return_X_y=True)
+    pixels, labels = _bundled()
     order = torch.randperm(TOTAL, generator=torch.Generator().manual_seed(seed))
     x = torch.from_numpy(pixels)[order]
     y = torch.from_numpy(labels).to(torch.int64)[order]
@@ -68,3 +69,11 @@ def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.
             f"{'' if scale == 1 else f', then multiplied by {scale:g}'}"
         ),
     )
+
+
+def _bundled() -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Return all pixels, shape (1797, 64), between 0 and 16, and all labels."""
+    with needs("study", "the data set digits"):
+        from sklearn.datasets import load_digits
+    pixels, labels = load_digits(return_X_y=True)
+    return pixels, labels

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
 from flatlens.data.local import default_root
-from flatlens.data.parquet import EXTRA, RECORD, Record, RecordedFile, damage, read_record
-from flatlens.errors import BadData, BadFolder, BadInput, UnknownName, typed_line
+from flatlens.data.parquet import RECORD, Record, RecordedFile, damage, read_record
+from flatlens.errors import BadData, BadFolder, BadInput, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 
@@ -90,11 +90,9 @@ class _Hub:
     """The hub's side: what it declares, and the bytes of its files."""
 
     def __init__(self, known: ImageSet, folder: Path) -> None:
-        try:
+        with needs("data", f"fetching {known.title}"):
             import huggingface_hub
             import huggingface_hub.utils
-        except ImportError as error:
-            raise BadInput(f"fetching {known.title} needs huggingface_hub: {EXTRA}") from error
         self._library: Any = huggingface_hub
         self._endpoint = str(huggingface_hub.HfApi().endpoint)  # $HF_ENDPOINT, where it is set
         self._known, self._folder = known, folder

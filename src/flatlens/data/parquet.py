@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from flatlens.data.imagesets import ImageSet
 from flatlens.data.originals import Part, checked_labels, mending
-from flatlens.errors import BadData, BadInput
+from flatlens.errors import BadData, BadInput, needs
 from flatlens.estimate import Progress
 
 if TYPE_CHECKING:
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 RECORD = "fetched.json"
 """Beside the fetched files: where they are from, and their checksums."""
-
-EXTRA = "pip install 'flatlens[data]'"
 
 
 @dataclass(frozen=True)
@@ -116,11 +113,9 @@ def read_parquet(known: ImageSet, files: list[Path], train: bool, progress: Prog
 
 
 def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
-    try:
+    with needs("data", f"{path}: a parquet file"):
         import pyarrow as pa
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise BadInput(f"{path}: parquet files need pyarrow: {EXTRA}") from error
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
@@ -139,6 +134,8 @@ def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
 def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[Any, np.dtype[np.uint8]]:
     channels, rows, columns = known.shape
     mode = "L" if channels == 1 else "RGB"
+    with needs("data", f"{path}: a parquet file of images"):
+        from PIL import Image
     try:
         with Image.open(io.BytesIO(encoded or b""), formats=["PNG"]) as image:
             if (image.mode, image.size) != (mode, (columns, rows)):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from flatlens.data.images import Images
 from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, needs
 
 SIDE = 32
 ROWS, COLUMNS = 427, 640
@@ -86,4 +85,6 @@ def _drawn(
 
 def _photographs() -> list[Tensor]:
     """(3, 427, 640) uint8 each."""
+    with needs("study", "the data set patches"):
+        from sklearn.datasets import load_sample_images
     return [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from flatlens.errors import BadData, one_line
+from flatlens.errors import BadData, needs, one_line
 from flatlens.models.preparing import ImagePreparation, NetworkPreparation, TextPreparation
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class _Opened(Dataset[tuple[Tensor, Tensor]]):
 
 def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
     """Images (n, channels, rows, columns) of whole numbers between 0 and 255."""
-    from PIL import Image
+    with needs("study", "a data set of images"):
+        from PIL import Image
 
     def opener(index: int) -> Callable[[], Image.Image]:
         def opened() -> Image.Image:
@@ -75,7 +76,8 @@ def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
 
 def from_file(path: Path, argument: str) -> Callable[[], Image]:
     """What opens the image in a file."""
-    from PIL import Image
+    with needs("study", "a data set of images"):
+        from PIL import Image
 
     def opened() -> Image.Image:
         try:

@@ -5,6 +5,7 @@ Images and texts are prepared as the network's makers prepare them, where the ne
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sized
 from dataclasses import dataclass, replace
 from functools import partial
@@ -188,14 +189,13 @@ def _pair(
 
 
 def _raw(x: object, targets: object) -> Raw | None:
-    """A list of texts or of Pillow's images; None for anything else."""
-    from PIL.Image import Image
-
+    """Return a list of texts or of Pillow's images; None for anything else."""
     if not (isinstance(x, list) and x and isinstance(targets, Tensor)):
         return None
     if all(isinstance(one, str) for one in x):
         return RawTexts(x, targets)
-    if all(isinstance(one, Image) for one in x):
+    pillow = sys.modules.get("PIL.Image")  # whoever made the images has imported it
+    if pillow and all(isinstance(one, pillow.Image) for one in x):
         return RawImages([partial(_same, one) for one in x], targets)
     return None
 

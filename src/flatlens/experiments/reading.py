@@ -8,7 +8,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from flatlens.errors import BadInput, UnknownName, one_line
+from flatlens.errors import BadInput, UnknownName, needs, one_line
 from flatlens.plain import made
 
 LONGEST = 60
@@ -71,7 +71,8 @@ def load_yaml(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: it is missing, no YAML, or no mapping.
     """
-    import yaml
+    with needs("study", "a study in YAML"):
+        import yaml
 
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, final
 
 import torch
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, needs
 from flatlens.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -15,12 +15,8 @@ else:
     try:
         from lightning.pytorch import Callback
     except ImportError:
-        try:
+        with needs("lightning", "flatlens.tracking.lightning"):
             from pytorch_lightning import Callback
-        except ImportError as error:
-            raise ImportError(
-                f"flatlens.tracking.lightning needs Lightning: pip install lightning ({error})"
-            ) from error
 
 
 @final

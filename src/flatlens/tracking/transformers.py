@@ -10,16 +10,12 @@ from typing import Any, final
 
 import torch
 
-from flatlens.errors import BadInput, BadWeights
+from flatlens.errors import BadInput, BadWeights, needs
 from flatlens.files import write_whole
 from flatlens.tracking.tracker import Tracker
 
-try:
+with needs("hf", "flatlens.tracking.transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-except ImportError as error:
-    raise ImportError(
-        f"flatlens.tracking.transformers needs transformers: pip install 'flatlens[hf]' accelerate ({error})"
-    ) from error
 
 FILE = "flatlens_tracker.pt"
 """Beside the weights in each checkpoint's folder."""
