@@ -8,9 +8,12 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from loky import ProcessPoolExecutor
+from flatlens.errors import needs
+
+if TYPE_CHECKING:
+    from loky import ProcessPoolExecutor
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
@@ -63,6 +66,8 @@ class _Place:
 
     def _submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         if self.pool is None:
+            with needs("study", "work in several processes"):
+                from loky import ProcessPoolExecutor
             self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD)
         future: Future[R] = self.pool.submit(fn, *args, **kwargs)
         self.latest = future

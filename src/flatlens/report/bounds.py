@@ -14,9 +14,6 @@ from flatlens.bounds import BOUNDS, Verdict
 from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
-from flatlens.report.figures.chain import chain_figure, tightness_figure
-from flatlens.report.page import environment
-from flatlens.report.render import svg_of
 
 REASONS = 24  #: that a screen shows
 LAYERS = 12  #: beyond as many a screen holds one row a bound
@@ -127,6 +124,10 @@ def _cause(violated: Sequence[Verdict]) -> str:
 
 def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], path: Path) -> Path:
     """One HTML file that needs no network: the chain, the tightness of every claim, the table, what each bound says."""
+    from flatlens.report.figures.chain import chain_figure, tightness_figure  # not above: the screen draws nothing
+    from flatlens.report.page import environment
+    from flatlens.report.render import svg_of
+
     drawn = (chain_figure(verdicts), tightness_figure(verdicts))
     figures = [figure for figure in drawn if figure.data[figure.data.columns[2]].notna().any()]
     names = dict.fromkeys(Column.parse(verdict.bound).measure for verdict in verdicts)

@@ -13,9 +13,6 @@ from rich.text import Text
 
 from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
-from flatlens.report.figures.ranks import ranks_figure, taus_figure
-from flatlens.report.page import environment
-from flatlens.report.render import svg_of
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: more networks do not fit a screen of 80 columns
@@ -215,6 +212,10 @@ def undefined(comparison: Comparison) -> dict[str, list[str]]:
 
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
     """One HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
+    from flatlens.report.figures.ranks import ranks_figure, taus_figure  # not above: the screen draws nothing
+    from flatlens.report.page import environment
+    from flatlens.report.render import svg_of
+
     agreement = comparison.agreement()
     figures = [ranks_figure(comparison), *([taus_figure(comparison)] if len(agreement.taus) > 1 else [])]
     html = environment().get_template("compare.html.j2").render(

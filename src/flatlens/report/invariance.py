@@ -11,7 +11,6 @@ from rich.text import Text
 from flatlens.files import write_whole
 from flatlens.report.blocks import by_reason, summed_up
 from flatlens.report.cards import MOVES, spelling
-from flatlens.report.page import environment
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
@@ -37,6 +36,8 @@ def invariance_screen(report: InvarianceReport) -> RenderableType:
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
     """One HTML file that needs no network: the table, what each transform did, and the proof."""
+    from flatlens.report.page import environment  # not above: the screen draws nothing
+
     html = environment().get_template("invariance.html.j2").render(
         about=report.about,
         wrong=[f"{cell.measure} under {cell.transform}" for cell in report.disagreeing],

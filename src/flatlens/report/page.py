@@ -11,10 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import vl_convert
-from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
-
 from flatlens.column import Column
+from flatlens.errors import needs
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
@@ -25,6 +23,10 @@ from flatlens.report.figures import Figure, Grid, study_figures
 from flatlens.report.frames import NOT_MEASURES
 from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
+
+with needs("study", "a page"):
+    import vl_convert
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult

@@ -7,12 +7,14 @@ import math
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-
+from flatlens.errors import needs
 from flatlens.files import write_whole
 from flatlens.report.figures import Figure
 from flatlens.report.frames import csv_bytes
 from flatlens.report.palette import theme
+
+with needs("study", "a picture"):
+    import vl_convert
 
 PIXELS_PER_POINT = 2  # sharp on a phone and in print
 LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gigabytes
