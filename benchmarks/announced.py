@@ -1,7 +1,7 @@
 """How well `flatlens measure` announces its memory: `python -m benchmarks.announced [CASE ...]`.
 
 Each case in a process of its own, by the command line: what it announced, the most bytes resident from then on (the
-network, the data and the results included), and the one over the other. Six minutes on two cores.
+network, the data and the results included), and the one over the other. Ten minutes on two cores.
 """
 
 from __future__ import annotations
