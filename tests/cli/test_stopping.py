@@ -74,7 +74,8 @@ def test_the_users_code_cannot_hold_it_up(tmp_path, monkeypatch, what, number):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_study_says_that_nothing_is_lost(tmp_path, number):
-    process = started(["study", "digits", "--out", str(tmp_path / "out")], "networks 0/48")
+    process = started(["study", "digits", "--out", str(tmp_path / "out")], "at laptop scale")
+    time.sleep(3)  # workers start
     status, lines, _ = stopped(process, number)
     assert status == 128 + number
     assert lines[-1] == "flatlens: stopped: the finished networks are kept, and the same command carries on"
