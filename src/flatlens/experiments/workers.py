@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from flatlens.errors import needs
@@ -29,6 +30,8 @@ class WorkerProcesses(Executor):
     """
 
     def __init__(self, count: int) -> None:
+        with needs("study", "work in several processes"):
+            import_module("loky")
         self._places = [_Place() for _ in range(count)]
 
     def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -66,8 +69,8 @@ class _Place:
 
     def _submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
         if self.pool is None:
-            with needs("study", "work in several processes"):
-                from loky import ProcessPoolExecutor
+            from loky import ProcessPoolExecutor
+
             self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD)
         future: Future[R] = self.pool.submit(fn, *args, **kwargs)
         self.latest = future
