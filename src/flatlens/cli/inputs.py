@@ -13,7 +13,6 @@ from flatlens import userfile
 from flatlens.cli.output import Flag, note, stdout_to_stderr
 from flatlens.cli.sharing import local, ranks
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
-from flatlens.files import require_checksums
 
 if TYPE_CHECKING:
     import torch
@@ -168,6 +167,7 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     """The network that a study left in OUT/networks/<key>, with the data and the loss it was trained on."""
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
+    from flatlens.files import require_checksums
     from flatlens.models.checkpoints import load_weights
     from flatlens.models.sources import Named
 

@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from flatlens.cli.output import Flag, stdout_to_stderr
 from flatlens.cli.stopping import patient
 from flatlens.errors import BadInput, UnknownName
-from flatlens.plain import made
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -98,6 +97,8 @@ class Running:
 
 def _slurm_settings(text: str, kind: type[Any]) -> Any:
     """`jobs=8,queue=short` as settings; a value that holds a comma does not fit here."""
+    from flatlens.plain import made
+
     known = {field.name: field for field in fields(kind)}
     given: dict[str, Any] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
