@@ -8,10 +8,14 @@ import pytest
 import torch
 
 import flatlens as fl
+from flatlens.column import Column
+from flatlens.data.named import DataSettings
+from flatlens.distributions import RULES
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.experiments import Study, load_study, run_study
 from flatlens.experiments.network import compute
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings
+from flatlens.files import CHECKSUMS
 from flatlens.models import MLP
 from flatlens.training import Until
 
@@ -54,6 +58,39 @@ def test_after_a_move_all_is_measured_once_more():
         assert ratios[0] != pytest.approx(ratios[1], rel=1e-3)
     fewer = compute(replace(BASE, moved=("layerwise",), measures=("weight_norm",))).report
     assert fewer["weight_norm@layerwise"].value == report["weight_norm@layerwise"].value
+
+
+def test_every_column_of_a_study_is_read_back(tmp_path):
+    """Measures with options, parts, layers, a transform, sides of bounds by every rule, and settings that vary."""
+    waves = replace(
+        BASE,
+        data=DataSettings("waves_circle", train=10, test=10),
+        model=MLP(inputs=2, widths=(4,), outputs=1),
+        training=replace(BASE.training, loss="mse"),
+        measures=("mls", "weight_norm", "local_volume(top_k=1)", "layer_sharpness"),
+        bounds=("mls_chain", "jacobian_generalisation"),
+        moved=("layerwise",),
+    )
+    axes = (Axis("seed", (0, 1)), Axis("data.seed", (0, 1)), Axis("batch_size+lr", ((5, 0.1),)))
+    with ThreadPoolExecutor(1) as executor:
+        result = run_study(Study("columns", waves, axes), tmp_path / "out", executor=executor)
+    columns = {name: Column.parse(name) for name in pd.read_csv(tmp_path / "out" / "table.csv", nrows=0).columns}
+    assert list(columns) == list(result.networks.columns)
+    assert [str(column) for column in columns.values()] == list(columns)
+    settings = columns.keys() & {"key", "lr", "batch_size", "seed", "data.seed", "batch_size+lr", "outcome", "steps"}
+    measured = {name: column for name, column in columns.items() if name not in settings}
+    sides = [column for column in measured.values() if column.side]
+    numbers = [column for column in measured.values() if not column.side]
+    assert {column.measure for column in sides} == set(waves.bounds)
+    assert {column.rule for column in sides} == {"", *RULES[1:]}
+    assert {column.measure for column in numbers} == set(waves.measures)
+    assert {column.name for column in numbers} == {"mls", "weight_norm", "local_volume", "layer_sharpness"}
+    assert {column.transform for column in numbers} == {"", "layerwise"}
+    assert {column.layer for column in measured.values()} == {None, "fc1", "fc2"}
+    after = {replace(column, transform="") for column in numbers if column.transform}
+    assert after == {column for column in numbers if not column.transform}
+    report = compute(waves).report
+    assert {(column.row, column.layer) for column in measured.values()} == set(report)
 
 
 def test_fewer_samples_are_drawn_by_the_seed_of_the_data():
@@ -99,6 +136,7 @@ def test_a_damaged_history_is_one_line(tmp_path):
     with ThreadPoolExecutor(1) as executor:
         run_study(study, tmp_path / "out", executor=executor)
     (path,) = (tmp_path / "out").glob("networks/*/history.csv")
+    (path.parent / CHECKSUMS).unlink()  # as a version wrote it that kept none
     for damage in ("step,lr\n1,2\n", path.read_text().replace("\n2,", "\ntwo,", 1)):
         path.write_text(damage)
         with pytest.raises(BadFolder, match=r"the history .* is damaged"):
