@@ -55,10 +55,6 @@ class PassStart:
     at: Tensor  #: the tensor, (n, width)
     rows: Tensor  #: derivatives of the outputs in it, (N, width)
 
-    def combined(self, wanted: list[Place], u: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the derivatives of sum_ik u_ik f_ik, for u (n, N); the graph is kept."""
-        return torch.autograd.grad(self.at, wanted, u @ self.rows, retain_graph=True, allow_unused=True)
-
     def derivatives(self, wanted: list[Place], rows: slice, retain: bool) -> tuple[Tensor | None, ...]:
         """Return the derivatives of several outputs in one batched backward pass, (count, ...) each."""
         onto = self.rows[rows, None].expand(-1, *self.at.shape)
@@ -122,7 +118,7 @@ def output_jacobians(
         start, known = PassStart(call.x, W), {f"z:{call.key}": units, f"x:{call.key}": W}
     asked = {name: watched[name] for name in watched if name not in known}
     tested = {name: place for name, place in asked.items() if not _implied(name, tape, layout)}
-    certificate = None if certify is None else certificate_of(PassStart(f, units), f, tested, parameters or {}, certify)
+    certificate = None if certify is None else certificate_of(f, tested, parameters or {}, certify)
     found = _all_outputs(asked, start, f, pool, live, keep_graph)
     found |= {name: rows.expand(len(f), *rows.shape) for name, rows in known.items() if name in watched}
     return OutputJacobians(found, certificate)
@@ -138,16 +134,17 @@ def _implied(name: str, tape: Tape, layout: Layout) -> bool:
 
 
 def certificate_of(
-    start: PassStart,
     f: Tensor,
     watched: dict[str, WatchedPlace],
     parameters: dict[str, Tensor],
     generator: torch.Generator,
 ) -> Certificate:
-    """Return the derivatives of a random combination of all outputs at all places and in some parameters."""
+    """Return the derivatives of sum_ik u_ik f_ik, u random (n, N), at all places and in some parameters."""
     u = torch.randn(f.shape, generator=generator).to(f)
     wanted = [place.at for place in watched.values()] + list(parameters.values())
-    rows = start.combined(wanted, u) if wanted else ()
+    rows: tuple[Tensor | None, ...] = ()
+    if wanted:
+        rows = torch.autograd.grad(f, wanted, u, retain_graph=True, allow_unused=True)
     totals = {
         name: place.shape(torch.zeros(place.size).to(f) if row is None else row)
         for (name, place), row in zip(watched.items(), rows, strict=False)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatlens.grams.certificate import Checker
 from flatlens.grams.jacobians import ChunkJacobians, saved_of
 from flatlens.grams.layout import Layout
-from flatlens.grams.output_jacobians import PassStart, certificate_of
+from flatlens.grams.output_jacobians import certificate_of
 from flatlens.grams.places import watched_places
 from flatlens.grams.trial import Trial
 from flatlens.problem import Problem
@@ -26,9 +26,8 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     names = dict.fromkeys(
         (*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
-    units = torch.eye(f.shape[1], dtype=f.dtype, device=f.device)
     watched = watched_places(tape, layout, [], n, ())
-    certificate = certificate_of(PassStart(f, units), f, watched, {name: named[name] for name in names}, generator)
+    certificate = certificate_of(f, watched, {name: named[name] for name in names}, generator)
     like = f.new_zeros(n, 1, 1, dtype=torch.float64)
     jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
     rebuilt = jacobians.rebuilt(certificate.totals, weights=True)
