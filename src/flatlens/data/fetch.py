@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
 from flatlens.data.local import default_root
 from flatlens.data.parquet import RECORD, Record, RecordedFile, damage, read_record
-from flatlens.errors import BadData, BadFolder, BadInput, UnknownName, needs, typed_line
+from flatlens.errors import BadData, BadFolder, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 

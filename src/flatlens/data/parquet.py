@@ -15,7 +15,7 @@ import torch
 
 from flatlens.data.imagesets import ImageSet
 from flatlens.data.originals import Part, checked_labels, mending
-from flatlens.errors import BadData, BadInput, needs
+from flatlens.errors import BadData, needs
 from flatlens.estimate import Progress
 
 if TYPE_CHECKING:
