@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import dataclass
 
+from flatlens.column import Column
 from flatlens.estimate import Estimate, Report
 from flatlens.tracking.stability import Edge
 
@@ -52,7 +53,7 @@ def as_line(moment: Moment) -> str:
     said = [
         f"{name} {_value(estimate)}{_beside(name, estimate, moment.edge)}"
         for (name, layer), estimate in moment.report.items()
-        if layer is None and not _is_part(name)
+        if layer is None and not Column.parse(name).part
     ]
     return f"step {moment.step}: {'; '.join(said)}"
 
@@ -64,13 +65,7 @@ def _value(estimate: Estimate) -> str:
 
 
 def _beside(name: str, estimate: Estimate, edge: Edge) -> str:
-    sharpness = name.partition("(")[0] == "sharpness"
-    if not sharpness or estimate.kind == "undefined" or not edge.value > 0:
+    if Column.parse(name).name != "sharpness" or estimate.kind == "undefined" or not edge.value > 0:
         return ""
     label = edge.formula if len(edge.formula) <= len("2(1+momentum)/lr") else "edge"
     return f", {label} = {edge.value:.3g} ({estimate.value / edge.value:.0%})"
-
-
-def _is_part(name: str) -> bool:
-    """`weight_norm.spectral` is one, `sharpness(tol=0.01)` none."""
-    return "." in name.rpartition(")")[2]

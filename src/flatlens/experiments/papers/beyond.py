@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.bounds.covered import FAILURE
+from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.data.waves import RECIPES, law_of, widest
 from flatlens.distributions import RULES, Rule
@@ -32,10 +33,10 @@ from flatlens.training import Adam, Cosine, Training
 
 THEOREM_BOUND = "jacobian_generalisation.corrected"
 SIDES = {
-    "true error": f"{THEOREM_BOUND}.lhs",
-    "exact": f"{THEOREM_BOUND}.rhs",
-    "published": f"{THEOREM_BOUND}.rhs@published",
-    "tight": f"{THEOREM_BOUND}.rhs@tight",
+    "true error": str(Column.parse(THEOREM_BOUND).of_side("lhs")),
+    "exact": str(Column.parse(THEOREM_BOUND).of_side("rhs")),
+    "published": str(Column.parse(THEOREM_BOUND).of_side("rhs", "published")),
+    "tight": str(Column.parse(THEOREM_BOUND).of_side("rhs", "tight")),
 }
 """Columns of the tables of networks: the true error, and the bound by each rule for the radius."""
 VACUOUS = "vacuous from here up"

@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.estimate import Report
-from flatlens.report.blocks import blocks, grouped, role
+from flatlens.report.blocks import CALL, blocks, grouped, role
 from flatlens.report.figures.figure import Drawing, Figure, log_axis
 
 KINDS = 8  #: that get a colour of their own
@@ -24,7 +24,7 @@ def depth_frame(report: Report) -> pd.DataFrame:
     """
     linear = {str(name) for name in report.about.get("layers", [])}
     values = [(name, layer, e.value) for (name, layer), e in report.items() if layer is not None and e.value == e.value]
-    names = [n for n in dict.fromkeys(layer for _, layer, _ in values) if n.partition(":")[0] in linear or not linear]
+    names = [n for n in dict.fromkeys(layer for _, layer, _ in values) if CALL.sub("", n) in linear or not linear]
     order = [str(name) for name in report.about.get("layers", []) if name in names]
     names = [*order, *(name for name in names if name not in order)]
     depth = {name: at for at, (_, members) in enumerate(grouped(names)) for name in members}
