@@ -1,4 +1,4 @@
-"""Second derivatives of the risk without ever forming them: operators, eigenvalues, traces."""
+"""Second derivatives of the risk by products with vectors, without the matrix: operators, eigenvalues, traces."""
 
 from flatlens.curvature.jacobians import InputJacobian, ParameterJacobian
 from flatlens.curvature.krylov import Eigenpairs, lanczos

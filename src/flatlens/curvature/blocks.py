@@ -1,8 +1,8 @@
-"""Hessian blocks of one dense layer in closed form: no product with the network at all.
+"""Hessian blocks of one dense layer in closed form, from factors of one pass.
 
-H_l V    = mean_i (J_i^T C_i J_i) V phi_i phi_i^T    the layer's Gauss-Newton block; all of H_l where the network
-                                                     is piecewise linear above it
-H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             a row's block, D_i = J_i^T C_i J_i + the functional Hessian
+H_l V    = mean_i (J_i^T C_i J_i) V phi_i phi_i^T    the layer's block of the Gauss-Newton matrix; it equals H_l where
+                                                     the network above the layer is piecewise linear
+H_{s,s}  = mean_i D_i[s,s] phi_i phi_i^T             the block of row s, D_i = J_i^T C_i J_i + the functional Hessian
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from flatlens.grams import Layout, one_pass, quadratic
 from flatlens.grams.dense import DenseJacobian
 from flatlens.problem import Problem
 
-SMALL_MATRIX = 200  #: matrices up to this size are diagonalised outright
+SMALL_MATRIX = 200  #: up to this size all eigenvalues of a matrix are computed; beyond it Lanczos finds the largest
 
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock:
-    """J (n, N, d), C (n, N, N) and phi (n, m) of all samples, in the network's arithmetic."""
+    """The factors of a dense layer's block: J (n, N, d), C (n, N, N), phi (n, m), in the network's dtype."""
 
     J: Tensor
     C: Tensor
     phi: Tensor
 
     def __call__(self, v: Tensor) -> Tensor:
-        """H_l v for v (d m,)."""
+        """Return H_l v, (d m,), for v (d m,)."""
         V = v.reshape(self.J.shape[2], self.phi.shape[1])
         u = self.J @ (self.phi @ V.T)[..., None]
         back = (self.J.mT @ (self.C @ u))[..., 0]
         return (back.T @ self.phi / len(self.phi)).reshape(-1)
 
     def row_curvatures(self) -> Tensor:
-        """C's part of D_i[s,s], (n, d) float64."""
+        """Return the Gauss-Newton part of D_i[s,s], (n, d) float64."""
         return quadratic(self.C.to(torch.float64), self.J)
 
     def largest(self, tolerance: float, progress: Progress | None = None) -> Eigenpairs:
-        """The largest eigenvalue of the block."""
+        """Return the largest eigenvalue of the block, and its eigenvector."""
         start = torch.randn(
             self.J.shape[2] * self.phi.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
@@ -50,7 +50,7 @@ class DenseBlock:
 
 
 def fits(problem: Problem, layout: Layout, layer: str) -> bool:
-    """Whether a dense layer's factors fit in half the problem's memory."""
+    """Return whether the layer is dense and its factors fit in half the problem's memory."""
     weight = layout.weights[layer]
     if not weight.dense:
         return False
@@ -62,7 +62,7 @@ def fits(problem: Problem, layout: Layout, layer: str) -> bool:
 def dense_blocks(
     problem: Problem, model: nn.Module, layout: Layout, layers: list[str], progress: Progress | None = None
 ) -> dict[str, DenseBlock]:
-    """The factors of some dense layers, from one pass."""
+    """Return the factors of some dense layers, from one pass."""
     gathered: dict[str, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in layers}
     Cs: list[Tensor] = []
     with closing(one_pass(problem, model, layout, None, progress, {"K"})) as chunks:
@@ -80,7 +80,7 @@ def dense_blocks(
 
 
 def row_block_maxima(D: Tensor, phi: Tensor, tolerance: float, progress: Progress | None = None) -> Tensor:
-    """lmax(mean_i D_is phi_i phi_i^T) for each row s: D (n, d), phi (n, m) -> (d,) float64."""
+    """Return lmax(mean_i D_is phi_i phi_i^T) of each row s, (d,) float64, from D (n, d) and phi (n, m)."""
     phi, maxima = phi.to(torch.float64), []
     for s, weight in enumerate(D.to(torch.float64).T):
         if phi.shape[1] <= SMALL_MATRIX:

@@ -1,13 +1,14 @@
-"""Families of perturbations V of one layer's weight, whose quadratic forms are summed or listed.
+"""Families of perturbations V of one layer's weight W. Each V gives a quadratic form, <V, H V>.
 
-    RowDirections(T, scale)   V = T_r (x) e_t / scale_t     sum = Tr H_l for T = I, relative flatness for T^T T = W W^T
-    EntryDirections()        V = W_st e_s (x) e_t          sum = sum_st W_st^2 H_st,st: adaptive sharpness
-    ColumnDirections()        V = w_j (x) e_j               each = w_j^T H_jj w_j: neuron-wise flatness
-    UnitDirections()          V = e_s (x) e_t               each = H_st,st
-    ShiftDirections(b)        z + b_s e_s                   each = b_s^2 H of the bias; b = 1 if None
+    RowDirections(T, scale)  V = T_r (x) e_t / scale_t   the forms' sum is Tr H_l for T = I, relative flatness for
+                                                         T^T T = W W^T
+    EntryDirections()        V = W_st e_s (x) e_t        the sum is sum_st W_st^2 H_st,st: adaptive sharpness
+    ColumnDirections()       V = w_j (x) e_j             each form is w_j^T H_jj w_j: neuron-wise flatness
+    UnitDirections()         V = e_s (x) e_t             each form is H_st,st
+    ShiftDirections(b)       z + b_s e_s                 each form is b_s^2 times the bias's H_ss; b = 1 if None
 
-Seen at the pre-activation z = W phi + b at positions p, V is U = V phi; where only a sum is wanted, phi is replaced
-by a factor E with E^T E = phi^T phi, which has min(m, P) rows.
+V changes the pre-activation z = W phi + b at the positions p by U = V phi. Where only the sum of the forms is needed,
+phi (m, P) is replaced by a factor E with E^T E = phi^T phi, which has only min(m, P) rows.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ from torch import Tensor
 
 
 class Directions(ABC):
-    """Perturbations of a layer with weight W (g, d, m)."""
+    """A family of perturbations of a layer with weight W (g, d, m)."""
 
     @abstractmethod
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """U, (n, g, d, P) each, from phi (n, g, m, P)."""
+        """Yield the changes U of the pre-activation, (n, g, d, P) each, from phi (n, g, m, P)."""
 
 
 class WeightDirections(Directions):
-    """Perturbations of the weight itself."""
+    """A family of perturbations of the weight itself."""
 
     @abstractmethod
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """V, (g, d, m) each."""
+        """Yield the changes V of the weight, (g, d, m) each."""
 
 
 def factor(phi: Tensor) -> Tensor:
-    """E with E^T E = phi^T phi, (n, g, min(m, P), P)."""
-    one = phi.shape[3] == 1
-    E: Tensor = torch.linalg.vector_norm(phi, dim=2, keepdim=True) if one else torch.linalg.qr(phi, mode="r").R
+    """Return E with E^T E = phi^T phi, (n, g, min(m, P), P)."""
+    one_position = phi.shape[3] == 1
+    E: Tensor = torch.linalg.vector_norm(phi, dim=2, keepdim=True) if one_position else torch.linalg.qr(phi, mode="r").R
     return E
 
 
@@ -53,13 +54,13 @@ def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
 @final
 @dataclass(frozen=True, eq=False)
 class RowDirections(WeightDirections):
-    """T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
+    """The perturbations T_r (x) e_t / scale_t; T is (g, rows, d), scale (g, m)."""
 
     T: Tensor
     scale: Tensor | None = None
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """T_r (x) a row of the factor of phi / scale."""
+        """Yield the outer product of each T_r with each row of the factor of phi / scale."""
         E = factor(phi if self.scale is None else phi / self.scale[..., None].to(phi.dtype))
         T = self.T.to(phi)
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
@@ -69,7 +70,7 @@ class RowDirections(WeightDirections):
                     yield _put(like, group, slice(None), row[:, None] * e[:, None])
 
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """As they are."""
+        """Yield T_r (x) e_t / scale_t for each r and t."""
         T, columns = self.T.to(W), torch.ones_like(W[:, 0]) if self.scale is None else 1 / self.scale.to(W)
         for group in range(len(W)):
             for row in T[group]:
@@ -81,10 +82,10 @@ class RowDirections(WeightDirections):
 
 @final
 class EntryDirections(WeightDirections):
-    """W_st e_s (x) e_t."""
+    """The perturbations W_st e_s (x) e_t: each entry along its own value."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """Row s moves along the factor of W_st phi_t."""
+        """Yield changes of row s alone, along each row of the factor of (W_st phi_t)_t."""
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
         for group in range(len(W)):
             for s, row in enumerate(W[group].to(phi)):
@@ -92,24 +93,24 @@ class EntryDirections(WeightDirections):
                     yield _put(like, group, s, e)
 
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """Each entry times its own value."""
+        """Yield W_st in entry (s, t), 0 elsewhere."""
         for V, w in zip(UnitDirections().of_weight(W), W.flatten(), strict=True):
             yield V * w
 
 
 @final
 class ColumnDirections(WeightDirections):
-    """w_j (x) e_j, each column along itself."""
+    """The perturbations w_j (x) e_j: each column along itself."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """w_j phi_j."""
+        """Yield w_j phi_j for each column j."""
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
         for group in range(len(W)):
             for j, w in enumerate(W[group].T.to(phi)):
                 yield _put(like, group, slice(None), w[:, None] * phi[:, group, j, None])
 
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """As they are."""
+        """Yield each column of W with zeros elsewhere."""
         for group in range(len(W)):
             for j in range(W.shape[2]):
                 V = torch.zeros_like(W)
@@ -119,10 +120,10 @@ class ColumnDirections(WeightDirections):
 
 @final
 class UnitDirections(WeightDirections):
-    """e_s (x) e_t."""
+    """The perturbations e_s (x) e_t: one entry by 1."""
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """Row s moves along phi_t."""
+        """Yield changes of row s alone, by phi_t."""
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
         for group in range(len(W)):
             for s in range(W.shape[1]):
@@ -130,7 +131,7 @@ class UnitDirections(WeightDirections):
                     yield _put(like, group, s, phi[:, group, t])
 
     def of_weight(self, W: Tensor) -> Iterator[Tensor]:
-        """One entry each."""
+        """Yield 1 in one entry, 0 elsewhere."""
         for entry in range(W.numel()):
             V = torch.zeros_like(W)
             V.view(-1)[entry] = 1
@@ -140,12 +141,12 @@ class UnitDirections(WeightDirections):
 @final
 @dataclass(frozen=True, eq=False)
 class ShiftDirections(Directions):
-    """z_s + b_s at every position; b is (g, d)."""
+    """The perturbations z_s + b_s, the same at every position; b is (g, d), 1 if None."""
 
     b: Tensor | None = None
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
-        """Row s moves as a whole."""
+        """Yield changes of row s alone, by b_s at all positions."""
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
         for group in range(len(W)):
             for s in range(W.shape[1]):

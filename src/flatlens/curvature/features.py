@@ -1,4 +1,4 @@
-"""Spectral norms of whole feature matrices: samples are coupled, so no per-sample contraction gives them."""
+"""Spectral norms of the matrices of all samples' features, which no sum of per-sample terms gives."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem, measuring
 
-_TOLERANCE = 1e-9  #: of the squared norm's residual; its value is then right to rounding
+_TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
 def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
-    """||X_l||_2 of the inputs X_l (n x M_l) of each linear call, by Lanczos on X^T X.
+    """Return ||X_l||_2 of the inputs X_l (n x M_l) of each linear call, by Lanczos on X^T X.
 
-    The features are kept while they fit in half the problem's memory, else made anew for each product.
+    The features are kept if they fit in half the problem's memory, else computed again for each product.
     """
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
@@ -32,7 +32,8 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             total = torch.zeros_like(v)
             for part in parts:
                 X = part[key].to(torch.float64)
-                total[: X.shape[1]] += X.T @ (X @ v[: X.shape[1]])  # of shorter sentences, the first tokens' features
+                # a chunk of shorter sentences has the features of the first tokens alone
+                total[: X.shape[1]] += X.T @ (X @ v[: X.shape[1]])
             return total
 
         start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -43,7 +44,7 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
 def _features(
     problem: Problem, model: nn.Module, layout: Layout
 ) -> tuple[list[dict[str, Tensor]], bool, dict[str, int]]:
-    """(features of each chunk, whether they are all there, the most features of each call)."""
+    """Return (the kept features by chunk, whether all chunks are kept, the largest number of features of each call)."""
     kept: list[dict[str, Tensor]] = []
     widths: dict[str, int] = {}
     held, complete = 0, True
@@ -58,8 +59,8 @@ def _features(
 
 
 def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
-    """The input of every linear call, (n, M_l), chunk by chunk."""
-    with measuring(model):  # with gradients on: what runs under a no_grad of the model's own is no call of the pass
+    """Yield the input of every linear call, (n, M_l), chunk by chunk."""
+    with measuring(model):  # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
         for raw in problem.data.chunks(256):
             batch = problem.place(raw)
             with record(model, batch) as tape:

@@ -1,10 +1,10 @@
-"""How the network itself bends along a layer's weight: what a Hessian has beyond its Gauss-Newton part.
+"""Quadratic forms of the functional Hessian, the part of a Hessian that the Gauss-Newton matrix leaves out.
 
     H_l = GGN_l + mean_i sum_k (dl_i/df_k) d2 f_ik / dW2
 
-A weight used in one call is perturbed through its pre-activation, each sample apart: a direction is one double backward
-over all samples. A weight used in several calls is perturbed itself, since a later call sees what an earlier one
-changed.
+If one call uses the weight, the pre-activation is perturbed, separately for each sample: a direction costs one double
+backward for all samples. If several calls use it, the weight itself is perturbed, because an earlier call changes what
+a later call sees.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.state import differentiable
 
 _TOGETHER = 16  #: directions differentiated in one batched call
-PRODUCT_OUTPUTS = 10  #: a product holds as much as a pass over so many outputs
+PRODUCT_OUTPUTS = 10  #: outputs of a pass that needs about as much memory as a product
 
 
 def functional_hessian_along(
@@ -42,10 +42,10 @@ def functional_hessian_along(
     of_chunk: Callable[[Tensor], Tensor],
     progress: Progress | None = None,
 ) -> tuple[Tensor, int]:
-    """(the rows that `of_chunk` makes of each chunk's second derivatives, in the data's order; how many directions).
+    """Return (the rows that `of_chunk` computes for each chunk, in the data's order; the number of directions).
 
-    It is given n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass for each sample and direction V, (samples of a chunk, directions)
-    float64, whose mean over samples is the risk's.
+    `of_chunk` gets n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass of each sample and direction V, (samples of the chunk,
+    directions) float64. Their mean over all samples is the quadratic form of the risk.
     """
     problem, weight = problem.as_asked(), layout.weights[layer]
     most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
@@ -66,7 +66,7 @@ def functional_hessian_along(
 
 
 class RecordedWeight:
-    """A weight that acts through one product, as one forward pass shows it."""
+    """A weight that acts through one product, with that product's tensors in one forward pass."""
 
     def __init__(self, tape: Tape, layout: Layout, weight: Weight, n: int) -> None:
         (slot,) = weight.products
@@ -74,14 +74,17 @@ class RecordedWeight:
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape
         self._rows, self._adapter = layout.rows[slot], weight.adapter
-        self.phi = self._adapter.patches(self._rows.in_front(product.kept(), n), n)  #: what the weight multiplies
+        self.phi = self._adapter.patches(self._rows.in_front(product.kept(), n), n)  #: its input, (n, g, m, P)
 
     def by_position(self, z: Tensor) -> Tensor:
-        """Something of the product's shape as (n, g, d, P)."""
+        """Return a tensor of the product's shape as (n, g, d, P)."""
         return self._adapter.by_position(self._rows.in_front(z, self.n), self.n)
 
     def as_output(self, U: Tensor) -> Tensor:
-        """(n, g, d, P) in the product's shape: the inverse of `by_position`, a permutation, is its transpose."""
+        """Return U (n, g, d, P) in the product's shape.
+
+        This is the inverse of `by_position`; for a permutation, that is the transpose.
+        """
         leaf = U.new_zeros(self.shape).requires_grad_()
         with torch.enable_grad():
             (shaped,) = torch.autograd.grad(self.by_position(leaf), leaf, U)
@@ -89,7 +92,7 @@ class RecordedWeight:
 
 
 def _blocks(directions: Iterator[Tensor]) -> Iterator[Tensor]:
-    """A few directions at a time, stacked."""
+    """Yield the directions stacked, a few at a time."""
     block: list[Tensor] = []
     for direction in directions:
         block.append(direction)
@@ -118,11 +121,11 @@ def _along_preactivation(
     (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
     require_second_derivative([slope])
     check.require_symmetric(batch, of, [slope], [seen.edge])
-    straight = not slope.requires_grad
+    affine = not slope.requires_grad
     slope = seen.by_position(slope)
     forms = []
     for U in _blocks(directions.at_preactivation(W, phi)):
-        if straight:
+        if affine:
             forms.append(f.new_zeros(len(U), n))
             continue
         (HU,) = torch.autograd.grad(slope, [seen.edge], U, retain_graph=True, is_grads_batched=True)
@@ -158,7 +161,7 @@ def _along_weight(
     def forms(V: Tensor) -> Tensor:
         try:
             return over_samples(batch, slope, V).detach()
-        except RuntimeError as error:  # a forward() that looks at its data: one sample at a time
+        except RuntimeError as error:  # a forward() that branches on its data: one sample at a time
             if "memory" in str(error):
                 raise
         return torch.stack([along(_sample(batch, counted, i), slope[i], V).detach() for i in range(len(f))])
@@ -173,7 +176,7 @@ def _sample(batch: Batch, counted: Batch, i: int) -> Batch:
 
 
 def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:
-    """(sample, its slope, V) -> <slope, d2 f / dV2>."""
+    """Return the function (sample, slope of its loss in the outputs, V) -> <slope, d2 f / dV2>."""
 
     def product(sample: Batch, slope: Tensor, V: Tensor) -> Tensor:
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)

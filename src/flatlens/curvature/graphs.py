@@ -1,4 +1,4 @@
-"""Graphs kept between products: a product then costs one backward through them, not a forward and two."""
+"""Autograd graphs kept between products: a product then costs one backward pass, not a forward and two backwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.state import differentiable, fingerprint
 
 _T = TypeVar("_T")
-LARGEST_CHUNK = 1024  #: samples at most: more gain nothing
+LARGEST_CHUNK = 1024  #: largest number of samples in a chunk: more make nothing faster
 
 
 @final
 class Graphs(Generic[_T]):
-    """What `make` builds from each batch of the data; kept while it fits in half the problem's memory, else made
-    anew."""
+    """The results of `make` for each batch of the data, kept while they fit in half the problem's memory.
+
+    The rest is built again in each iteration.
+    """
 
     def __init__(
         self,
@@ -32,8 +34,8 @@ class Graphs(Generic[_T]):
         ranks: Ranks = ALONE,
     ) -> None:
         self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
-        self._ranks = ranks  #: who share the data
-        self._every = every  #: one sample in so many; one ghost batch in so many where samples are coupled
+        self._ranks = ranks  #: the processes that share the data
+        self._every = every  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
         self._kept: list[_T] = []
         self._all_kept = False
         self._state: tuple[object, ...] = ()
@@ -48,7 +50,7 @@ class Graphs(Generic[_T]):
                     yield from self._rest(len(self._kept))
 
     def _drop_if_changed(self) -> None:
-        """Graphs of a network that was trained further since are of no use."""
+        """Drop all graphs if the network has changed since they were built."""
         state = tuple(fingerprint(p) for p in self._model.parameters())
         if state != self._state:
             self._kept, self._all_kept, self._state = [], False, state
@@ -66,11 +68,11 @@ class Graphs(Generic[_T]):
             if turn == len(self._kept) + 1 and seen * each <= budget:
                 self._kept.append(made)
             yield made
-            del made  # before the next one is built
+            del made  # free its memory before the next one is built
         self._all_kept = turn == len(self._kept)
 
     def _batches(self, most: int) -> Iterator[tuple[int, Batch]]:
-        """This process's, with their numbers."""
+        """Yield (number, batch) of this process's share of the data."""
         coupled = self._problem.coupled
         for number, raw in self._problem.shared(most if coupled else most * self._every, self._ranks):
             if not coupled:
@@ -80,7 +82,7 @@ class Graphs(Generic[_T]):
 
     @property
     def bytes_per_sample(self) -> int:
-        """What autograd saves for one sample, counted on a probe."""
+        """Return the bytes that autograd saves for one sample, counted on a probe."""
         if self._bytes is None:
             probe = self._problem.place(self._problem.probes[0])
             self._bytes = bytes_saved(self._model, size(probe), lambda: self._make(probe, 0))
@@ -88,7 +90,7 @@ class Graphs(Generic[_T]):
 
 
 def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:
-    """What autograd saves for one of the n samples that `make` builds a graph of; parameters do not count."""
+    """Return the bytes per sample that autograd saves, without parameters, when `make` builds a graph of n samples."""
     held: dict[int, int] = {p.untyped_storage().data_ptr(): 0 for p in model.parameters()}
 
     def count(tensor: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""Spectral norms of Jacobians with many outputs, matrix-free: Lanczos on J J^T for all samples of a chunk at once, or
-on J^T J where the input is smaller than the outputs, as it is where every token has a row over a vocabulary.
+"""Spectral norms of Jacobians with many outputs, by products alone.
 
-A step takes J^T u by a backward pass and J v by a backward pass through it; each sample's Ritz value is a lower bound
-of its lmax, an eigenvalue within the residual of it.
+Lanczos runs on J J^T for all samples of a chunk at once; on J^T J where the input has fewer entries than the output, as
+in a language model, whose output has one entry per token and word of the vocabulary. A step computes J^T u by a
+backward pass, and J v by a backward pass through that one. Each sample's Ritz value is a lower bound of lmax(J J^T),
+and an eigenvalue lies within its residual.
 """
 
 from __future__ import annotations
@@ -27,19 +28,19 @@ from flatlens.problem.data import size
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 from flatlens.problem.state import differentiable
 
-_STEPS = 40  #: at most
-_CHUNK = 256  #: samples at most
+_STEPS = 40  #: largest number of Lanczos steps
+_CHUNK = 256  #: largest number of samples in a chunk
 CallOrInput = str | None  #: a call of a linear layer, or the network's input
 
 
 @dataclass(frozen=True, eq=False)
 class TopGrams:
-    """One chunk: each place's Grams known by their largest eigenvalue alone, with its residual."""
+    """The Gram matrices of one chunk at some places, known by their largest eigenvalue alone, with its residual."""
 
-    number: int  #: tells where in the data the chunk is
+    number: int  #: the chunk's number in the data
     grams: dict[CallOrInput, LayerGrams]
     residuals: dict[CallOrInput, Tensor]  #: relative to the eigenvalues, (n,) each
-    products: int  #: multiplications with J J^T at each place, added up
+    products: int  #: multiplications with J J^T, summed over places
 
 
 def jacobian_norms(
@@ -53,9 +54,9 @@ def jacobian_norms(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Generator[TopGrams, None, None]:
-    """lmax(J_i J_i^T) of every sample at some places, J through the layer's call; of softmax(f) with `softmax`.
+    """Yield lmax(J_i J_i^T) of every sample, J_i the Jacobian of f, or of softmax(f), with respect to some places.
 
-    To residuals of `tolerance` times the value.
+    Residuals are at most `tolerance` times the value, unless the steps run out.
     """
     problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
@@ -63,9 +64,10 @@ def jacobian_norms(
     with problem.measuring(model), differentiable(model.parameters()):
         each = bytes_saved(model, size(probe), lambda: run_recorded(problem, model, probe))
         basis = 8 * _STEPS * min(problem.outputs, layout.activation_entries)
-        most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))  # the slopes' graph is about as large again
+        # 3: the graph of the backward pass is about as large again
+        most = max(1, min(_CHUNK, problem.memory // (3 * each + basis)))
         for number, raw in problem.walked(most, "spectral norms", progress):
-            own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
+            own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             batch = problem.place(raw)
             tape, inputs, f, y = run_recorded(problem, model, batch)
             tokens = y if isinstance(y, Tokens) else None
@@ -87,7 +89,7 @@ def jacobian_norms(
 def _require_apart(
     tape: Tape, inputs: list[Tensor], layout: Layout, places: list[CallOrInput], f: Tensor, batch: Batch
 ) -> None:
-    """Refuse samples that see each other; raise PlanBroken where they lie elsewhere than planned."""
+    """Refuse samples that depend on each other; raise PlanBroken if samples are not on the axis that the plan says."""
     at = {f"x:{key}": tape.linear[key].x for key in places if key is not None}
     planned = {f"x:{key}": Rows(layout.batch_axis[key]) for key in places if key is not None}
     for number, x in enumerate(inputs if None in places else ()):
@@ -100,7 +102,7 @@ def _require_apart(
 
 
 def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n: int) -> tuple[list[Tensor], Tensor]:
-    """(the tensors differentiated to, their values side by side (n, M))."""
+    """Return (the tensors to differentiate with respect to, their values side by side (n, M))."""
     if place is None:
         return inputs, torch.cat([layout.unpadded(x.detach(), tape).flatten(1) for x in inputs], 1)
     call = tape.linear[place]
@@ -110,7 +112,11 @@ def _at(tape: Tape, inputs: list[Tensor], layout: Layout, place: CallOrInput, n:
 def _squared(
     f: Tensor, at: list[Tensor], softmax: bool, tokens: Tokens | None, in_front: bool
 ) -> tuple[Callable[[Tensor], Tensor], torch.Size]:
-    """(u (n, N) -> J J^T u, its shape), or P J J^T P u, P the softmax's own Jacobian; or v (n, M) -> J^T P P J v."""
+    """Return (the product with the matrix of each sample, the shape of its vectors).
+
+    The matrix is P J J^T P on vectors (n, N), or J^T P P J on vectors (n, M) where M < N; P is the Jacobian of softmax,
+    or the identity.
+    """
     times, transposed = derivative_of(f, at)
     p = softmax_of(f.detach(), tokens) if softmax else None
 
@@ -134,7 +140,7 @@ def _squared(
 
 
 def _known(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
-    """Grams of which one eigenvalue is known."""
+    """Return Gram matrices that hold one eigenvalue and no entries."""
     outputs = f.detach().to(torch.float64)
     grams = LayerGrams(outputs.new_empty(len(f), 0, 0), outputs, precision, x=x, x_norm2=norm2(x))
     if softmax:
@@ -147,7 +153,9 @@ def _known(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float
 def top_of_each(
     apply: Callable[[Tensor], Tensor], shape: torch.Size, tolerance: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
-    """(largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, from products (n, N) -> (n, N).
+    """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, known by their products.
+
+    `apply` multiplies one vector with each matrix, (n, N) -> (n, N).
 
     >>> A = torch.diag_embed(torch.tensor([[4.0, 1.0], [2.0, 3.0]], dtype=torch.float64))
     >>> generator = torch.Generator().manual_seed(0)
@@ -171,7 +179,7 @@ def top_of_each(
         beta = w.norm(dim=1)
         theta, S = torch.linalg.eigh(T[:, : j + 1, : j + 1])
         top, residual = theta[:, -1].clamp(min=0), beta * S[:, -1, -1].abs()
-        alive = beta > 1e-12 * theta.abs().amax(1).clamp(min=1e-300)  # a closed basis: its values are eigenvalues
+        alive = beta > 1e-12 * theta.abs().amax(1).clamp(min=1e-300)  # else Ritz values are eigenvalues
         residual = torch.where(alive, residual, 0.0)
         if j >= 2 and bool((residual <= tolerance * top).all()):
             break

@@ -1,4 +1,4 @@
-"""The outputs' first derivatives as rectangular matrices, known by their products on either side.
+"""Jacobians of the outputs, known by their products J v and J^T w.
 
 >>> from flatlens import Problem
 >>> net = nn.Linear(2, 1, bias=False)
@@ -30,7 +30,7 @@ def _require_shape(what: str, got: Tensor, shape: tuple[int, ...]) -> None:
 
 @final
 class ParameterJacobian:
-    """df/dtheta, (n N) x P."""
+    """The Jacobian df/dtheta of all samples, (n N) x P."""
 
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
@@ -48,14 +48,14 @@ class ParameterJacobian:
         return (len(f), *jacobian_products(f, self.space))
 
     def times(self, v: Tensor) -> Tensor:
-        """J v, (n, N), for v (P,)."""
+        """Return J v, (n, N), for v (P,)."""
         _require_shape("ParameterJacobian.times(v)", v, (self.space.size,))
         self.products += 1
         v = v.to(self.space.device, self.space.dtype)
         return torch.cat([forward(v).detach() for _, forward, _ in self._graphs])
 
     def transposed_times(self, w: Tensor) -> Tensor:
-        """J^T w, (P,), for w (n, N)."""
+        """Return J^T w, (P,), for w (n, N)."""
         _require_shape("ParameterJacobian.transposed_times(w)", w, (self.problem.n, self.problem.outputs))
         self.products += 1
         w = w.to(self.space.device, self.space.dtype)
@@ -68,7 +68,7 @@ class ParameterJacobian:
 
 @final
 class InputJacobian:
-    """df/dx of every sample: n blocks N x M, one below the other on the diagonal."""
+    """The Jacobians df_i/dx_i of all samples: a block-diagonal matrix of n blocks N x M."""
 
     def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
         if problem.coupled:
@@ -100,11 +100,11 @@ class InputJacobian:
         return n, forward, backward
 
     def times(self, v: Tensor) -> Tensor:
-        """J_i v_i of every sample, (n, N), for v (n, M)."""
+        """Return J_i v_i of every sample, (n, N), for v (n, M)."""
         return self._each(v, 0)
 
     def transposed_times(self, w: Tensor) -> Tensor:
-        """J_i^T w_i of every sample, (n, M), for w (n, N)."""
+        """Return J_i^T w_i of every sample, (n, M), for w (n, N)."""
         return self._each(w, 1)
 
     def _each(self, vectors: Tensor, side: Literal[0, 1]) -> Tensor:

@@ -1,8 +1,8 @@
-"""Lanczos with full reorthogonalisation: eigenvalues of a symmetric matrix known by its products, with residuals.
+"""Lanczos with full reorthogonalisation: eigenvalues of a symmetric matrix A known by its products, with residuals.
 
-In each step A Q = Q T + r e_last^T with Q orthonormal, so a Ritz pair (theta, Q s) misses being an eigenpair by
-||A Q s - theta Q s|| = ||r|| |s_last|: an eigenvalue lies that close to theta. Nothing stops on a value that merely
-stopped moving, as power iterations do, 1 to 10 % too early.
+In each step A Q = Q T + r e_last^T with Q orthonormal. So a Ritz pair (theta, Q s) has the residual
+||A Q s - theta Q s|| = ||r|| |s_last|, and an eigenvalue lies within it of theta. Searches stop on residuals: a power
+iteration that stops when its value changes little is 1 to 10% off.
 
 >>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0], dtype=torch.float64))
 >>> pairs = lanczos(lambda v: A @ v, torch.ones(3, dtype=torch.float64), top=1, bottom=1)
@@ -27,7 +27,7 @@ Apply = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Remembered:
-    """Ritz pairs that a search leaves for one at a later moment of the same matrix, the wanted ones first."""
+    """Ritz pairs for a later search, when the matrix has changed a little; the pairs asked for come first."""
 
     values: Tensor  #: (m,) float64
     vectors: Tensor  #: (m, P), orthonormal
@@ -35,36 +35,37 @@ class Remembered:
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    """Ritz values and vectors at the ends of a spectrum; the top ones descending, then the bottom ones ascending."""
+    """Ritz values and vectors at the ends of a spectrum: the largest, descending, then the smallest, ascending."""
 
     values: Tensor  #: (k,) float64; the first is a lower bound of the largest eigenvalue
-    vectors: Tensor  #: (k, P), of length 1
-    residuals: Tensor  #: (k,) float64: an eigenvalue lies within it of each value
+    vectors: Tensor  #: (k, P), rows of length 1
+    residuals: Tensor  #: (k,) float64; an eigenvalue lies within the residual of each value
     products: int  #: matrix-vector products used
     converged: bool  #: whether every residual met the tolerance
-    exact: bool  #: whether the basis spans everything the matrix can reach, so that only rounding is left
-    remembered: Remembered | None = None  #: what the next search may begin with
-    above: float = math.inf  #: how far above the first value an eigenvalue may lie, but for a chance of 5%
+    exact: bool  #: whether the basis spans an invariant subspace, so that the only error is rounding
+    remembered: Remembered | None = None  #: pairs for the next search to begin with
+    above: float = math.inf  #: with probability 95%, no eigenvalue exceeds the first value by more than this
 
     @property
     def largest(self) -> float:
-        """The largest eigenvalue."""
+        """Return the largest eigenvalue found."""
         return float(self.values[0])
 
 
-FIRST_SHARE = 0.6  #: share of the tolerance that the first residual is brought down to
-CHANCE = 0.05  #: that a bound on what a search missed fails, over its random start
+FIRST_SHARE = 0.6  #: the first residual must fall to this share of the tolerance
+CHANCE = 0.05  #: probability, over the random start, that the bound on what a search missed is wrong
 
 
 def unseen(theta: Tensor, size: int, share: float) -> float:
-    """How far above the largest of k Ritz values an eigenvalue may lie, but for a chance of `CHANCE` over the start.
+    """Return how far above the largest of k Ritz values an eigenvalue may lie, with probability 1 - `CHANCE`.
 
     Kuczynski and Wozniakowski (1992), Theorem 4.2: from a start uniform on the sphere in P dimensions, k steps of
-    Lanczos miss the largest eigenvalue by e of the spectrum's range with a chance of 1.648 sqrt(P) exp(-sqrt(e) (2k-1))
-    at most. Of a start of which `share` is random, independent of the rest, the chance is 1 / share of that at most,
-    since what is fixed can only move the random part's component away from 0. Both ends count, for the range is known
-    from the Ritz values alone; and every k, for the search itself decided where to stop: a share 1 / (k (k + 1)) each.
-    inf where too few steps were made to say anything.
+    Lanczos miss the largest eigenvalue by the share e of the spectrum's range with probability at most
+    1.648 sqrt(P) exp(-sqrt(e) (2k-1)). If only the share `share` of the start is random, and independent of the rest,
+    the probability is at most 1 / share times that: the fixed part only shifts the component along the eigenvector.
+    The probability is halved because both ends can be missed (the range is known from the Ritz values alone), and is
+    split over all k by the shares 1 / (k (k + 1)), because the search itself chose when to stop. Returns inf after too
+    few steps.
     """
     k = len(theta)
     if share <= 0 or k < 1:
@@ -75,18 +76,18 @@ def unseen(theta: Tensor, size: int, share: float) -> float:
 
 
 def length(v: Tensor) -> float:
-    """||v||, its squares in float64: those of a float32 vector over- and underflow early."""
+    """Return ||v||, with squares in float64: in float32 they overflow and underflow early."""
     return float(torch.linalg.vector_norm(v, dtype=torch.float64))
 
 
 def overflow(dtype: torch.dtype) -> Overflows:
-    """The error of a product that is not finite."""
+    """Return the error for a product that is not finite."""
     mend = "dtype=torch.float64 may mend it" if dtype != torch.float64 else "are weights or inputs scaled wildly?"
     return Overflows(f"a curvature product overflows {dtype}: {mend}")
 
 
 class Krylov:
-    """An orthonormal basis that grows by one product at a time, and the matrix seen in it."""
+    """An orthonormal basis, the rows of Q, that grows by one vector per product, and T = Q A Q^T."""
 
     def __init__(self, apply: Apply, start: Tensor, most: int) -> None:
         self.apply = apply
@@ -98,7 +99,7 @@ class Krylov:
         self._next = start / length(start)
 
     def extend(self) -> None:
-        """One product: the next basis vector, and its row and column of T."""
+        """Take one product: add the next basis vector, and its row and column of T."""
         j = self.steps
         self.Q[j] = self._next
         w = self.apply(self._next)
@@ -107,7 +108,7 @@ class Krylov:
         scale = length(w)
         if not math.isfinite(scale):
             raise overflow(w.dtype)
-        for _ in range(2):  # once leaves what rounding makes of cancellation; twice is enough
+        for _ in range(2):  # one pass leaves rounding errors after cancellation; two passes are enough
             step = self.Q[: j + 1] @ w
             w = w - step @ self.Q[: j + 1]
             h += step.to("cpu", torch.float64)
@@ -122,21 +123,21 @@ class Krylov:
 
     @property
     def full(self) -> bool:
-        """Whether the basis has no room left."""
+        """Return whether the basis has no room left."""
         return self.steps == len(self.Q)
 
     def ritz(self, block: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """(values ascending, coefficients as columns, residuals), of the basis from `block` on."""
+        """Return (values ascending, coefficients as columns, residuals) of the basis vectors from number `block` on."""
         theta, S = torch.linalg.eigh(self.T[block : self.steps, block : self.steps])
         return theta, S, self.beta * S[-1].abs()
 
     def vectors(self, S: Tensor) -> Tensor:
-        """Ritz vectors, (k, P), of columns S."""
+        """Return the Ritz vectors, (k, P), whose coefficients are the columns of S."""
         return S.T.to(self.Q) @ self.Q[: self.steps]
 
     def turn(self, fresh: Callable[[], Tensor]) -> bool:
-        """Go on from a new vector orthogonal to the basis, after it has closed; False if it spans everything."""
-        for _ in range(4):  # one drawn before lies in the basis
+        """Continue an invariant basis with a new vector orthogonal to it; return False if the basis spans all."""
+        for _ in range(4):  # a vector drawn before lies in the basis: draw another
             if self.steps == self.Q.shape[1]:
                 return False
             v = fresh()
@@ -150,7 +151,7 @@ class Krylov:
         return False
 
     def compress(self, keep: Tensor) -> None:
-        """Make room: keep the Ritz vectors of these columns (thick restart); the next vector stays as it was."""
+        """Keep only the Ritz vectors of these columns (thick restart); the next vector stays the same."""
         theta, S, _ = self.ritz()
         kept = self.vectors(S[:, keep])
         self.Q[: len(keep)] = kept
@@ -173,17 +174,28 @@ def lanczos(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
+    """Return the `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
 
-    The first residual is brought down to `FIRST_SHARE` of that, where products are left: two eigenvectors mixed have a residual
-    of at most half of their gap, so that at the tolerance itself those apart by twice as much often look like one.
+    The residuals of the smallest are compared with the largest eigenvalue in size, because they may be 0. While
+    products are left, the first residual falls to `FIRST_SHARE` of the tolerance: a mixture of two eigenvectors has a
+    residual of at most half their gap, so at the tolerance itself two eigenvalues often pass for one.
 
-    `most` products at most; `room` basis vectors at a time (restarted thickly beyond); `keep` Ritz pairs are handed on
-    as `remembered`; `random` is the share of the start that was drawn, without which nothing bounds what it misses
-    (`unseen`). The bottom ones' residuals are measured against the largest eigenvalue in size, since they may be zero.
-    Where the basis closes on itself it is continued from a random vector until what is found cannot be improved: a
-    start that misses part of the spectrum does no harm then, and repeated eigenvalues are found as often as they occur.
-    A basis that never closes sees a repeated eigenvalue once, or again through rounding.
+    If the basis becomes invariant, it is continued from a random vector until nothing better can be found. Then a start
+    that misses part of the spectrum does no harm, and repeated eigenvalues are found with their multiplicity. A basis
+    that never becomes invariant finds a repeated eigenvalue once, or more often through rounding.
+
+    Args:
+        apply: v -> A v.
+        start: The first vector, (P,).
+        top: The number of largest eigenvalues.
+        bottom: The number of smallest eigenvalues.
+        tolerance: The relative residual allowed.
+        most: The largest number of products.
+        room: The largest number of basis vectors; beyond it follows a thick restart.
+        keep: The number of Ritz pairs returned as `remembered`.
+        random: The share of `start` that was drawn at random; if 0, nothing bounds what the search missed (`unseen`).
+        generator: Draws the random vectors; seeded with 0 if None.
+        progress: Called after each product.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
 
@@ -194,12 +206,12 @@ def lanczos(
     wanted = StoppingRule(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
     krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
     block, block_is_random, closed = 0, not usable, False
-    grown: Tensor | None = None  # the Ritz values of what grew from the start, before anything was dropped or added
+    grown: Tensor | None = None  # the Ritz values before the first restart or continuation
     while krylov.products < most:
         krylov.extend()
         if progress is not None:
             progress("curvature products", krylov.products, most)
-        if krylov.beta == 0:  # the basis is closed under A: all its Ritz pairs are eigenpairs
+        if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
             enough = block_is_random and wanted.cannot_improve(krylov, block)
             grown = krylov.ritz()[0] if grown is None else grown
             block, block_is_random = krylov.steps, True
@@ -208,7 +220,7 @@ def lanczos(
                 break
         elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):
             break
-        elif krylov.full and krylov.products < most:  # a basis just compressed has no residuals yet
+        elif krylov.full and krylov.products < most:  # a compressed basis has no residuals yet
             theta, _, _ = krylov.ritz()
             grown = theta if grown is None else grown
             half = len(theta) // 2
@@ -231,7 +243,7 @@ def lanczos(
 def remembered(
     theta: Tensor, vectors: Callable[[Tensor], Tensor], S: Tensor, keep: int, top: int, bottom: int = 0
 ) -> Remembered:
-    """The wanted pairs, then what comes next to them at the top, `keep` in all."""
+    """Return `keep` pairs: those asked for, then the next largest."""
     kept = ends_of(len(theta), top, bottom).tolist()
     kept += [i for i in range(len(theta) - 1, -1, -1) if i not in kept][: max(keep - len(kept), 0)]
     return Remembered(theta[kept], vectors(S[:, kept]))
@@ -239,21 +251,21 @@ def remembered(
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """What a search is for, and whether it has it."""
+    """The number of eigenvalues asked for at both ends, their tolerance, and whether a basis has reached it."""
 
     top: int
     bottom: int
     tolerance: float
 
     def met(self, krylov: Krylov, block: int, aim: float = 1.0) -> bool:
-        """Whether the basis from `block` on has that many ends, each to its residual."""
+        """Return whether the basis from number `block` on has all that is asked for, with the residuals allowed."""
         theta, _, residuals = krylov.ritz(block)
         ends = ends_of(len(theta), self.top, self.bottom)
         allowed = self.allowed(theta, krylov.Q.dtype, aim)
         return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
 
     def allowed(self, theta: Tensor, dtype: torch.dtype, aim: float = 1.0) -> Tensor:
-        """The residual that each end may have, the first one a share of it."""
+        """Return the largest residual allowed for each eigenvalue; for the first one, `aim` times that."""
         scale = float(theta.abs().max())
         allowed = self.tolerance * theta[ends_of(len(theta), self.top, self.bottom)].abs()
         allowed[self.top :] = self.tolerance * scale
@@ -261,19 +273,19 @@ class StoppingRule:
         return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
     def settled(self, krylov: Krylov, block: int) -> bool:
-        """Whether the block begun last has gone some way, and found as many ends itself.
+        """Return whether the newest block has grown enough, and has found all eigenvalues by itself.
 
-        A start at or near an eigenvector has a small residual at once, whichever it is.
+        A start near any eigenvector has a small residual at once, even if another eigenvalue is larger.
         """
         least = min(self.top + self.bottom + 3, krylov.Q.shape[1] - block)
         return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, FIRST_SHARE))
 
     def cannot_improve(self, krylov: Krylov, block: int) -> bool:
-        """Whether the closed block begun at random outside the older ones holds nothing beyond what is found."""
+        """Return whether the newest invariant block, begun at random, has no eigenvalue beyond those found."""
         theta, _, _ = krylov.ritz()
         if len(theta) < self.top + self.bottom:
             return False
-        if block == 0:  # it has seen every eigenvalue, but each once
+        if block == 0:  # it holds every eigenvalue, but each only once
             return self.top <= 1 and self.bottom <= 1
         newest, _, _ = krylov.ritz(block)
         slack = 1e-9 * float(theta.abs().max())
@@ -282,7 +294,7 @@ class StoppingRule:
 
 
 def ends_of(count: int, top: int, bottom: int) -> Tensor:
-    """Positions of the largest values, descending, then of the smallest, ascending; none twice."""
+    """Return the positions of the largest values, descending, then of the smallest, ascending; none twice."""
     top = min(top, count)
     bottom = min(bottom, count - top)
     return torch.tensor([*range(count - 1, count - 1 - top, -1), *range(bottom)], dtype=torch.long)

@@ -1,15 +1,15 @@
-"""Second-derivative matrices of the risk, known by their products with vectors.
+"""Matrices of second derivatives of the risk, known by their products with vectors.
 
     Hessian       d2 L / dtheta2
     GaussNewton   (1/mass) sum_i J_i^T C_i J_i
     Residual      Hessian - GaussNewton: (1/mass) sum_i sum_k (dl_i/df_k) d2 f_ik / dtheta2
-    Fisher        (1/mass) sum_i J_i^T F_i J_i, F_i = E[s s^T] over targets drawn from the model (exact or sampled), or
-                  of the targets given (empirical)
+    Fisher        (1/mass) sum_i J_i^T F_i J_i, F_i = E[s s^T] with s the slope of the loss in the outputs, over targets
+                  drawn from the model (exact or sampled), or with the data's own targets (empirical)
 
-All over any named parameters, the tied ones once, unused ones as zeros. Sums run over all batches and are divided once.
-A product takes and gives vectors as one tensor (P,), as k of them (k, P), or as a dict by parameter name; each counts
-once, whatever the number of batches. The first one begins with the proof of `curvature.symmetry`, on a few samples;
-what that takes is counted apart, in `certificate.products`.
+The matrices are over any named parameters; tied ones count once, unused ones give zeros. Sums run over all batches and
+are divided once. A product takes and returns one vector (P,), k vectors (k, P), or a dict by parameter name. Each
+vector counts as one product, whatever the number of batches. The first product also runs the check of
+`curvature.symmetry` on a few samples; the products of the check are counted in `certificate.products`.
 
 >>> from flatlens import Problem
 >>> net = nn.Linear(2, 1, bias=False)
@@ -42,7 +42,7 @@ Vectors = TypeVar("Vectors", Tensor, Mapping[str, Tensor])
 
 
 class Operator(ABC):
-    """A symmetric matrix over named parameters."""
+    """A symmetric matrix over named parameters, known by its products."""
 
     def __init__(
         self, problem: Problem, parameters: str | Iterable[str] | None = None, *, model: nn.Module | None = None
@@ -56,16 +56,16 @@ class Operator(ABC):
 
     @property
     def size(self) -> int:
-        """The matrix is size x size."""
+        """Return P, the number of rows and columns."""
         return self.space.size
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its vectors."""
+        """Return the dtype of the vectors."""
         return self.space.dtype
 
     def __call__(self, vectors: Vectors) -> Vectors:
-        """The product with one vector, or with k of them."""
+        """Return the product with one vector (P,), with k vectors (k, P), or with a dict by parameter name."""
         if isinstance(vectors, Mapping):
             return self.space.named(self(self.space.flat(vectors)))
         if not isinstance(vectors, Tensor):
@@ -91,10 +91,10 @@ class Operator(ABC):
 
     @abstractmethod
     def _open(self, batch: Batch, number: int) -> VectorProduct:
-        """The product's share of one batch, its graph built."""
+        """Build the graph of one batch, and return the product with this batch's part of the matrix."""
 
     def on_every(self, share: int) -> VectorProduct:
-        """The same product on one sample in `share` alone, of the same scale; it does not count."""
+        """Return the product with the matrix of every `share`-th sample, scaled to all; it is not counted."""
         graphs = self._shared_graphs(share)
 
         def apply(v: Tensor) -> Tensor:
@@ -106,22 +106,22 @@ class Operator(ABC):
         return apply
 
     def _shared_graphs(self, every: int = 1) -> Graphs[VectorProduct]:
-        """Of this rank's part of the data."""
+        """Return the graphs of this rank's part of the data, of every `every`-th sample."""
         return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks)
 
     def _second_derivative(self, of: Tensor, batch: Batch) -> VectorProduct:
-        """v -> d2 of / dtheta2 v, proved to be symmetric."""
+        """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""
         rows = _gradients(of, self.space)
         self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
         return _derivative(rows, self.space)
 
     def matrix(self) -> Tensor:
-        """The whole matrix, (P, P), in P products: for small networks, and for checks."""
+        """Return the whole matrix, (P, P), in P products: for small networks, and for checks."""
         return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
 
 
 def _derivative(of: list[Tensor | None], space: Space) -> VectorProduct:
-    """v -> d<of, v>/dtheta, through a graph that is kept."""
+    """Return v -> d<of, v>/dtheta, by backward passes through the graph of `of`, which is kept."""
     slices = list(space.slices().values())
     live = [(g, where) for g, where in zip(of, slices, strict=True) if g is not None and g.requires_grad]
 
@@ -148,7 +148,7 @@ def _side_by_side(rows: Iterable[Tensor | None], space: Space) -> Tensor:
 
 
 def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
-    """d of / d theta with its own graph; None where nothing depends on a parameter."""
+    """Return d of / d theta with its own graph; None for a parameter that `of` does not depend on."""
     if not of.requires_grad:
         return [None] * len(space.tensors)
     rows: list[Tensor | None] = list(torch.autograd.grad(of, space.tensors, create_graph=True, allow_unused=True))
@@ -158,7 +158,7 @@ def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
 
 @final
 class Hessian(Operator):
-    """Of the risk: two backwards, the first one's graph kept."""
+    """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass."""
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
@@ -168,7 +168,7 @@ class Hessian(Operator):
 
 @final
 class Residual(Operator):
-    """Hessian less Gauss-Newton: the curvature of the network itself, weighted by the loss's slopes."""
+    """The functional Hessian: Hessian minus Gauss-Newton matrix."""
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
@@ -176,7 +176,7 @@ class Residual(Operator):
 
 
 def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
-    """dl_i/df / mass, (n, N), of f's dtype, with no graph."""
+    """Return the slopes of the losses in the outputs, dl_i/df / mass, (n, N), in f's dtype, without a graph."""
     with torch.enable_grad():
         leaf = f.detach().to(torch.float64).requires_grad_()
         (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)
@@ -184,7 +184,7 @@ def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
 
 
 class _Squared(Operator):
-    """J^T A J with A block-diagonal over samples."""
+    """A matrix J^T A J with A block-diagonal over samples."""
 
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
@@ -201,11 +201,11 @@ class _Squared(Operator):
 
     @abstractmethod
     def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
-        """u -> A_i u_i, (n, N)."""
+        """Return the function u -> A_i u_i, both (n, N)."""
 
 
 def jacobian_products(f: Tensor, space: Space) -> tuple[VectorProduct, VectorProduct]:
-    """(v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph."""
+    """Return (v -> J v of shape (n, N), w -> J^T w of shape (P,)), from one graph."""
     times, transposed_times = derivative_of(f, space.tensors)
     where = space.slices().values()
 
@@ -221,7 +221,7 @@ def jacobian_products(f: Tensor, space: Space) -> tuple[VectorProduct, VectorPro
 def derivative_of(
     f: Tensor, at: list[Tensor]
 ) -> tuple[Callable[[list[Tensor]], Tensor], Callable[[Tensor], list[Tensor | None]]]:
-    """(directions -> df along them, w -> df^T w at each tensor), from one graph: df itself by two backwards."""
+    """Return (directions -> df along them, w -> df^T w at each tensor), from one graph; df along v by two backwards."""
     nothing: list[Tensor | None] = [None] * len(at)
     if not f.requires_grad:
         return (lambda directions: torch.zeros_like(f)), (lambda w: nothing)
@@ -245,7 +245,7 @@ def derivative_of(
 
 @final
 class GaussNewton(_Squared):
-    """(1/mass) sum_i J_i^T C_i J_i, C the loss's second derivative in the outputs."""
+    """The Gauss-Newton matrix (1/mass) sum_i J_i^T C_i J_i; C_i is the output Hessian."""
 
     def _between(self, f: Tensor, y: object, number: int) -> Callable[[Tensor], Tensor]:
         return self.problem.loss.output_hessian_product(f, y)
@@ -255,9 +255,9 @@ class GaussNewton(_Squared):
 class Fisher(_Squared):
     """The Fisher matrix of the model's own predictions, or the empirical one.
 
-    `kind`: "exact", the expectation over targets drawn from the model, in closed form (the Gauss-Newton matrix for
-    plain cross-entropy and squared errors); "sampled", over `draws` of them per sample, the same ones in every
-    product; "empirical", with the targets given: (1/mass) sum_i mass_i g_i g_i^T, g_i the gradient of sample i's own
+    The `kind` is "exact": the expectation over targets drawn from the model, in closed form (the Gauss-Newton matrix
+    for plain cross-entropy and squared errors); "sampled": the mean over `draws` targets per sample, the same in every
+    product; or "empirical": (1/mass) sum_i mass_i g_i g_i^T with the data's own targets, g_i the gradient of sample i's
     loss.
     """
 

@@ -1,11 +1,11 @@
 """Eigenvalues of a matrix that has changed a little since its leading eigenpairs were found.
 
-What is remembered is a model of the matrix. Each product is spent on the direction in which the model, exact on the
-directions multiplied so far and as remembered beside them, has the eigenvector that is sought. Residuals are of the
-matrix itself: a poor model costs products, and what is found is an eigenvalue all the same. That it is the largest
-rests, as for Lanczos, on the first direction, which holds something of every eigenvector. With nothing remembered this
-is Lanczos. It needs fewer products than Lanczos from the old eigenvector: that vector has turned mostly among the old
-leading ones, and by how much follows at once from a product and their eigenvalues.
+The old eigenpairs give a model of the matrix: exact on the directions multiplied so far, as remembered elsewhere. Each
+product is taken along the model's current eigenvector. Residuals are those of the matrix itself, so a poor model costs
+products, but the result is an eigenvalue all the same. As with Lanczos, it is the largest one because the first
+direction has a component along every eigenvector. Without old pairs the search is Lanczos. It takes fewer products than
+Lanczos from the old eigenvector: the new eigenvector lies mostly in the span of the old leading ones, and one product
+and the old eigenvalues show where.
 
 >>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
 >>> old = Remembered(torch.tensor([5.1, 1.9], dtype=torch.float64), torch.eye(2, 6, dtype=torch.float64))
@@ -32,8 +32,8 @@ from flatlens.curvature.krylov import (
 )
 from flatlens.estimate import Progress
 
-RUNNERS_UP = 0.1  #: their share of the first direction, so that one which leads by now shows in the first residual
-RANDOM_SHARE = 0.1  #: a random direction's share, for one that never led before
+RUNNERS_UP = 0.1  #: weight of the next pairs in the first direction: the first residual shows if one leads now
+RANDOM_SHARE = 0.1  #: weight of a random vector in the first direction, for an eigenvector that is not remembered
 
 
 def recall(
@@ -47,10 +47,11 @@ def recall(
     keep: int = 0,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The `top` largest eigenvalues, to the residuals of `lanczos`.
+    """Return the `top` largest eigenvalues, to the same residuals as `lanczos`.
 
-    `known` is of the matrix at an earlier moment, `fresh` a random vector. Not `converged` after `most` products: the
-    basis is not restarted. `keep` Ritz pairs are handed on, those of the model where the basis has none.
+    `known` holds pairs of the matrix at an earlier time; `fresh` is a random vector. The basis is not restarted: after
+    `most` products the search ends, perhaps not `converged`. `keep` Ritz pairs are returned as `remembered`, from the
+    model where the basis has too few.
     """
     wanted = StoppingRule(top, 0, tolerance)
     model = _Model(known, mixed_start(known, top, fresh))
@@ -63,7 +64,7 @@ def recall(
         residuals = model.residuals(theta[ends], S[:, ends])
         lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
         met = lengths <= wanted.allowed(theta, fresh.dtype, FIRST_SHARE)
-        unmet = int(met.cumprod(0).sum())  # the first that is, or `top`
+        unmet = int(met.cumprod(0).sum())  # position of the first unmet pair; `top` if all are met
         values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
         if (unmet == top and len(model.W) > top) or len(model.W) >= min(most, len(fresh)):
             break
@@ -80,14 +81,14 @@ def recall(
 
 
 def mixed_start(known: Remembered, wanted: int, fresh: Tensor) -> Tensor:
-    """Where to begin: the eigenvectors wanted, and a little of what came next to them and of everything, (P,)."""
+    """Return the first direction, (P,): the `wanted` leading vectors, a little of the next, and a random vector."""
     size = known.values.abs() / known.values.abs().max().clamp(min=1e-300)
     weight = torch.where(torch.arange(len(size)) < wanted, 1.0, RUNNERS_UP * size)
     return weight.to(fresh) @ known.vectors.to(fresh) + RANDOM_SHARE * fresh / length(fresh)
 
 
 class _Model:
-    """A symmetric matrix as far as it is known: A Q = W on a basis Q, as remembered beside it."""
+    """A model of a symmetric matrix A: A Q = W on a basis Q, as remembered on the orthogonal complement."""
 
     def __init__(self, known: Remembered, start: Tensor) -> None:
         self.values, self.V = known.values, known.vectors.to(start)
@@ -95,24 +96,24 @@ class _Model:
         self._next = start / length(start)
 
     def multiply(self, apply: Apply) -> None:
-        """One product: the next basis vector and its image."""
+        """Take one product: add the next basis vector, and its image."""
         w = apply(self._next)
         if not bool(torch.isfinite(w).all()):
             raise overflow(w.dtype)
         self.Q, self.W = torch.cat([self.Q, self._next[None]]), torch.cat([self.W, w[None]])
 
     def ritz(self) -> tuple[Tensor, Tensor]:
-        """(values ascending, coefficients as columns) of the matrix in the basis."""
+        """Return (values ascending, coefficients as columns) of the matrix in the basis."""
         return _eigh(self.Q @ self.W.T)
 
     def residuals(self, theta: Tensor, S: Tensor) -> Tensor:
-        """A Q s - theta Q s of each pair, (k, P)."""
+        """Return A Q s - theta Q s of each pair, (k, P)."""
         return S.T.to(self.W) @ self.W - theta[:, None].to(self.Q) * (S.T.to(self.Q) @ self.Q)
 
     def spectrum(self, residual: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(values ascending, basis (d, P), coefficients as columns) of the model on all it knows, and a residual."""
+        """Return (values ascending, basis (d, P), coefficients as columns) on Q, the old vectors and a residual."""
         k = len(self.Q)
-        basis = torch.linalg.qr(torch.cat([self.Q, self.V, residual[None]]).T).Q.T  # what depends turns out random
+        basis = torch.linalg.qr(torch.cat([self.Q, self.V, residual[None]]).T).Q.T  # dependent rows: random
         basis[:k] = self.Q
         beside = basis[k:]
         across, overlap = self.W @ beside.T, beside @ self.V.T
@@ -122,7 +123,7 @@ class _Model:
         return values, basis, coefficients
 
     def ask(self, basis: Tensor, column: Tensor, fresh: Tensor) -> None:
-        """Take next what a vector of the model has beside the basis: orthogonal to it without any cancellation."""
+        """Set the next direction to the part of a model's vector outside the basis; no cancellation can occur."""
         v = column[len(self.Q) :].to(basis) @ basis[len(self.Q) :]
         v = fresh if length(v) == 0 else v / length(v)
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""Where curvature vectors live: some named parameters, side by side."""
+"""The space of curvature vectors: some named parameters, side by side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatlens.problem import Problem
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """Named parameters as one long vector: `flat` and `named` go back and forth.
+    """Named parameters as one long vector; `flat` and `named` convert between the two forms.
 
     >>> space = Space({"w": torch.ones(2, 3), "b": torch.zeros(2)})
     >>> space.size, list(space.named(torch.arange(8.0))["b"])
@@ -25,30 +25,30 @@ class Space:
 
     @property
     def size(self) -> int:
-        """How many parameters there are."""
+        """Return P, the number of entries."""
         return sum(p.numel() for p in self.parameters.values())
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The parameters themselves."""
+        """Return the parameters themselves."""
         return list(self.parameters.values())
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the vectors."""
+        """Return the dtype of the vectors."""
         return next(iter(self.parameters.values())).dtype
 
     @property
     def device(self) -> torch.device:
-        """Of the vectors."""
+        """Return the device of the vectors."""
         return next(iter(self.parameters.values())).device
 
     def point(self) -> Tensor:
-        """The parameters' values, (P,)."""
+        """Return the values of the parameters, (P,)."""
         return self.flat({name: p.detach() for name, p in self.parameters.items()})
 
     def flat(self, named: Mapping[str, Tensor | None]) -> Tensor:
-        """One vector (P,); what is missing or None is zero."""
+        """Return one vector (P,); a part that is missing or None is zero."""
         for name in named:
             if name not in self.parameters:
                 raise UnknownName.among("parameter of this operator", name, self.parameters)
@@ -61,7 +61,7 @@ class Space:
         return torch.cat(parts)
 
     def named(self, v: Tensor) -> dict[str, Tensor]:
-        """Views of a vector (P,), or of k of them (k, P), shaped as the parameters."""
+        """Return views of a vector (P,), or of k vectors (k, P), in the shapes of the parameters."""
         parts = torch.split(v, [p.numel() for p in self.parameters.values()], dim=-1)
         return {
             name: part.reshape((*v.shape[:-1], *p.shape))
@@ -69,7 +69,7 @@ class Space:
         }
 
     def slices(self) -> dict[str, slice]:
-        """Where each parameter lies."""
+        """Return the slice of each parameter."""
         found, start = {}, 0
         for name, p in self.parameters.items():
             found[name] = slice(start, start + p.numel())
@@ -78,8 +78,10 @@ class Space:
 
 
 def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | None = None) -> Space:
-    """The parameters named, each once: parameters themselves or modules, whose parameters are meant. All measured ones
-    if None."""
+    """Return the space of the named parameters, each once; the name of a module stands for all its parameters.
+
+    None stands for all measured parameters.
+    """
     known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if names is None:
         chosen = {name: p for name, p in known.items() if name in problem.parameters}

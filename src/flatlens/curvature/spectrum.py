@@ -1,4 +1,4 @@
-"""Eigenvalues of operators: the ends of the spectrum, and all of it as a density."""
+"""Eigenvalues of operators: the ends of the spectrum, and the density of the whole spectrum."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.grams.sketch import random_signs
 
-_SHARE = 8  #: the start vector is sought on one sample in so many...
-_WORTH = 512  #: ...where there are at least so many samples
-_WARMING = 12  #: products on them
-_SMALL = 64  #: parameters below which what is remembered gives a starting vector alone...
-_FEW = 2  #: ...and so it does for more eigenvalues than these: Lanczos finds many at once with fewer products
-_RESOLVED = 0.75  #: of the range, by the steps: a Gaussian so wide is integrated to a hundredth by Gauss quadrature
-_LONG = 40  #: products after which a search that remembers goes on by Lanczos, too
+_SHARE = 8  #: the start vector is computed on every 8th sample...
+_WORTH = 512  #: ...if there are at least this many samples
+_WARMING = 12  #: products on those samples
+_SMALL = 64  #: with fewer parameters, old pairs give only the start vector...
+_FEW = 2  #: ...as they do for more eigenvalues than this: for many at once Lanczos takes fewer products
+_RESOLVED = 0.75  #: width of a Gaussian, times steps / range, that Gauss quadrature integrates to 1%
+_LONG = 40  #: products after which a search from old pairs continues with Lanczos
 
 
 def eigenpairs(
@@ -36,11 +36,11 @@ def eigenpairs(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """The ends of an operator's spectrum, to a residual of `tolerance`.
+    """Return the `top` largest and `bottom` smallest eigenvalues of an operator, to a residual of `tolerance`.
 
-    `start`: a vector to begin Lanczos with, or what an earlier search of the same operator left as `remembered`, up to
-    `keep` pairs as memory allows. Without it, the leading Ritz vectors of the same operator on every 8th sample are
-    mixed: `_WARMING` products there cost 1.5 on all of them, and save more.
+    The `start` is a vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator (a search
+    keeps up to `keep` pairs, as memory allows). If None, the start is a mixture of the leading Ritz vectors of the
+    operator on every 8th sample: `_WARMING` products there cost as much as 1.5 on all samples, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     for what, count, least in (("top", top, 1), ("bottom", bottom, 0), ("most", most, 1)):
@@ -85,7 +85,7 @@ def eigenpairs(
 
 
 def _require_start(operator: Operator, start: object) -> None:
-    """Refuse what is of another operator."""
+    """Refuse a start that does not have the operator's size."""
     one = start.vectors[0] if isinstance(start, Remembered) else start
     if one is not None and not (isinstance(one, Tensor) and one.shape == (operator.size,)):
         got = tuple(one.shape) if isinstance(one, Tensor) else type(one).__name__
@@ -93,14 +93,16 @@ def _require_start(operator: Operator, start: object) -> None:
 
 
 def _random(operator: Operator, generator: torch.Generator) -> Tensor:
-    """(P,), standard normal."""
+    """Return a standard normal vector, (P,)."""
     draws = torch.randn(operator.size, generator=generator, dtype=torch.float64)
     return draws.to(operator.space.device, operator.dtype)
 
 
 def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor, float]:
-    """(a mixture of what leads on a share of the data, random where the data is small; the share of it that is random
-    and independent of the rest)."""
+    """Return (a start vector, the share of it that is random and independent of the rest).
+
+    It mixes the leading Ritz vectors on a part of the data with a random vector; on little data it is random.
+    """
     fresh = _random(operator, generator)
     if operator.problem.n < _WORTH or operator.size < 4 * _WARMING:
         return fresh, 1.0
@@ -117,22 +119,22 @@ def _warm_start(operator: Operator, generator: torch.Generator) -> tuple[Tensor,
     norm = float(mixed.norm())
     if norm == 0:
         return fresh, 1.0
-    new = _random(operator, generator)  # `fresh` has decided on the mixture
+    new = _random(operator, generator)  # not `fresh`, on which the mixture depends
     return mixed / norm + RANDOM_SHARE * new / length(new), RANDOM_SHARE / (1 + RANDOM_SHARE)
 
 
 @dataclass(frozen=True, eq=False)
 class Density:
-    """A spectrum smoothed by a Gaussian of width `width`: density +- 1.96 stderr at each point of the grid."""
+    """A spectrum smoothed by a Gaussian of width `width`, with a standard error at each point of the grid."""
 
     grid: Tensor  #: (points,) float64
-    density: Tensor  #: per unit of eigenvalue, integrates to 1
-    stderr: Tensor
-    width: float
+    density: Tensor  #: (points,) per unit of eigenvalue, integrates to 1
+    stderr: Tensor  #: (points,)
+    width: float  #: standard deviation of the Gaussian, in units of eigenvalue
     rms: float  #: root mean square eigenvalue, ||A||_F / sqrt(P)
     rms_stderr: float
     nodes: Tensor  #: (probes, steps) quadrature nodes, padded with NaN
-    weights: Tensor  #: and their weights
+    weights: Tensor  #: (probes, steps), the nodes' weights
 
 
 def spectral_density(
@@ -145,12 +147,12 @@ def spectral_density(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Density:
-    """The density of eigenvalues by stochastic Lanczos quadrature: Gauss quadrature from `steps` Lanczos steps at
-    each of `probes` random vectors; the error band is over the probes.
+    """Return the density of eigenvalues by stochastic Lanczos quadrature.
 
-    `width` of the smoothing: if None 1% of the spectrum's range, or 0.75 / `steps` of it where that is more and
-    fewer steps than the matrix has rows are taken: what is finer the quadrature does not resolve, and no band over
-    probes shows it.
+    It is the mean over `probes` random vectors of the Gauss quadrature from `steps` Lanczos steps; the standard error
+    is over the probes. A `width` of None means 1% of the spectrum's range, or 0.75 / `steps` of it if that is more and
+    the matrix has more rows than `steps`: the quadrature does not resolve finer detail, and no error over probes
+    would show it.
     """
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
         raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")
@@ -158,7 +160,7 @@ def spectral_density(
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
     nodes = torch.full((probes, min(steps, operator.size)), torch.nan, dtype=torch.float64)
     weights = torch.zeros_like(nodes)
-    open_ended = False  # whether some basis ended before it had seen all that it can reach
+    open_ended = False  # whether some basis ended before it was invariant
     for probe in range(probes):
         krylov = Krylov(operator, random_signs((operator.size,), like, generator), steps)
         while not krylov.full:
@@ -187,7 +189,10 @@ def spectral_density(
 
 
 def _root(square: float, stderr: float) -> tuple[float, float]:
-    """The root of an estimate, with the error that maps its interval's wider side: a slope would cover too little."""
+    """Return (root of an estimate, its standard error).
+
+    The interval's ends are mapped, and the wider side counts: linearised, the interval would be too narrow.
+    """
     root, reach = max(square, 0.0) ** 0.5, 1.96 * stderr
     down, up = root - max(square - reach, 0.0) ** 0.5, max(square + reach, 0.0) ** 0.5 - root
     return root, max(down, up) / 1.96

@@ -1,19 +1,18 @@
-"""The proof that second derivatives by double backward are those of the network.
+"""A check that second derivatives by double backward are right.
 
-A Hessian is symmetric, and J^T is the adjoint of J. Autograd's are so where it differentiates the backward of every
-operation rightly, which fused kernels and a user's own functions need not allow. With random u, v and w,
+A Hessian is symmetric, and J^T is the adjoint of J. Autograd's products are so if it can differentiate the backward of
+every operation. Fused kernels and a user's own functions may not allow this. The check: with random u, v and w,
 
     <u, H v> = <v, H u>        <w, J v> = <J^T w, v>
 
-What is proved, to the square root of eps: whenever a graph holds an operation that none before it held, the equality on
-that graph's samples. The first graph is that of a few samples, so a proof takes two products on these, and further ones
-only below rare branches. A matrix that is not symmetric passes with a probability of some sqrt(eps) over its relative
-asymmetry. An error that is itself symmetric passes, such as a wrong second derivative of an activation: of torch's own
-operations that is taken on trust. Of others (torch.autograd.Function, extensions) it is not: every graph that holds one
-is examined in float64, its products also against central differences of the gradient, which see any error but one
-within 1e-4, or hidden by a kink between the two ends.
+to a relative error of sqrt(eps). It runs on each graph that holds an operation that no earlier graph held. The first
+graph is of a few samples, so a check takes two products on these; later checks are due to rare branches alone. A matrix
+with relative asymmetry a passes with a probability of about sqrt(eps) / a. A symmetric error passes, such as a wrong
+second derivative of an activation. Torch's own operations are trusted in this. Others (torch.autograd.Function,
+extensions) are not: every graph that holds one is examined in float64, and its products are also compared with central
+differences of the gradient. These find every error above 1e-4, unless a kink lies between the two points.
 
-Products in coarse arithmetic are not examined.
+Products in reduced precision are not checked.
 """
 
 from __future__ import annotations
@@ -35,33 +34,33 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.data import move
 from flatlens.problem.state import device_of, differentiable
 
-STEP = 1e-5  #: of central differences, relative to what is moved
-WRONG = 1e-4  #: relative distance, in float64, that neither rounding nor third derivatives explain
+STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
+WRONG = 1e-4  #: relative error, in float64, that neither rounding nor third derivatives explain
 
 _Gradients: TypeAlias = list[Tensor | None]
-"""A gradient with its graph, a tensor for each that is differentiated in; None where nothing depends on that."""
+"""A gradient with its graph: one tensor for each tensor differentiated to, or None where nothing depends on it."""
 _Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @final
 class SymmetryCheck:
-    """Remembers which operations were proved, and refuses a network whose second derivatives are wrong."""
+    """A check of each new operation; it refuses a network whose second derivatives are wrong."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
         self._problem, self._model = problem, model
         self._known: frozenset[str] = frozenset()
-        self.products = 0  #: taken by the proofs, each on the samples of one graph
+        self.products = 0  #: products taken by the checks, each on the samples of one graph
 
     def require_symmetric(self, batch: Batch, of: Tensor, rows: _Gradients, at: Sequence[Place]) -> None:
-        """Refuse a network where H = d rows / d at is not symmetric, `rows` the gradient of `of` in `at`."""
+        """Refuse a network where H = d rows / d at is not symmetric; `rows` is the gradient of `of` in `at`."""
         self._require(batch, [of, *rows], lambda: asymmetry(rows, at))
 
     def require_adjoint(
         self, batch: Batch, of: Tensor, like: list[Tensor], jacobian: tuple[_Product, _Product]
     ) -> None:
-        """Refuse a network where w -> J^T w and v -> J v, the two of `jacobian`, are not adjoint.
+        """Refuse a network where the two products of `jacobian`, w -> J^T w and v -> J v, are not adjoint.
 
-        `like`: what w and v are shaped as. `of` is what the Jacobian's outputs go into.
+        The tensors `like` have the shapes of w and v. The graph of `of` must include the Jacobian's outputs.
         """
 
         def apart() -> float:
@@ -79,12 +78,12 @@ class SymmetryCheck:
         self.products += 2
         found = apart()
         if found > eps**0.5 or foreign:
-            with saved_tensors_hooks(lambda t: t, lambda t: t):  # of what is saved in here, no product holds anything
+            with saved_tensors_hooks(lambda t: t, lambda t: t):  # the counting of saved bytes leaves this out
                 self._examine(batch, found, foreign)
         self._known |= kinds
 
     def _examine(self, batch: Batch, found: float, foreign: list[str]) -> None:
-        """Refuse what is wrong in float64, too, by the name of its module."""
+        """Refuse the network if it is wrong in float64, too; the error names the module."""
         problem = self._problem
         self.products += 4
         try:
@@ -93,7 +92,7 @@ class SymmetryCheck:
             with problem.measuring(twin), differentiable(twin.parameters()):
                 found = faults(lambda: _risk(problem, twin, batch), _floating(twin.parameters()))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
-        except RuntimeError as error:  # no copy, or no float64: what was seen has to do, where it is beyond rounding
+        except RuntimeError as error:  # no copy, or no float64: judge by the first error found
             if "memory" in str(error):
                 raise
             found, suspect = (found if found > torch.finfo(problem.dtype).eps ** 0.25 else 0.0), "the network"
@@ -107,7 +106,7 @@ class SymmetryCheck:
 
 
 def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
-    """(the names of all operations in the graphs of some tensors; of those that are not torch's own)."""
+    """Return (the names of all operations in the graphs of some tensors, the names of those not torch's own)."""
     kinds: set[str] = set()
     foreign: set[str] = set()
     waiting: list[Any] = [t.grad_fn for t in graph if t is not None and t.grad_fn is not None]
@@ -126,7 +125,7 @@ def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
 
 
 def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> float:
-    """|<u, H v> - <v, H u>| / (||H u|| + ||H v|| + least) for H = d rows / d at and random u, v."""
+    """Return |<u, H v> - <v, H u>| / (||H u|| + ||H v|| + least) for H = d rows / d at and random u, v."""
     live = [(g, place) for g, place in zip(rows, at, strict=True) if g is not None]
     found, there = [g for g, _ in live], [place for _, place in live]
     u, v = random_like(found), random_like(found, seed=1)
@@ -135,9 +134,12 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
 
 
 def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
-    """How far a scalar's derivatives are from right ones, relative: the largest of the gradient's distance from a plain
-    backward's, the asymmetry of its own derivative by double backward, and the distance of that from central
-    differences of the gradient along a random direction, where these settle."""
+    """Return the relative error of a scalar's derivatives, the largest of three.
+
+    The three: the distance of the gradient with a graph from the gradient without one; the asymmetry of the second
+    derivative by double backward; its distance, along a random direction, from central differences of the gradient,
+    if these converge.
+    """
     before = [p.detach().clone() for p in at]
     along = [v * (float(p.square().mean().sqrt()) or 1.0) for v, p in zip(random_like(at), before, strict=True)]
 
@@ -149,7 +151,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
         ends = []
         for sign in (1, -1):
             for p, was, v in zip(at, before, along, strict=True):
-                p.data.copy_(was + sign * step * v)  # through .data, so that graphs kept for products stay usable
+                p.data.copy_(was + sign * step * v)  # by .data, so that graphs kept for products stay valid
             ends.append(_dense(gradient(), at))
         return [(plus - minus) / (2 * step) for plus, minus in zip(*ends, strict=True)]
 
@@ -167,12 +169,12 @@ def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
     rounding = 100 * torch.finfo(torch.float64).eps / STEP * _length(slope)
     unsettled = _length(_minus(wide, near)) + rounding
     off = _length(_minus(near, product))
-    least = 1e-6 * _length(slope)  # a second derivative that is 0 is so up to rounding
+    least = 1e-6 * _length(slope)  # a second derivative of 0 is 0 up to rounding
     return max(first, asymmetry(rows, at, least), _relative(off, near, product) if off > 3 * unsettled else 0.0)
 
 
 def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
-    """The innermost module that is at fault by itself."""
+    """Return the innermost module whose own derivatives are wrong, in words."""
     calls: dict[str, Any] = {}
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
@@ -187,14 +189,14 @@ def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
     finally:
         for hook in hooks:
             hook.remove()
-    for name, module in reversed(list(twin.named_modules())):  # what is inside a module comes after it
+    for name, module in reversed(list(twin.named_modules())):  # reversed: submodules come before their module
         if name in calls and _alone(module, *calls[name]) > WRONG:
             return f"{name!r} ({type(module).__name__})" if name else f"the network itself ({type(module).__name__})"
     return "the loss"
 
 
 def _alone(module: nn.Module, args: Any, kwargs: Any) -> float:
-    """The `faults` of a scalar made of one module's outputs, in its floating inputs and its parameters."""
+    """Return the `faults` of a scalar function of one module's outputs, in its floating inputs and parameters."""
     inputs = [t.requires_grad_() for t in _floating(tree_leaves((args, kwargs)))]
 
     def value() -> Tensor:
@@ -205,7 +207,7 @@ def _alone(module: nn.Module, args: Any, kwargs: Any) -> float:
 
     try:
         return faults(value, [*inputs, *_floating(module.parameters())])
-    except Exception:  # whatever a module does where it is called by itself: it is not the one that is named
+    except Exception:  # a module that cannot run alone is not named
         return 0.0
 
 
@@ -215,7 +217,7 @@ def _risk(problem: Problem, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def _in_double(model: nn.Module) -> nn.Module:
-    """The model itself where it is in float64; else a copy."""
+    """Return the model itself if it is in float64, else a float64 copy."""
     if all(p.dtype == torch.float64 for p in _floating(model.parameters())):
         return model
     return copy.deepcopy(model).double()
@@ -230,7 +232,7 @@ def _copied(leaf: Any) -> Any:
 
 
 def _product(rows: Sequence[Tensor | None], at: Sequence[Place], v: list[Tensor]) -> list[Tensor]:
-    """d<rows, v>/d at."""
+    """Return d<rows, v>/d at."""
     live = [(g, along) for g, along in zip(rows, v, strict=True) if g is not None and g.requires_grad]
     if not live:
         return [torch.zeros_like(along) for along in v]
@@ -243,7 +245,7 @@ def _dense(rows: _Gradients, like: list[Tensor]) -> list[Tensor]:
 
 
 def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
-    """Standard normal tensors of the same shapes, the same ones whenever they are asked for."""
+    """Return standard normal tensors of the same shapes; equal seeds give equal numbers."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in tensors]
 

@@ -1,9 +1,9 @@
-"""The trace of the functional Hessian, by probes: what Tr H has beyond the exact Gauss-Newton trace.
+"""The trace of the functional Hessian H - GGN by probes: the part of Tr H that the Gauss-Newton trace leaves out.
 
-A parameter-space probe v gives v^T (H - GGN) v, whose noise is all of H - GGN's off-diagonal. Where a weight is used in
-one call, z = W phi + b, every sample can be given a weight perturbation of its own, V_i, since U_i = V_i phi_i is all
-that the network sees: the same double backward then averages n independent probes. Other parameters (norms, bare
-ones, weights of several calls) share a probe within a chunk, and have another in the next.
+A probe v of the parameters gives v^T (H - GGN) v, whose noise comes from all off-diagonal entries of H - GGN. If one
+call uses a weight, z = W phi + b, each sample i can have its own perturbation V_i of the weight, because the network
+sees only U_i = V_i phi_i. One double backward then averages n independent probes. Other parameters (of norms, not in a
+layer, weights of several calls) have one probe per chunk.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.state import differentiable
 
-_CHUNK = 128  #: samples that share a probe where a parameter has to
+_CHUNK = 128  #: largest number of samples in a chunk, which share the probes of some parameters
 
 
 @dataclass(frozen=True, eq=False)
 class CurvedParameters:
-    """The measured parameters along which the network may bend."""
+    """The measured parameters in which the network may have second derivatives."""
 
-    weights: dict[str, str]  #: layer -> name of its weight, where used in one call
-    biases: dict[str, str]  #: layer -> name of its bias
-    others: tuple[str, ...]
+    weights: dict[str, str]  #: layer -> name of its weight, if one call uses it
+    biases: dict[str, str]  #: layer -> name of its bias, if one call uses it
+    others: tuple[str, ...]  #: names of all others
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return the names of all these parameters."""
         return (*self.weights.values(), *self.biases.values(), *self.others)
 
 
 def curved_parameters(problem: Problem, layout: Layout) -> CurvedParameters:
-    """Leaves out what the network is (piecewise) affine in: there H = GGN, and nothing is to be added."""
+    """Return the parameters in which the network is not piecewise affine; for the others H = GGN."""
     curved = problem.parameters & layout.structure.curved
     once = {layer: weight for layer, weight in layout.weights.items() if len(weight.products) == 1}
     weights = {layer: w.parameter for layer, w in once.items() if w.parameter is not None and w.parameter in curved}
@@ -65,8 +65,10 @@ def functional_hessian_trace(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
-    """Unbiased values of sum_j d2/dtheta_j2 (of sum_j theta_j^2 d2/dtheta_j2 if `weighted`) of each curved parameter,
-    (probes,) float64 each."""
+    """Return unbiased estimates of each curved parameter's part of the trace, (probes,) float64 each.
+
+    The part is sum_j (H - GGN)_jj, or sum_j theta_j^2 (H - GGN)_jj if `weighted`.
+    """
     if not curved.names:
         return {}
     problem = problem.as_asked()
@@ -83,14 +85,14 @@ def functional_hessian_trace(
     ):
         for number, raw in problem.walked(most, "curvature products", progress):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
-            own = torch.Generator().manual_seed(seed + number)  # the same, whoever works on the chunk
+            own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(own)
     return dict(zip(curved.names, problem.ranks.total(totals).cpu(), strict=True))
 
 
 class _Chunk:
-    """One chunk's slopes, their graph kept, at what is to be perturbed."""
+    """The gradient of one chunk at all places to be perturbed, with its graph."""
 
     def __init__(
         self,
@@ -118,7 +120,7 @@ class _Chunk:
         self.slopes = rows
 
     def _inputs(self) -> dict[str, Tensor]:
-        """phi of each layer whose weight counts, as it is or as its factor, whichever is smaller to draw for."""
+        """Return phi of each layer with a curved weight, or its factor if that needs far fewer random numbers."""
         found = {}
         for layer in self.curved.weights:
             phi = self.seen[layer].phi
@@ -126,7 +128,7 @@ class _Chunk:
         return found
 
     def probe(self, generator: torch.Generator) -> Tensor:
-        """One double backward: the share of each of `curved.names`, float64."""
+        """Return one estimate of the part of each of `curved.names`, float64, by one double backward."""
         moves = {layer: self._move(layer, weight, generator) for layer, weight in self.layers.items()}
         steps = {name: random_signs(p.shape, p, generator) for name, p in self.others.items()}
         if self.weighted:
@@ -147,7 +149,7 @@ class _Chunk:
         return torch.stack([shares[name] for name in self.curved.names])
 
     def _move(self, layer: str, weight: Weight, generator: torch.Generator) -> dict[str, Tensor]:
-        """Of weight and bias, as the pre-activation sees them, (n, g, d, P); every sample has its own."""
+        """Return random changes of the pre-activation by weight and bias, (n, g, d, P), another for each sample."""
         z = self._like(layer)
         parts = {}
         if layer in self.curved.weights:
@@ -164,7 +166,7 @@ class _Chunk:
         W = weight.adapter.matrix(weight.value)
         n, g, m, P = phi.shape
         d = W.shape[1]
-        if self.weighted and P == 1:  # sum_t v_st W_st phi_t has the second moments of one sign times the root of this
+        if self.weighted and P == 1:  # one sign times this has the second moments of sum_t v_st W_st phi_t
             size = (W.square() @ phi.square()).sqrt()
             return random_signs((n, g, d, 1), phi, generator) * size
         U = torch.empty_like(z)
@@ -174,7 +176,7 @@ class _Chunk:
         return U
 
     def _like(self, layer: str) -> Tensor:
-        """An uninitialised tensor of the product's shape, by position."""
+        """Return an uninitialised tensor of the product's shape, by position."""
         return self.seen[layer].by_position(torch.empty(self.seen[layer].shape, dtype=self.dtype, device=self.device))
 
 
@@ -199,7 +201,7 @@ def exact_functional_hessian_trace(
     weighted: bool,
     progress: Progress | None = None,
 ) -> tuple[dict[str, float], int]:
-    """The same, exactly: every direction in turn; with how many products it took."""
+    """Return (each curved parameter's part of the trace, exactly, from every direction in turn; the products used)."""
     found: dict[str, float] = {}
     products = 0
 
@@ -231,7 +233,7 @@ def exact_functional_hessian_trace(
 
 
 def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
-    """Of the matrix, (P,) float64: by unit vectors, a few at a time."""
+    """Return the diagonal of the matrix, (P,) float64, by products with unit vectors, a few at a time."""
     entries = torch.empty(operator.size, dtype=torch.float64)
     for start in range(0, operator.size, 16):
         stop = min(start + 16, operator.size)
@@ -244,7 +246,7 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
 
 
 def exact_products(layout: Layout, curved: CurvedParameters, sizes: dict[str, int]) -> int:
-    """How many products `exact_functional_hessian_trace` takes."""
+    """Return the number of products that `exact_functional_hessian_trace` takes."""
     weights = 0
     for layer in curved.weights:
         weight = layout.weights[layer]
