@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from chains import chain, data, lens_on
+from builders import chain, lens_on, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def tightness(net: nn.Module, x: Tensor, **more):
 
 
 def on_a_sphere(n: int, m: int, radius: float = 2.0) -> Tensor:
-    x = data(n, m, 3)
+    x = normal(n, m, seed=3)
     return radius * x / x.norm(dim=1, keepdim=True)
 
 
@@ -39,11 +39,11 @@ def linear(*weights: Tensor) -> nn.Sequential:
 
 
 def orthogonal(d: int) -> Tensor:
-    return torch.linalg.qr(data(d, d, 5))[0]
+    return torch.linalg.qr(normal(d, d, seed=5))[0]
 
 
 def test_one_linear_neuron_on_a_sphere_attains_every_bound():
-    tight = tightness(linear(data(1, 5, 1)), on_a_sphere(7, 5))
+    tight = tightness(linear(normal(1, 5, seed=1)), on_a_sphere(7, 5))
     for name in NAMES:
         for key in ((name, "0"), (name, None)):
             if key in tight and name != "residual_bound":
@@ -55,7 +55,7 @@ def test_one_linear_neuron_on_a_sphere_attains_every_bound():
 
 
 def test_an_isometry_below_a_jacobian_of_rank_one_attains_the_chain():
-    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0, 3.0]).double(), data(1, 4, 8)[0]))
+    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0, 3.0]).double(), normal(1, 4, seed=8)[0]))
     tight = tightness(net, on_a_sphere(6, 4), parameters=["0.weight"])
     for row in (
         "linear_stability",
@@ -71,8 +71,8 @@ def test_an_isometry_below_a_jacobian_of_rank_one_attains_the_chain():
 
 
 def test_without_equal_norms_only_the_link_of_cauchy_is_slack():
-    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0]).double(), data(1, 4, 8)[0]))
-    tight = tightness(net, data(6, 4), parameters=["0.weight"])
+    net = linear(orthogonal(4), torch.outer(torch.tensor([1.0, -2.0]).double(), normal(1, 4, seed=8)[0]))
+    tight = tightness(net, normal(6, 4), parameters=["0.weight"])
     assert tight["mls_chain.A_B", "0"] >= 0.999999
     assert tight["mls_chain.B_C", "0"] < 0.99
     assert tight["mls_chain.C_D", "0"] >= 0.999999
@@ -95,7 +95,7 @@ def test_an_isometry_attains_the_volume_of_one_sample():
 def test_the_d_of_proposition_e4_is_the_rows():
     """Rows alike and the same slope at each: an equality. With the columns for d (2), the bound would fail."""
     net = linear(torch.tensor([[1.0, -2.0]]).double().repeat(5, 1), torch.ones(1, 5).double())
-    tight = tightness(net, data(4, 2))
+    tight = tightness(net, normal(4, 2))
     assert tight["adaptive_bound", "0"] >= 0.999999
     assert tight["adaptive_bound", "0"] * 5 / 2 > 1
 
@@ -108,7 +108,7 @@ def row(net: nn.Module, x: Tensor, name: str, layer: str | None, **more):
 
 
 def test_published_positive_eigenvalues_fail_at_lower_rank():
-    found = row(linear(0.5 * torch.eye(2).double()[:, :1]), data(3, 1), "volume_bound.published", "0")
+    found = row(linear(0.5 * torch.eye(2).double()[:, :1]), normal(3, 1), "volume_bound.published", "0")
     assert found.violated_share == 1.0
     assert (found.status, found.assumption) == ("not applicable", "full_rank: the rank is below 2 for 3 of 3 samples")
 
@@ -132,7 +132,7 @@ def test_on_convolutions_the_published_form_fails_and_the_sound_one_holds(paddin
     shares = []
     with torch.random.fork_rng():
         for seed in range(6):
-            x = data(8, 64, seed).reshape(8, 1, 8, 8)
+            x = normal(8, 64, seed=seed).reshape(8, 1, 8, 8)
             report = check_bounds(lens_on(cnn(seed, padding, stride), x), "linear_stability")
             assert not report.violated
             shares.append(report.of("linear_stability.published", "0").violated_share)
@@ -180,7 +180,7 @@ class Twice(nn.Module):
     ("net", "why"), [(Normed(), "reads_the_input"), (Tied(), "unshared_weights"), (Twice(), "unshared_weights")]
 )
 def test_what_speaks_of_the_first_layer_does_not_apply_without_one(net, why):
-    report = check_bounds(lens_on(net.double(), data(5, 3)), NAMES)
+    report = check_bounds(lens_on(net.double(), normal(5, 3)), NAMES)
     assert not report.violated
     found = {v.bound: v for v in report}
     for name in ("linear_stability.mean", "volume_bound", "mls_chain", "adaptive_bound.mean", "normalized_mls_bound"):
@@ -190,7 +190,7 @@ def test_what_speaks_of_the_first_layer_does_not_apply_without_one(net, why):
 
 def test_a_frozen_weight_is_not_in_the_sharpness():
     net = chain([3, 4, 2], 4)
-    report = check_bounds(lens_on(net, data(5, 3), parameters=["2.weight"]), NAMES)
+    report = check_bounds(lens_on(net, normal(5, 3), parameters=["2.weight"]), NAMES)
     assert report.of("linear_stability", "0").status == "holds"  # of its own slope, not of S
     for name, layer in (("mls_chain", "0"), ("mls_chain.C_D", "0"), ("nmls_bound", None), ("volume_bound", "0")):
         assert report.of(name, layer).assumption == "weights_measured: 0 is not measured"
@@ -203,7 +203,7 @@ def test_a_dead_network_violates_nothing():
         net[2].weight.zero_()
         net[2].bias.zero_()
     for parameters in ("trainable", ["0.weight"]):  # S > 0, and S = 0
-        report = check_bounds(lens_on(net, data(5, 3), parameters=parameters), NAMES)
+        report = check_bounds(lens_on(net, normal(5, 3), parameters=parameters), NAMES)
         assert not report.violated
         assert report.of("linear_stability", "0").lhs == 0.0
         assert report.of("network_volume_bound").lhs == -math.inf
@@ -211,7 +211,7 @@ def test_a_dead_network_violates_nothing():
 
 
 def test_an_input_of_zero_is_named():
-    x = data(5, 3)
+    x = normal(5, 3)
     x[2] = 0
     report = check_bounds(lens_on(chain([3, 4, 2], 4), x), NAMES)
     assert report.of("linear_stability", "0").assumption == "nonzero_inputs: 1 of 5 inputs of 0 are 0"
@@ -221,7 +221,7 @@ def test_an_input_of_zero_is_named():
 
 
 def test_a_loss_that_curves_downwards_leaves_the_scales_without_a_minimum():
-    net, x = chain([3, 4, 2], 4), data(5, 3)
+    net, x = chain([3, 4, 2], 4), normal(5, 3)
     problem = Problem(
         net, lambda f, y: torch.cos(3 * f).sum(1) + (f - y).square().sum(1), (x, torch.zeros(5, 2).double())
     )
@@ -244,7 +244,7 @@ def networks(draw):
             module.weight.mul_(10.0 ** draw(st.integers(-1, 1)))
         if draw(st.integers(0, 9)) == 0:
             linear[draw(st.integers(0, len(linear) - 1))].weight.zero_()
-    x = data(draw(st.integers(1, 8)), widths[0], seed + 1) * 10.0 ** draw(st.integers(-3, 3))
+    x = normal(draw(st.integers(1, 8)), widths[0], seed=seed + 1) * 10.0 ** draw(st.integers(-3, 3))
     if draw(st.integers(0, 9)) == 0:
         x[0] = 0
     return net, x, draw(st.sampled_from(["half_squared_error", "mse", "cross_entropy"]))
@@ -275,4 +275,4 @@ def test_no_bound_is_violated_on_a_thousand_random_networks(network):
 @pytest.mark.parametrize("seed", range(6))
 def test_rounding_of_float32_is_no_violation(seed):
     net = chain([5, 8, 6, 3], seed, nn.ReLU).float()
-    nothing_is_violated((net, 30 * data(20, 5, seed).float(), ["half_squared_error", "cross_entropy"][seed % 2]))
+    nothing_is_violated((net, 30 * normal(20, 5, seed=seed).float(), ["half_squared_error", "cross_entropy"][seed % 2]))

@@ -2,27 +2,16 @@
 
 import pytest
 import torch
+from builders import lens_on, mlp, normal
 from literal_bounds import layers
 from torch import Tensor, nn
 
-from flatlens import Lens, Problem, measure
+from flatlens import measure
 from flatlens.bounds import check_bounds
 
-
-def chain(seed: int) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-
-
-NET = chain(0)
-X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+NET = mlp((4, 5, 3), nn.Tanh)
+X = normal(6, 4, seed=1)
 SEEN = layers(NET, X)
-
-
-def lens_on(loss: str, x: Tensor = X, net: nn.Module = NET) -> Lens:
-    y = torch.zeros(len(x), dtype=torch.long) if loss == "cross_entropy" else torch.zeros(len(x), 3).double()
-    return Lens(Problem(net, loss, (x, y)))
 
 
 def roots(loss: str, x: Tensor = X, net: nn.Module = NET) -> Tensor:
@@ -56,7 +45,7 @@ def diagonal(C: Tensor, seen) -> Tensor:
 @pytest.mark.parametrize("loss", ["half_squared_error", "cross_entropy"])
 @pytest.mark.parametrize("layer", ["0", "2"])
 def test_both_sides_are_the_literal_definitions(loss, layer):
-    lens, C, seen = lens_on(loss), roots(loss), SEEN[layer]
+    lens, C, seen = lens_on(NET, X, loss), roots(loss), SEEN[layer]
     found = check_bounds(lens, "matrix_normalized_bound").of("matrix_normalized_bound.inner", layer)
     arrays = measure(lens, "normalized_sharpness")["normalized_sharpness", layer].arrays
     s, t = arrays["sigma"], arrays["sigma_prime"]
@@ -84,7 +73,7 @@ def test_equation_37_holds_at_any_scales(seed):
 
 
 def inner(net: nn.Module, x: Tensor, layer: str = "0"):
-    report = check_bounds(lens_on("half_squared_error", x, net), "matrix_normalized_bound")
+    report = check_bounds(lens_on(net, x), "matrix_normalized_bound")
     return report.of("matrix_normalized_bound.inner", layer)
 
 

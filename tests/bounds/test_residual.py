@@ -5,6 +5,7 @@ import math
 import modern
 import pytest
 import torch
+from builders import lens_on, normal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from literal_bounds import sharpness
@@ -46,22 +47,13 @@ class Residual(nn.Module):
         return self.head(x)
 
 
-def data(n: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def lens_on(net: nn.Module, x: Tensor, **more) -> Lens:
-    with torch.no_grad():
-        return Lens(Problem(net, "half_squared_error", (x, torch.zeros_like(net(x))), **more))
-
-
 def table(net: nn.Module, x: Tensor, **more):
     report = check_bounds(lens_on(net, x, **more), "residual_bound")
     assert not report.violated
     return report
 
 
-NET, X = Residual(4, 3, 2, 1), data(5, 4)
+NET, X = Residual(4, 3, 2, 1), normal(5, 4)
 
 
 def seen() -> list[dict[str, Tensor]]:
@@ -146,7 +138,7 @@ def networks(draw):
     seed = draw(st.integers(0, 2**20))
     shape = draw(st.integers(1, 6)), draw(st.integers(1, 4)), draw(st.integers(1, 4))
     net = Residual(*shape, seed, draw(st.sampled_from(sorted(ACTIVATIONS))))
-    return net, data(draw(st.integers(1, 8)), shape[0], seed=seed) * 10.0 ** draw(st.integers(-3, 3))
+    return net, normal(draw(st.integers(1, 8)), shape[0], seed=seed) * 10.0 ** draw(st.integers(-3, 3))
 
 
 CALM = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
@@ -172,7 +164,7 @@ def test_scaled_identities_below_a_head_of_rank_one_attain_it():
             linear.weight.copy_(c * torch.eye(3))
             linear.bias.zero_()
         net.head.weight.copy_(torch.outer(torch.tensor([1.0, -2.0]), torch.tensor([3.0, 1.0, 2.0])))
-    report = table(net, data(4, 3))
+    report = table(net, normal(4, 3))
     for row in (("residual_bound", "blocks.0"), ("residual_bound", "blocks.1"), ("residual_bound.sum", None)):
         assert report.of(*row).tightness >= 0.999999
         assert report.of(*row).status == "holds"
@@ -185,7 +177,7 @@ def test_with_a_projection_on_the_skip_it_fails_and_does_not_apply():
         with torch.no_grad():
             for skip in net.skips:
                 skip.weight.mul_(3)
-        report = table(net, data(5, 4))
+        report = table(net, normal(5, 4))
         for layer in ("blocks.0", "blocks.1"):
             found = report.of("residual_bound", layer)
             assert found.status == "not applicable"
@@ -244,7 +236,7 @@ class Behind(nn.Module):
     ],
 )
 def test_what_the_telescoped_sum_supposes_is_read_off_the_network(kind, assumption):
-    report = table(Behind(kind), data(6, 4))
+    report = table(Behind(kind), normal(6, 4))
     found = report.of("residual_bound.sum")
     assert found.assumption.startswith(assumption)
     assert found.status == ("not applicable" if assumption else "holds")
@@ -252,7 +244,7 @@ def test_what_the_telescoped_sum_supposes_is_read_off_the_network(kind, assumpti
 
 
 def test_a_block_changed_in_place_is_the_block_it_was():
-    net, x = Behind("in place"), data(6, 4)
+    net, x = Behind("in place"), normal(6, 4)
     found = check_bounds(lens_on(net, x), "residual_bound").of("residual_bound", "one")
     one = 2 * x
     J = vmap(jacrev(lambda h: net.head((y := h + torch.relu(net.one(h))) + net.two(y))))(one)
@@ -260,7 +252,7 @@ def test_a_block_changed_in_place_is_the_block_it_was():
 
 
 def test_a_network_that_cannot_be_traced_says_so():
-    found = table(Behind("data"), data(1, 4))[0]
+    found = table(Behind("data"), normal(1, 4))[0]
     assert (found.status, found.layer) == ("not applicable", None)
     assert "torch.fx cannot trace it" in found.assumption
 
@@ -279,12 +271,12 @@ class Other(nn.Module):
 
 
 def test_a_trace_that_computes_something_else_is_not_believed():
-    assert "computes something else" in table(Other(), data(4, 3))[0].assumption
+    assert "computes something else" in table(Other(), normal(4, 3))[0].assumption
 
 
 def test_a_network_without_skips_says_so():
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
-    (found,) = table(net, data(4, 3))
+    (found,) = table(net, normal(4, 3))
     assert found.status == "not applicable"
     assert found.assumption.startswith("identity_skips: no residual block")
     assert math.isnan(found.lhs)
@@ -304,7 +296,7 @@ def test_of_shared_weights_the_sound_form_holds():
     with torch.random.fork_rng():
         for seed in range(5):
             torch.manual_seed(seed)
-            report = table(Convolutional(), data(4, 2, 4, 4, seed=seed))
+            report = table(Convolutional(), normal(4, 2, 4, 4, seed=seed))
             assert report.of("residual_bound", "conv").assumption.startswith("unshared_weights")
             assert report.of("residual_bound.sound", "conv").status == "holds"
             assert report.of("residual_bound.sum").status == "not applicable"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import seeded
 from mutants import mutated
 from torch import Tensor, nn
 
@@ -22,11 +23,7 @@ ACTIVATIONS = (nn.ReLU(), nn.Tanh(), nn.GELU(), nn.Sigmoid(), nn.Softplus())
 LOSSES = ("mse", "half_squared_error", "cross_entropy")
 
 
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def mlp(
+def steep_mlp(
     seed: int, inputs: int, act: nn.Module | None, outputs: int = 2, width: int = 5, steep: float = 1.5
 ) -> nn.Module:
     middle: list[nn.Module] = [] if act is None else [act]
@@ -62,8 +59,8 @@ def laws() -> list[tuple[Distribution, set[str]]]:
         (Sphere(1), set()),
         (Sphere(2), set()),
         (PushForward(Cube(2), nn.Linear(2, 3).double()), {"convex_support"}),
-        (PushForward(Sphere(1), mlp(3, 2, nn.Tanh(), 3)), set()),
-        (PushForward(Cube(1), mlp(4, 1, nn.Tanh(), 2)), set()),
+        (PushForward(Sphere(1), steep_mlp(3, 2, nn.Tanh(), 3)), set()),
+        (PushForward(Cube(1), steep_mlp(4, 1, nn.Tanh(), 2)), set()),
     ]
 
 
@@ -79,7 +76,7 @@ def test_none_whose_assumptions_hold_is_violated(seed: int) -> None:
     torch.manual_seed(seed)
     law, convex = laws()[seed % 8]
     loss, act = LOSSES[seed % 3], ACTIVATIONS[seed % 5]
-    net, x = mlp(seed, law.dimension, act), law.sample(30 + 10 * (seed % 5), seeded(seed))
+    net, x = steep_mlp(seed, law.dimension, act), law.sample(30 + 10 * (seed % 5), seeded(seed))
     f = net(x).detach()
     y = f.argmax(1) if loss == "cross_entropy" else f + 0.1 * torch.randn(f.shape, generator=seeded(seed)).double()
     target = beside(net, x, 3.0 * (seed % 4))
@@ -103,7 +100,7 @@ def test_none_whose_assumptions_hold_is_violated(seed: int) -> None:
 
 def test_a_linear_network_attains_its_lipschitz_norm() -> None:
     for law in (Cube(1), Cube(3)):
-        net = mlp(0, law.dimension, None)
+        net = steep_mlp(0, law.dimension, None)
         x = law.sample(20, seeded(1))
         norm = float(torch.linalg.matrix_norm((net[1].weight @ net[0].weight).detach(), 2))
         report = checked(net, law, x, net(x).detach(), "mse", target=Target(net))
@@ -116,7 +113,7 @@ def test_a_linear_network_attains_its_lipschitz_norm() -> None:
 
 @pytest.mark.parametrize("loss", ["mse", "half_squared_error"])
 def test_growth_is_attained_on_a_line(loss: str) -> None:
-    net, x = mlp(0, 1, None), Cube(1).sample(20, seeded(1))
+    net, x = steep_mlp(0, 1, None), Cube(1).sample(20, seeded(1))
     row = checked(net, Cube(1), x, net(x).detach(), loss, bounds="jacobian_growth").of("jacobian_growth")
     assert row.status == "holds"
     assert row.tightness >= 0.999
@@ -153,7 +150,7 @@ def test_no_third_moment_is_above_its_bound() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_the_softmaxed_variation_is_above_all_that_is_found(seed: int) -> None:
-    net, x = mlp(seed, 2, ACTIVATIONS[seed % 5], 3, steep=3.0), Cube(2).sample(12, seeded(seed))
+    net, x = steep_mlp(seed, 2, ACTIVATIONS[seed % 5], 3, steep=3.0), Cube(2).sample(12, seeded(seed))
     problem = fl.Problem(net, "cross_entropy", (x, net(x).argmax(1)))
     softmaxed = nn.Sequential(net, nn.Softmax(1))
     other = fl.Problem(softmaxed, "mse", (x, softmaxed(x).detach()))
@@ -174,7 +171,7 @@ def jacobians(net: nn.Module, x: Tensor) -> Tensor:
 def agree(check: Callable[..., BoundsReport]) -> None:
     """Every side of B9 to B11 is what the theorems say, written out."""
     n, c = 40, 2.0
-    net, x = mlp(7, 2, nn.Tanh(), 3), Cube(2).sample(40, seeded(7))
+    net, x = steep_mlp(7, 2, nn.Tanh(), 3), Cube(2).sample(40, seeded(7))
     y = (net(x) + 0.05 * torch.randn(n, 3, generator=seeded(8), dtype=torch.float64)).detach()
     delta = 4 / math.sqrt(math.pi) * math.sqrt(math.log(n / 0.05) / n)  # Eq. 6, d = 2
     lens = fl.Lens(fl.Problem(net, "mse", (x, y)))

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import mlp, seeded
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -14,15 +15,6 @@ from flatlens.distributions import Cube, Distribution, GaussianMixture, Sphere, 
 from flatlens.errors import BadInput, UnknownName
 
 ROWS = ("lipschitz_bound", "jacobian_growth", "jacobian_generalisation")
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def mlp(seed: int, inputs: int, act: nn.Module, outputs: int = 2) -> nn.Module:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(inputs, 5), act, nn.Linear(5, outputs)).to(torch.float64)
 
 
 def checked(net: nn.Module, law: Distribution, x: Tensor, y: Tensor, loss: object, **more: object) -> BoundsReport:
@@ -81,7 +73,7 @@ def test_an_arc_refutes_theorem_4_3() -> None:
 
 
 def test_what_is_missing_is_named() -> None:
-    net, x = mlp(0, 2, nn.Tanh()), Cube(2).sample(20, seeded(0))
+    net, x = mlp((2, 5, 2), nn.Tanh), Cube(2).sample(20, seeded(0))
     lens = fl.Lens(fl.Problem(net, "mse", (x, net(x).detach())))
     for told in check_bounds(lens, ROWS):
         assert told.status == "not applicable"
@@ -104,7 +96,7 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_targets_that_are_missed_or_steeper_than_declared() -> None:
-    net, x = mlp(0, 2, nn.Tanh()), Cube(2).sample(20, seeded(0))
+    net, x = mlp((2, 5, 2), nn.Tanh), Cube(2).sample(20, seeded(0))
     f = net(x).detach()
     off = Target(lambda y: net(y) + 0.5, lipschitz_product(net, (2,)))
     report = checked(net, Cube(2), x, f, "mse", target=off)
@@ -118,7 +110,7 @@ def test_targets_that_are_missed_or_steeper_than_declared() -> None:
     assert steep.of("jacobian_generalisation").assumption.startswith("target_lipschitz")
     assert "vacuous" in report.of("jacobian_generalisation").note
     many = Cube(1).sample(4000, seeded(0))
-    flat = mlp(2, 1, nn.Tanh())
+    flat = mlp((1, 5, 2), nn.Tanh, seed=2)
     told = checked(flat, Cube(1), many, flat(many).detach(), "mse", target=Target(flat), bounds=ROWS[2])
     assert "vacuous" not in told.of("jacobian_generalisation").note
     with pytest.raises(BadInput, match="lipschitz"):
@@ -126,7 +118,7 @@ def test_targets_that_are_missed_or_steeper_than_declared() -> None:
 
 
 def test_losses_without_a_divergence() -> None:
-    net, x = mlp(0, 2, nn.Tanh(), 3), Cube(2).sample(20, seeded(0))
+    net, x = mlp((2, 5, 3), nn.Tanh), Cube(2).sample(20, seeded(0))
     y = net(x).argmax(1)
     for loss in (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])), lambda f, _: f.square().sum(1)):
         row = checked(net, Cube(2), x, y, loss, bounds="jacobian_growth").of("jacobian_growth")
@@ -154,7 +146,7 @@ def test_networks_that_are_no_chain_or_have_no_points() -> None:
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = mlp(0, 2, nn.Tanh())
+        self.inner = mlp((2, 5, 2), nn.Tanh)
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.inner(x)
@@ -172,7 +164,7 @@ def test_images_in_single_precision() -> None:
 
 
 def test_the_radius_is_found_by_the_rule_that_is_asked_for() -> None:
-    net = mlp(0, 3, nn.Tanh())
+    net = mlp((3, 5, 2), nn.Tanh)
     x = Sphere(2).sample(1000, seeded(0))
     y = net(x).detach()
     sides = {}

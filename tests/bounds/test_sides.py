@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from chains import chain, data, lens_on
+from builders import chain, lens_on, normal
 from literal_bounds import adaptive, layers, sharpness, slopes
 from torch import Tensor
 
@@ -22,7 +22,7 @@ def claims(lens: Lens, name: str) -> dict[tuple[str, str | None], Claim]:
     return {(claim.part, claim.layer): claim for claim in BOUNDS[name].claims(context)}
 
 
-NET, X = chain([4, 5, 4, 3], 1), data(6, 4, 2)
+NET, X = chain([4, 5, 4, 3], 1), normal(6, 4, seed=2)
 SEEN, S, ADAPTIVE = layers(NET, X), sharpness(NET, X), adaptive(NET, X)
 FIRST, N, n = SEEN["0"], 3, 6
 F2 = {name: seen.W.norm() for name, seen in SEEN.items()}  # ||W||_F

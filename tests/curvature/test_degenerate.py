@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import mlp, normal
 from networks import network
 from torch import Tensor, nn
 
@@ -19,15 +20,12 @@ torch.set_num_threads(1)
 Case = tuple[nn.Module, Tensor, Tensor]
 
 
-def mlp(act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        return nn.Sequential(nn.Linear(4, 5), act(), nn.Linear(5, 5), act(), nn.Linear(5, 3)).double()
+def small(act: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    return mlp((4, 5, 5, 3), act, seed=1)
 
 
 def data(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 4, generator=generator, dtype=torch.float64), torch.arange(n) % 3
+    return normal(n, 4, seed=seed), torch.arange(n) % 3
 
 
 def changed(net: nn.Sequential, change: Callable[[nn.Sequential], object]) -> nn.Sequential:
@@ -38,11 +36,16 @@ def changed(net: nn.Sequential, change: Callable[[nn.Sequential], object]) -> nn
 
 def confident(act: type[nn.Module], scale: float) -> Case:
     """Labels as predicted, logits far apart."""
-    net, (x, _) = mlp(act), data(6)
+    net, (x, _) = small(act), data(6)
     f = net(x).detach()
     gap = float((f.topk(2, 1).values @ torch.tensor([[1.0], [-1.0]], dtype=torch.float64)).min())
     changed(net, lambda net: [p.mul_(scale / gap) for p in net[4].parameters()])
     return net, x, net(x).argmax(1)
+
+
+def zeroed(net: nn.Sequential) -> None:
+    for p in net.parameters():
+        p.zero_()
 
 
 def dead(net: nn.Sequential) -> None:
@@ -72,14 +75,14 @@ def one_class() -> Case:
 
 
 def frozen(act: type[nn.Module], layers: tuple[int, ...]) -> Case:
-    net = mlp(act)
+    net = small(act)
     for layer in layers:
         net[layer].requires_grad_(False)
     return net, *data(5)
 
 
 def duplicated() -> Case:
-    net, (x, y) = mlp(nn.Tanh), data(2)
+    net, (x, y) = small(nn.Tanh), data(2)
     return net, x.repeat(4, 1), y.repeat(4)
 
 
@@ -95,20 +98,20 @@ CASES: dict[str, Callable[[], Case]] = {
     "confident, smooth": lambda: confident(nn.Tanh, 15.0),
     "beyond doubt": lambda: confident(nn.ReLU, 800.0),
     "beyond doubt, smooth": lambda: confident(nn.Tanh, 800.0),
-    "dead layer": lambda: (changed(mlp(), dead), *data(5)),
+    "dead layer": lambda: (changed(small(), dead), *data(5)),
     "dead convolution": lambda: convolutional(lambda net: net[2].bias.fill_(-100)),
-    "twin outputs": lambda: (changed(mlp(nn.Tanh), twin_outputs), *data(5)),
+    "twin outputs": lambda: (changed(small(nn.Tanh), twin_outputs), *data(5)),
     "more outputs than inputs": narrow,
-    "one sample": lambda: (mlp(nn.Tanh), *data(1)),
-    "one sample, piecewise linear": lambda: (mlp(), *data(1)),
+    "one sample": lambda: (small(nn.Tanh), *data(1)),
+    "one sample, piecewise linear": lambda: (small(), *data(1)),
     "one output": one_class,
     "duplicate rows": duplicated,
-    "zero input": lambda: (mlp(nn.Tanh), torch.zeros(3, 4).double(), torch.arange(3)),
-    "zero weight": lambda: (changed(mlp(), lambda net: net[0].weight.zero_()), *data(5)),
-    "zero weight, smooth": lambda: (changed(mlp(nn.GELU), lambda net: net[2].weight.zero_()), *data(5)),
-    "zero last weight": lambda: (changed(mlp(nn.Tanh), lambda net: net[4].weight.zero_()), *data(5)),
+    "zero input": lambda: (small(nn.Tanh), torch.zeros(3, 4).double(), torch.arange(3)),
+    "zero weight": lambda: (changed(small(), lambda net: net[0].weight.zero_()), *data(5)),
+    "zero weight, smooth": lambda: (changed(small(nn.GELU), lambda net: net[2].weight.zero_()), *data(5)),
+    "zero last weight": lambda: (changed(small(nn.Tanh), lambda net: net[4].weight.zero_()), *data(5)),
     "zero kernel": lambda: convolutional(lambda net: net[0].weight.zero_()),
-    "all parameters zero": lambda: (changed(mlp(nn.Tanh), lambda net: [p.zero_() for p in net.parameters()]), *data(5)),
+    "all parameters zero": lambda: (changed(small(nn.Tanh), zeroed), *data(5)),
     "a frozen layer": lambda: frozen(nn.ReLU, (2,)),
     "a frozen layer, smooth": lambda: frozen(nn.Tanh, (0,)),
     "all but the last frozen": lambda: frozen(nn.Tanh, (0, 2)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import normal, symmetric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import network
@@ -15,17 +16,6 @@ from flatlens.curvature import Eigenpairs, GaussNewton, Hessian, Operator, eigen
 torch.set_num_threads(1)
 
 
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def symmetric(spectrum: Tensor, seed: int = 0) -> Tensor:
-    """A random matrix with these eigenvalues."""
-    Q = torch.linalg.qr(seeded(len(spectrum), len(spectrum), seed=seed)).Q
-    A = (Q * spectrum.to(torch.float64)) @ Q.T
-    return (A + A.T) / 2
-
-
 def search(A: Tensor, start: Tensor | None = None, **options: object) -> Eigenpairs:
     """Lanczos, with its promises checked: honest residuals, unit vectors that are orthogonal, products counted."""
     counted = 0
@@ -35,7 +25,7 @@ def search(A: Tensor, start: Tensor | None = None, **options: object) -> Eigenpa
         counted += 1
         return A @ v
 
-    pairs = lanczos(apply, seeded(len(A), seed=99) if start is None else start, **options)
+    pairs = lanczos(apply, normal(len(A), seed=99) if start is None else start, **options)
     scale = max(float(torch.linalg.matrix_norm(A, 2)), 1e-300)
     values, vectors = pairs.values, pairs.vectors
     truly = (vectors @ A - values[:, None] * vectors).norm(dim=1)
@@ -64,7 +54,7 @@ def close(ours: Tensor, truth: Tensor | list[float], tolerance: float = 1e-8, sc
     st.integers(1, 30), st.integers(0, 10**6), st.integers(1, 4), st.integers(0, 3), st.sampled_from([1e-6, 1.0, 1e6])
 )
 def test_any_symmetric_matrix(size: int, seed: int, top: int, bottom: int, scale: float) -> None:
-    A = symmetric(scale * seeded(size, seed=seed), seed + 1)
+    A = symmetric(scale * normal(size, seed=seed), seed + 1)
     values = torch.linalg.eigvalsh(A)
     pairs = search(A, top=top, bottom=bottom, tolerance=1e-9)
     top = min(top, size)
@@ -73,7 +63,7 @@ def test_any_symmetric_matrix(size: int, seed: int, top: int, bottom: int, scale
 
 
 SPECTRA = {
-    "clustered": torch.cat([1 + 1e-4 * torch.arange(5), 0.3 * seeded(75).sigmoid()]),
+    "clustered": torch.cat([1 + 1e-4 * torch.arange(5), 0.3 * normal(75).sigmoid()]),
     "decaying": 0.8 ** torch.arange(80.0),
     "repeated": torch.tensor([5.0] * 3 + [2.0] * 4 + [-1.0] * 2 + [0.0] * 30),
     "repeated among many": torch.cat([torch.tensor([5.0, 5.0, 5.0]), torch.linspace(0, 1, 77)]),
@@ -178,14 +168,14 @@ def test_out_of_products() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_first_value_is_a_lower_bound(seed: int) -> None:
-    spectrum = seeded(60, seed=seed)
+    spectrum = normal(60, seed=seed)
     for most in (1, 3, 6, 12, 24):
         assert search(symmetric(spectrum, seed), most=most).largest <= float(spectrum.max()) + 1e-12
 
 
 def test_single_precision() -> None:
     A = symmetric(SPECTRA["both signs"]).float()
-    pairs = lanczos(lambda v: A @ v, seeded(60).float(), top=2, bottom=1, tolerance=1e-12)
+    pairs = lanczos(lambda v: A @ v, normal(60).float(), top=2, bottom=1, tolerance=1e-12)
     close(pairs.values, [3.0, 3 - 10 / 59, -7.0], 1e-5)
     assert pairs.values.dtype == torch.float64
     assert pairs.converged
@@ -227,7 +217,7 @@ def test_the_share_of_the_data_that_warms_up_large_problems() -> None:
 def with_spectrum(spectrum: Tensor) -> Operator:
     """The Hessian of a linear model under a loss that bends down where its target is -1: mean_i y_i x_i x_i^T."""
     size = len(spectrum)
-    Q = torch.linalg.qr(seeded(size, size, seed=5)).Q
+    Q = torch.linalg.qr(normal(size, size, seed=5)).Q
     x = (Q * (size * spectrum.double().abs()).sqrt()).T.contiguous()
     net = nn.Linear(size, 1, bias=False).double()
     problem = fl.Problem(net, lambda f, y: 0.5 * (y * f.square()).sum(1), (x, spectrum.double().sign()[:, None]))

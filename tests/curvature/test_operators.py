@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import normal
 from literal import gauss_newton, input_jacobian
 from literal_curvature import (
     LOSSES,
@@ -56,10 +57,6 @@ def close(ours: Tensor, truth: Tensor, tolerance: float = 1e-10) -> None:
     assert torch.allclose(ours, truth, rtol=tolerance, atol=tolerance * float(truth.abs().max()) + 1e-15)
 
 
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("name", ["mlp-tanh", "twice-tanh", "bare"])
 def test_whole_matrices(name: str, loss: str) -> None:
@@ -74,7 +71,7 @@ def test_products_with_convolutions_and_attention(name: str) -> None:
     net, x, y = network(name, n=3)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     for kind, truth in explicit(net, "cross_entropy", x, y).items():
-        v = seeded(3, len(truth))
+        v = normal(3, len(truth))
         close(kind(problem)(v), v @ truth)
 
 
@@ -94,12 +91,12 @@ def test_subsets_dicts_and_many_vectors(kind: type[Operator]) -> None:
     operator = kind(problem, ["0.bias", "4.weight"])
     at = places(net, ["0.bias", "4.weight"])
     A = whole[at][:, at]
-    many = seeded(4, len(at))
+    many = normal(4, len(at))
     close(operator(many), many @ A)
     assert operator.products == 4
     close(operator(many[0]), A @ many[0])
     assert operator.products == 5
-    V = seeded(3, 5)
+    V = normal(3, 5)
     out = operator({"4.weight": V})
     assert operator.products == 6
     assert {name: v.shape for name, v in out.items()} == {"0.bias": (7,), "4.weight": (3, 5)}
@@ -126,7 +123,7 @@ def test_the_exact_fisher_is_the_models_own_distribution() -> None:
     """Label smoothing bends the loss, and targets of its own do; neither touches the model's distribution."""
     net, x, _ = network("mlp-tanh")
     J, f = jacobian_of(net, x), net(x).detach()
-    soft = seeded(5, 3).softmax(1)
+    soft = normal(5, 3).softmax(1)
     for loss, y in ((nn.CrossEntropyLoss(label_smoothing=0.3), torch.arange(5) % 3), ("cross_entropy", soft)):
         close(Fisher(fl.Problem(net, loss, (x, y))).matrix(), gauss_newton(J, fishers("cross_entropy", f, y)))
 
@@ -162,10 +159,10 @@ def test_batches_of_unequal_size_kept_or_not(kind: type[Operator], memory: str |
     net, x, y = network("cnn-tanh", n=7)
     operator = kind(fl.Problem(net, "cross_entropy", loader(x, y), memory=memory))
     truth = explicit(net, "cross_entropy", x, y)[kind]
-    v = seeded(operator.size)
+    v = normal(operator.size)
     for _ in range(2):  # from graphs just made, and from what is kept of them
         close(operator(v), truth @ v)
-    many = seeded(3, operator.size, seed=1)
+    many = normal(3, operator.size, seed=1)
     close(operator(many), many @ truth)
     assert operator.products == 5
 
@@ -175,7 +172,7 @@ def test_the_same_targets_are_drawn_for_every_product(memory: str) -> None:
     net, x, y = network("mlp-tanh", n=7)
     problem = fl.Problem(net, "cross_entropy", loader(x, y), memory=memory)
     operator = Fisher(problem, kind="sampled", generator=torch.Generator().manual_seed(3))
-    v = seeded(operator.size)
+    v = normal(operator.size)
     once = operator(v)
     assert torch.equal(operator(v), once)
     if memory == "1GiB":
@@ -262,7 +259,7 @@ def test_class_weights_and_ignored_labels_are_divided_out_once(smoothing: float)
     own = gauss_newton(J, fishers("cross_entropy", f, y) * mass[:, None, None]) * len(x) / mass.sum()
     g = torch.einsum("nk,nkp->np", s, J)[mass > 0] * mass.sum()  # of l_i itself, its class weight in it
     empirical = (g / mass[mass > 0, None]).T @ g / mass.sum()
-    v = seeded(3, len(H))
+    v = normal(3, len(H))
     for memory in ("1KB", "1GiB"):
         problem = fl.Problem(net, loss, loader(x, y), memory=memory)
         for kind, truth in ((Hessian, H), (GaussNewton, G), (Residual, H - G), (Fisher, own)):
@@ -275,7 +272,7 @@ def test_a_loss_without_a_distribution_has_no_fisher() -> None:
     problem = fl.Problem(net, lambda f, y: f.square().sum(1), (x, y))
     for kind in ("exact", "sampled"):
         with pytest.raises(BadLoss, match="no distribution"):
-            Fisher(problem, kind=kind)(seeded(107))
+            Fisher(problem, kind=kind)(normal(107))
     g = torch.einsum("nk,nkp->np", 2 * net(x).detach(), jacobian_of(net, x))
     close(Fisher(problem, kind="empirical").matrix(), g.T @ g / len(x))
 
@@ -285,10 +282,10 @@ def test_a_loss_without_a_distribution_has_no_fisher() -> None:
 def test_jacobians_of_the_outputs(name: str, memory: str) -> None:
     net, x, y = network(name, n=7)
     problem = fl.Problem(net, "cross_entropy", loader(x, y), memory=memory)
-    J, w = jacobian_of(net, x), seeded(7, 3)
+    J, w = jacobian_of(net, x), normal(7, 3)
     ours = ParameterJacobian(problem)
     for _ in range(2):
-        v = seeded(ours.space.size, seed=1)
+        v = normal(ours.space.size, seed=1)
         close(ours.times(v), J @ v)
         close(ours.transposed_times(w), torch.einsum("nk,nkp->p", w, J))
     assert ours.products == 4
@@ -297,7 +294,7 @@ def test_jacobians_of_the_outputs(name: str, memory: str) -> None:
     at = places(net, [n for n in slices(net) if n == layer or n.startswith(f"{layer}.")])
     close(part.transposed_times(w), torch.einsum("nk,nkp->p", w, J)[at])
     Jx, inputs = input_jacobian(net, x), InputJacobian(problem)
-    v = seeded(*x.shape, seed=2).flatten(1)
+    v = normal(*x.shape, seed=2).flatten(1)
     for _ in range(2):
         close(inputs.times(v), torch.einsum("nkm,nm->nk", Jx, v))
         close(inputs.transposed_times(w), torch.einsum("nkm,nk->nm", Jx, w))
@@ -346,7 +343,7 @@ def test_ghost_batches(loss: str, volumes: bool, batched: bool, memory: str | in
     data = loader(x, y) if batched else (x, y)
     problem = fl.Problem(net, loss, data, batchnorm="train", ghost_batch=4, memory=memory)
     assert problem.coupled
-    v = seeded(len(flat))
+    v = normal(len(flat))
     for kind, truth in ((Hessian, H), (GaussNewton, G), (Residual, H - G), (Fisher, G)):
         close(kind(problem)(v), truth @ v, 1e-9)
     close(ParameterJacobian(problem).times(v), J @ v, 1e-9)
@@ -478,7 +475,7 @@ def test_every_other_sample_is_the_same_operator_on_them() -> None:
     net, x, y = network("mlp-tanh", n=8)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     operator = Hessian(problem)
-    v = seeded(operator.size)
+    v = normal(operator.size)
     sums = [operator.on_every(share)(v) / share for share in (1, 2, 4)]
     assert operator.products == 0
     close(sums[0], operator(v))

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import normal, redrawn
 from networks import network
 from torch import Tensor, nn
 
@@ -95,24 +96,18 @@ class Fused(nn.Linear):
         return torch.where(there[:, None], nn.functional.linear(x, torch._weight_norm(self.weight, self.g, 0)), plain)
 
 
-def seeded(*layers: nn.Module) -> nn.Module:
-    """After the layers were made: their weights anew, in float64."""
-    net = nn.Sequential(*layers).double()
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) * 0.5)
-    return net
+def drawn(*layers: nn.Module) -> nn.Module:
+    return redrawn(nn.Sequential(*layers).double(), seed=3, scale=0.5)
 
 
 def data(n: int = 20, outlier: float = 0.0) -> tuple[Tensor, Tensor]:
-    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(4), dtype=torch.float64).clamp(-2.5, 2.5)
+    x = normal(n, 6, seed=4).clamp(-2.5, 2.5)
     x[n - 2, 0] += outlier
     return x, torch.arange(n) % 3
 
 
 def with_act(function: type[torch.autograd.Function]) -> nn.Module:
-    return seeded(nn.Linear(6, 4), Act(function), nn.Linear(4, 3))
+    return drawn(nn.Linear(6, 4), Act(function), nn.Linear(4, 3))
 
 
 def products(kind: type[Operator], net: nn.Module, x: Tensor, y: Tensor, **options: object) -> Operator:
@@ -127,7 +122,7 @@ def test_a_wrong_backward_is_named(kind: type[Operator], dtype: torch.dtype) -> 
     wrong = {
         r"'1' \(Act\), which runs FlatSquareBackward": with_act(FlatSquare),
         r"'1' \(Act\), which runs DeafSquareBackward": with_act(DeafSquare),
-        r"'0' \(Fused\)": seeded(Fused(), nn.Tanh(), nn.Linear(4, 3)),
+        r"'0' \(Fused\)": drawn(Fused(), nn.Tanh(), nn.Linear(4, 3)),
     }
     for words, net in wrong.items():
         x, y = data()
@@ -148,8 +143,8 @@ def test_a_jacobian_that_is_not_the_adjoint_of_its_transpose(kind: type[Operator
 
 def test_rare_branches_are_proved_where_they_are_met() -> None:
     """One sample of 300, not among those looked at first: an operation of torch's, and a value of a user's function."""
-    fused = seeded(Fused(rare=True), nn.Tanh(), nn.Linear(4, 3))
-    square = seeded(nn.Linear(6, 4), Act(RareSquare), nn.Linear(4, 3))
+    fused = drawn(Fused(rare=True), nn.Tanh(), nn.Linear(4, 3))
+    square = drawn(nn.Linear(6, 4), Act(RareSquare), nn.Linear(4, 3))
     with torch.no_grad():
         square[0].weight.mul_(0.1)
         square[0].bias.mul_(0.1)
@@ -165,7 +160,7 @@ def test_rare_branches_are_proved_where_they_are_met() -> None:
 
 def test_places_inside_a_network() -> None:
     """Of a pre-activation's edge in the graph, as walks along one layer's weight take it."""
-    net, (x, y) = seeded(nn.Linear(6, 6), nn.Tanh(), Fused(), nn.Tanh(), nn.Linear(4, 3)), data()
+    net, (x, y) = drawn(nn.Linear(6, 6), nn.Tanh(), Fused(), nn.Tanh(), nn.Linear(4, 3)), data()
     problem = fl.Problem(net, "cross_entropy", (x, y))
 
     def proved(above: nn.Module) -> None:
@@ -192,7 +187,7 @@ def test_a_loss_with_a_wrong_backward_is_named(kind: type[Operator]) -> None:
         return FlatSquare.apply(f - nn.functional.one_hot(y, 3)).sum(1)
 
     x, y = data()
-    operator = kind(fl.Problem(seeded(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), loss, (x, y)))
+    operator = kind(fl.Problem(drawn(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3)), loss, (x, y)))
     with pytest.raises(BadModel, match="derivatives of the loss, which runs FlatSquareBackward"):
         operator(torch.ones(operator.size, dtype=operator.dtype))
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from builders import redrawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -29,13 +30,6 @@ ACTIVATIONS = [
 ]
 
 
-def seeded(network, seed):
-    g = torch.Generator().manual_seed(seed)
-    for parameter in network.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=g, dtype=torch.float64)
-    return network.double()
-
-
 def steepest(network, size, n=2000, span=1.0):
     """The largest slope between pairs of random points, far and near."""
     g = torch.Generator().manual_seed(0)
@@ -54,7 +48,7 @@ def steepest(network, size, n=2000, span=1.0):
 )
 def test_no_slope_is_above_it(width, activations, seed):
     layers = [part for act in activations for part in (nn.Linear(width, width), act)]
-    network = seeded(nn.Sequential(*layers), seed)
+    network = redrawn(nn.Sequential(*layers).double(), seed)
     assert steepest(network, (width,), n=200) <= lipschitz_product(network, (width,)) * (1 + 1e-9)
 
 
@@ -66,7 +60,7 @@ def test_the_slope_of_an_activation_is_the_least_that_holds(activation):
 
 
 def test_a_linear_network_reaches_it():
-    network = seeded(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Identity()), 0)
+    network = redrawn(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5), nn.Identity()).double())
     norm = float(torch.linalg.matrix_norm(network[0].weight.detach(), 2))
     assert lipschitz_product(network, (4,)) == pytest.approx(norm, rel=1e-8)
     assert lipschitz_product(network, (4,)) >= norm
@@ -82,14 +76,14 @@ def test_a_layer_used_twice_counts_twice():
 
 
 def test_convolutions_stretch_by_their_operator_norm():
-    network = seeded(
+    network = redrawn(
         nn.Sequential(
             nn.Unflatten(1, (1, 6, 6)),
             nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU()),
             nn.Conv2d(3, 2, 3, stride=2, padding_mode="circular", padding=1),
             nn.Flatten(),
             nn.Linear(18, 2),
-        ),
+        ).double(),
         1,
     )
     norms = []

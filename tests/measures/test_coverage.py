@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import seeded
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -16,10 +17,6 @@ from flatlens.grams.sketch import Sketch
 from flatlens.perturbation.level import Crossing, first_crossing
 
 torch.set_num_threads(1)
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def share_inside(values: Tensor, truth: float, error: Callable[[Tensor], tuple[Tensor, Tensor]] = skewed) -> float:

@@ -7,17 +7,11 @@ import math
 
 import pytest
 import torch
+from builders import redrawn
 from torch import Tensor, nn
 
 from flatlens.operations.layers import LinearLayer
 from flatlens.operations.operator_norm import kernel_norm, operator_norm
-
-
-def seeded(layer: nn.Module, seed: int = 0) -> nn.Module:
-    g = torch.Generator().manual_seed(seed)
-    for parameter in layer.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=g, dtype=torch.float64).to(parameter.dtype)
-    return layer
 
 
 def written_out(layer: LinearLayer, size: tuple[int, ...]) -> Tensor:
@@ -58,7 +52,7 @@ CASES: list[tuple[LinearLayer, tuple[int, ...]]] = [
 
 @pytest.mark.parametrize(("layer", "size"), CASES, ids=lambda case: str(case).replace(" ", ""))
 def test_it_is_the_largest_singular_value(layer: LinearLayer, size: tuple[int, ...]) -> None:
-    seeded(layer)
+    redrawn(layer)
     truth = float(torch.linalg.matrix_norm(written_out(layer, size), 2))
     assert operator_norm(layer, size) == pytest.approx(truth, rel=1e-9, abs=0)
     assert operator_norm(layer, size) <= truth * (1 + 1e-13)
@@ -67,7 +61,7 @@ def test_it_is_the_largest_singular_value(layer: LinearLayer, size: tuple[int, .
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_kernels_norm_is_that_of_one_window(groups: int) -> None:
     """A convolution whose window is the whole input is its kernel as a block-diagonal matrix."""
-    layer = seeded(nn.Conv2d(6, 9, 3, groups=groups))
+    layer = redrawn(nn.Conv2d(6, 9, 3, groups=groups))
     assert kernel_norm(layer) == pytest.approx(operator_norm(layer, (6, 3, 3)), rel=1e-12)
     assert kernel_norm(layer) < operator_norm(layer, (6, 9, 9))
     blocks = layer.weight.detach().double().reshape(groups, 9 // groups, -1)
@@ -75,7 +69,7 @@ def test_the_kernels_norm_is_that_of_one_window(groups: int) -> None:
 
 
 def test_a_circular_convolution_by_its_fourier_transform() -> None:
-    layer = seeded(nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"))
+    layer = redrawn(nn.Conv2d(4, 3, 3, padding=1, padding_mode="circular"))
     W = torch.fft.fft2(layer.weight.detach().double(), s=(32, 32))
     truth = float(torch.linalg.svdvals(W.permute(2, 3, 0, 1)).max())
     assert operator_norm(layer, (4, 32, 32)) == pytest.approx(truth, rel=1e-9)
@@ -83,7 +77,7 @@ def test_a_circular_convolution_by_its_fourier_transform() -> None:
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
 def test_scale(scale: float) -> None:
-    layer = seeded(nn.Conv1d(3, 4, 3).double())
+    layer = redrawn(nn.Conv1d(3, 4, 3).double())
     norm = operator_norm(layer, (3, 50))
     layer.weight.data *= scale
     assert operator_norm(layer, (3, 50)) / scale == pytest.approx(norm, rel=1e-12)
@@ -94,14 +88,14 @@ def test_zero_maps() -> None:
     nn.init.zeros_(layer.weight)
     assert operator_norm(layer, (3, 9, 9)) == 0.0
     assert kernel_norm(layer) == 0.0
-    unmet = seeded(nn.Conv2d(100, 100, 3, padding=1))
+    unmet = redrawn(nn.Conv2d(100, 100, 3, padding=1))
     unmet.weight.data[:, :, 1, 1] = 0  # of a single pixel a padded window sees the centre alone
     assert operator_norm(unmet, (100, 1, 1)) == 0.0
     assert kernel_norm(unmet) > 0
 
 
 def test_the_layer_and_the_random_state_are_left_alone() -> None:
-    layer = seeded(nn.Conv2d(3, 5, 3, padding=1))
+    layer = redrawn(nn.Conv2d(3, 5, 3, padding=1))
     layer.register_forward_hook(lambda *_: pytest.fail("the module itself was called"))
     before, state = layer.weight.detach().clone(), torch.get_rng_state()
     with torch.no_grad():

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import mlp, normal, seeded
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -32,22 +33,7 @@ def upper(problem: fl.Problem, delta: float) -> Tensor:
 
 
 def lower(problem: fl.Problem, delta: float) -> Tensor:
-    return found_variation(
-        problem, problem.model, delta, restarts=4, steps=8, generator=torch.Generator().manual_seed(0)
-    )
-
-
-def data(n: int, *shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-
-
-def mlp(seed: int, inputs: int, act: nn.Module, depth: int, width: int = 10) -> nn.Module:
-    torch.manual_seed(seed)
-    layers: list[nn.Module] = []
-    for _ in range(depth):
-        layers += [nn.Linear(inputs, width), act]
-        inputs = width
-    return nn.Sequential(*layers, nn.Linear(width, 3))
+    return found_variation(problem, problem.model, delta, restarts=4, steps=8, generator=seeded(0))
 
 
 def cnn(seed: int) -> nn.Module:
@@ -66,7 +52,7 @@ def cnn(seed: int) -> nn.Module:
 @pytest.mark.parametrize("act", ACTIVATIONS, ids=repr)
 def test_nothing_found_is_above_it(act: nn.Module, depth: int) -> None:
     for seed, inputs in enumerate((1, 3, 30)):
-        problem = problem_of(mlp(seed, inputs, act, depth), 2 * data(4, inputs, seed=seed))
+        problem = problem_of(mlp((inputs, *depth * [10], 3), lambda: act, seed), 2 * normal(4, inputs, seed=seed))
         for delta in (0.05, 2.0):
             found, bound = lower(problem, delta), upper(problem, delta)
             assert bool((found <= bound).all()), (inputs, delta)
@@ -74,7 +60,7 @@ def test_nothing_found_is_above_it(act: nn.Module, depth: int) -> None:
 
 def test_of_convolutions() -> None:
     for seed in range(2):
-        problem = problem_of(cnn(seed), data(3, 1, 6, 6, seed=seed))
+        problem = problem_of(cnn(seed), normal(3, 1, 6, 6, seed=seed))
         for delta in (0.01, 0.3, 2.0):
             found, bound = lower(problem, delta), upper(problem, delta)
             assert bool((found <= bound).all())
@@ -108,11 +94,11 @@ def test_exact_for_independent_neurons() -> None:
 def test_zero_where_nothing_varies() -> None:
     """Linear networks, and ReLU ones whose kinks all lie outside the ball: exactly 0."""
     linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Identity(), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    assert upper(problem_of(linear, data(6, 3, 4)), 10.0).tolist() == [0.0] * 6
-    problem = problem_of(mlp(0, 3, nn.ReLU(), 2), data(40, 3))
+    assert upper(problem_of(linear, normal(6, 3, 4)), 10.0).tolist() == [0.0] * 6
+    problem = problem_of(mlp((3, 10, 10, 3), nn.ReLU), normal(40, 3))
     bound = upper(problem, 1e-3)
     assert 20 < int((bound == 0).sum()) < 41
-    z = problem.model[0](data(40, 3))  # type: ignore[operator, index]
+    z = problem.model[0](normal(40, 3))  # type: ignore[operator, index]
     near = z.abs() <= 1e-3 * problem.model[0].weight.norm(dim=1)  # type: ignore[operator, index]
     assert bool((bound[near.any(1)] > 0).all())
 
@@ -121,7 +107,7 @@ def test_tight_in_small_balls() -> None:
     """As delta shrinks the ratio of bound to finding tends to a constant of the network: no slack of its own."""
     ratios = []
     for seed in range(5):
-        problem = problem_of(mlp(seed, 4, nn.Tanh(), 2), data(5, 4, seed=seed))
+        problem = problem_of(mlp((4, 10, 10, 3), nn.Tanh, seed), normal(5, 4, seed=seed))
         pairs = [(upper(problem, delta), lower(problem, delta)) for delta in (1e-4, 1e-2)]
         ratios.append(torch.stack([bound / found for bound, found in pairs]))
     ratio = torch.cat(ratios, 1)
@@ -131,7 +117,7 @@ def test_tight_in_small_balls() -> None:
 
 
 def test_it_grows_with_the_ball_up_to_a_limit() -> None:
-    problem = problem_of(mlp(0, 3, nn.ReLU(), 3), data(5, 3))
+    problem = problem_of(mlp((3, 10, 10, 10, 3), nn.ReLU), normal(5, 3))
     bounds = torch.stack([upper(problem, delta) for delta in (0.01, 0.1, 1.0, 10.0, 1e4, 1e8)])
     assert bool((bounds.diff(dim=0) >= -1e-9).all())
     weights = [p.detach() for p in problem.model.parameters() if p.ndim == 2]
@@ -207,9 +193,9 @@ class Own(nn.Module):
 @pytest.mark.parametrize("way", ["functions", "methods"])
 def test_hand_written_chains(way: str) -> None:
     torch.manual_seed(0)
-    problem = problem_of(Own(way), data(5, 1, 4, 4))
+    problem = problem_of(Own(way), normal(5, 1, 4, 4))
     chain = read_chain(problem, problem.model)
-    x = data(5, 1, 4, 4, seed=3)
+    x = normal(5, 1, 4, 4, seed=3)
     assert torch.allclose(chain(x.flatten(1)), problem.model(x), rtol=1e-12)
     assert bool((lower(problem, 0.3) <= upper(problem, 0.3)).all())
 
@@ -220,7 +206,7 @@ def test_hand_written_chains(way: str) -> None:
      ("branch", "trace|symbol")],
 )  # fmt: skip
 def test_what_is_no_chain_is_named(way: str, named: str) -> None:
-    problem = problem_of(Own(way), data(5, 1, 4, 4))
+    problem = problem_of(Own(way), normal(5, 1, 4, 4))
     with pytest.raises(Refused, match=named) as caught:
         upper(problem, 0.1)
     assert "\n" not in str(caught.value)
@@ -234,30 +220,30 @@ def test_what_is_no_chain_is_named(way: str, named: str) -> None:
 )  # fmt: skip
 def test_what_is_no_bounded_layer_is_named(layer: nn.Module, named: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), layer)
-    problem = problem_of(net, data(5, 3))
+    problem = problem_of(net, normal(5, 3))
     with pytest.raises(Refused, match=named):
         upper(problem, 0.1)
 
 
 def test_what_is_too_large_is_refused() -> None:
     net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 2)).double()
-    problem = fl.Problem(net, "mse", (data(2, 1, 16, 16), torch.zeros(2, 2)), memory="4MB")
+    problem = fl.Problem(net, "mse", (normal(2, 1, 16, 16), torch.zeros(2, 2)), memory="4MB")
     with pytest.raises(Refused, match="memory"):
         upper(problem, 0.1)
 
 
 def test_a_hook_is_noticed() -> None:
     """A layer that does not do what its type says."""
-    net = mlp(0, 3, nn.ReLU(), 1).double()
+    net = mlp((3, 10, 3), nn.ReLU)
     net[0].register_forward_hook(lambda module, args, z: z.abs())
     with pytest.raises(Refused, match="other outputs"):
-        upper(problem_of(net, data(5, 3)), 0.1)
+        upper(problem_of(net, normal(5, 3)), 0.1)
 
 
 def test_the_model_is_left_alone() -> None:
     net = cnn(0).double().train()
     before = {name: t.clone() for name, t in net.state_dict().items()}
-    problem = fl.Problem(net, "mse", (data(3, 1, 6, 6), torch.zeros(3, 3)))
+    problem = fl.Problem(net, "mse", (normal(3, 1, 6, 6), torch.zeros(3, 3)))
     lens = fl.Lens(problem)
     upper(problem, 0.1)
     lens.require_fresh()
@@ -267,9 +253,9 @@ def test_the_model_is_left_alone() -> None:
 
 
 def test_in_float64_of_a_float32_network() -> None:
-    net = mlp(0, 3, nn.Tanh(), 2)
-    single = fl.Problem(net, "mse", (data(4, 3).float(), torch.zeros(4, 3)))
-    double = fl.Problem(net, "mse", (data(4, 3).float(), torch.zeros(4, 3)), dtype=torch.float64)
+    net = mlp((3, 10, 10, 3), nn.Tanh).float()
+    single = fl.Problem(net, "mse", (normal(4, 3).float(), torch.zeros(4, 3)))
+    double = fl.Problem(net, "mse", (normal(4, 3).float(), torch.zeros(4, 3)), dtype=torch.float64)
     bounds = certified_variation(single, single.measured(), 0.1), certified_variation(double, double.measured(), 0.1)
     assert bounds[0].dtype == torch.float64
     assert torch.equal(*bounds)

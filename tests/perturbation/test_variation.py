@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import mlp, normal, seeded
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -21,9 +22,7 @@ def problem_of(net: nn.Module, x: Tensor) -> fl.Problem:
 
 
 def search(problem: fl.Problem, delta: float, seed: int = 0, restarts: int = 4, steps: int = 20) -> Tensor:
-    return found_variation(
-        problem, problem.model, delta, restarts=restarts, steps=steps, generator=torch.Generator().manual_seed(seed)
-    )
+    return found_variation(problem, problem.model, delta, restarts=restarts, steps=steps, generator=seeded(seed))
 
 
 def dense(weights: list[float], bias: list[float], out: list[float], activation: nn.Module) -> nn.Module:
@@ -36,10 +35,8 @@ def dense(weights: list[float], bias: list[float], out: list[float], activation:
     return nn.Sequential(first, activation, last)
 
 
-def mlp(seed: int, inputs: int, activation: type[nn.Module], outputs: int = 2, width: int = 12) -> nn.Module:
-    torch.manual_seed(seed)
-    layers = (nn.Linear(inputs, width), activation(), nn.Linear(width, width), activation(), nn.Linear(width, outputs))
-    net = nn.Sequential(*layers).to(torch.float64)
+def steep_mlp(seed: int, inputs: int, activation: type[nn.Module]) -> nn.Module:
+    net = mlp((inputs, 12, 12, 2), activation, seed)
     with torch.no_grad():
         for p in net.parameters():
             p.mul_(1.5)
@@ -115,8 +112,8 @@ def test_the_norm_is_spectral() -> None:
 def test_it_finds_what_a_grid_finds(activation: type[nn.Module], least: float, mean: float, inputs: int) -> None:
     shares = []
     for seed in range(4):
-        net = mlp(seed, inputs, activation)
-        x = torch.randn(4, inputs, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        net = steep_mlp(seed, inputs, activation)
+        x = normal(4, inputs, seed=seed)
         for delta in (0.1, 1.0):
             grid, found = on_a_grid(net, x, delta), search(problem_of(net, x), delta)
             shares.append((found / grid)[grid > 1e-6])
@@ -128,12 +125,12 @@ def test_it_finds_what_a_grid_finds(activation: type[nn.Module], least: float, m
 
 def test_uphill_is_better_than_random() -> None:
     """In many dimensions moving the pairs matters: they end far above where they began."""
-    problem = problem_of(mlp(0, 40, nn.Tanh), torch.randn(3, 40, generator=torch.Generator().manual_seed(0)))
+    problem = problem_of(steep_mlp(0, 40, nn.Tanh), torch.randn(3, 40, generator=seeded(0)))
     assert bool((search(problem, 0.1, steps=20) > 1.5 * search(problem, 0.1, steps=0)).all())
 
 
 def test_same_generator_same_digits() -> None:
-    problem = problem_of(mlp(0, 2, nn.ReLU), torch.randn(5, 2, generator=torch.Generator().manual_seed(0)))
+    problem = problem_of(steep_mlp(0, 2, nn.ReLU), torch.randn(5, 2, generator=seeded(0)))
     assert torch.equal(search(problem, 0.3, 1), search(problem, 0.3, 1))
     reports = [fl.measure(fl.Lens(problem), [local_variation]) for _ in range(2)]
     assert reports[0]["local_variation"].value == reports[1]["local_variation"].value
@@ -141,10 +138,10 @@ def test_same_generator_same_digits() -> None:
 
 def test_rescaled_and_permuted_networks_are_searched_alike() -> None:
     """The same function through other weights: rounding decides nothing."""
-    net = mlp(2, 3, nn.ReLU)
-    x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    net = steep_mlp(2, 3, nn.ReLU)
+    x = normal(6, 3)
     before = search(problem_of(net, x), 0.5)
-    order = torch.randperm(12, generator=torch.Generator().manual_seed(1))
+    order = torch.randperm(12, generator=seeded(1))
     with torch.no_grad():
         first, second = net.get_submodule("0"), net.get_submodule("2")
         assert isinstance(first, nn.Linear)
@@ -159,8 +156,8 @@ def test_rescaled_and_permuted_networks_are_searched_alike() -> None:
 def test_the_report() -> None:
     """The larger sample's value; both bounds, in order; the model and its lens are left as they were."""
     seen = []
-    net = mlp(3, 2, nn.Tanh).train()
-    problem = problem_of(net, torch.randn(6, 2, generator=torch.Generator().manual_seed(0)))
+    net = steep_mlp(3, 2, nn.Tanh).train()
+    problem = problem_of(net, torch.randn(6, 2, generator=seeded(0)))
     lens = fl.Lens(problem)
     report = fl.measure(lens, [local_variation(delta=0.2)], progress=lambda *step: seen.append(step))
     lens.require_fresh()
@@ -178,7 +175,7 @@ def test_the_report() -> None:
 
 def test_chunks_do_not_matter() -> None:
     """With little memory samples are searched one by one: the smooth maxima are the same."""
-    net, x = mlp(1, 3, nn.Tanh), torch.randn(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    net, x = steep_mlp(1, 3, nn.Tanh), normal(5, 3)
     small = fl.Problem(net, "mse", (x, torch.zeros(5, 2)), memory=100_000)
     assert torch.allclose(search(small, 0.1), search(problem_of(net, x), 0.1), rtol=1e-3)
 
@@ -207,7 +204,7 @@ def test_images_and_a_function_of_the_users_own() -> None:
     ],
 )
 def test_bad_options(options: dict[str, float], said: str) -> None:
-    lens = fl.Lens(problem_of(mlp(0, 2, nn.Tanh), torch.ones(3, 2)))
+    lens = fl.Lens(problem_of(steep_mlp(0, 2, nn.Tanh), torch.ones(3, 2)))
     with pytest.raises(BadInput, match=said) as caught:
         fl.measure(lens, [local_variation(**options)])
     assert "\n" not in str(caught.value)
@@ -238,6 +235,6 @@ def test_coupled_samples_are_refused() -> None:
 
 
 def test_pairs_are_disjoint() -> None:
-    points = torch.randn(3, 10, 4, generator=torch.Generator().manual_seed(0))
+    points = torch.randn(3, 10, 4, generator=seeded(0))
     for ends in zip(*farthest_pairs(points, 5, torch.full((3, 1), 1e-6)), strict=True):
         assert sorted(torch.cat(ends).tolist()) == list(range(10))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from builders import normal, seeded
 from drawn_layers import Equalised, LowRank, RarelySquaredReLU, SquaredReLU, Standardised, Standardised2d, Wired
 from judged import Verdict, changed, judged, snapshot, subject
 from torch import Tensor, nn
@@ -18,14 +19,6 @@ from flatlens.errors import BadData, BadLoss, FlatlensError
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import per_sample
 from flatlens.measures.reduce import mean
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 def made(make: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Module]:
@@ -42,7 +35,7 @@ def made(make: Callable[[], nn.Module], seed: int = 0) -> Callable[[], nn.Module
 def verdict(
     make: Callable[[], nn.Module], x: Tensor, second: str = "", outputs: int = 3, chunk: int = 0, seed: int = 0
 ) -> Verdict:
-    y = torch.randint(0, outputs, (len(x),), generator=generator(1))
+    y = torch.randint(0, outputs, (len(x),), generator=seeded(1))
     return judged(subject(made(make, seed), x, y, chunk=chunk), second)
 
 
@@ -103,7 +96,7 @@ def routed() -> nn.Module:
 @pytest.mark.parametrize("seed", range(4))
 def test_an_input_routed_to_another_layer_now_and_then(seed: int) -> None:
     x = normal(200, 4)
-    x[:, 3] = (torch.rand(200, generator=generator(seed)) < 0.09).double()
+    x[:, 3] = (torch.rand(200, generator=seeded(seed)) < 0.09).double()
     assert verdict(routed, x).faults == []
 
 
@@ -245,13 +238,13 @@ def test_complex_parameters_count_whole_or_not_at_all() -> None:
 
         def __init__(self) -> None:
             super().__init__()
-            self.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128, generator=generator()))
+            self.w = nn.Parameter(torch.randn(3, 4, dtype=torch.complex128, generator=seeded()))
             self.b = nn.Parameter(torch.zeros(3, dtype=torch.float64))
 
         def forward(self, x: Tensor) -> Tensor:
             return (x @ self.w.T).abs() + self.b
 
-    x, y = normal(20, 4), torch.randint(0, 3, (20,), generator=generator())
+    x, y = normal(20, 4), torch.randint(0, 3, (20,), generator=seeded())
     found = measured(Spectral(), "cross_entropy", (x, y), names="interpolation_sharpness")
     if isinstance(found, str):
         assert "complex" in found
@@ -278,7 +271,7 @@ def test_curvature_through_weight_norm(norm: Callable[[nn.Module], nn.Module], s
 
 
 def test_an_embedding_scaled_by_frequency_does_not_depend_on_chunks() -> None:
-    ids, y = torch.randint(0, 5, (20, 3), generator=generator()), torch.randint(0, 3, (20,), generator=generator())
+    ids, y = torch.randint(0, 5, (20, 3), generator=seeded()), torch.randint(0, 3, (20,), generator=seeded())
     make = made(lambda: nn.Sequential(nn.Embedding(5, 4, scale_grad_by_freq=True), nn.Flatten(), nn.Linear(12, 3)))
     names = ["interpolation_sharpness", "hessian_trace(exact=True)"]
     one, other = (measured(make(), "cross_entropy", (ids, y), names=names, memory=memory) for memory in ("1GiB", 1))
@@ -304,7 +297,7 @@ def in_turn(f: Tensor, y: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("loss", [balanced, in_turn])
 def test_a_loss_that_couples_samples_is_refused(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-    y = torch.randint(0, 3, (30,), generator=generator())
+    y = torch.randint(0, 3, (30,), generator=seeded())
     with pytest.raises(BadLoss):
         fl.Problem(nn.Linear(4, 3).double(), loss, (normal(30, 4), y))
 
@@ -315,7 +308,7 @@ def test_a_loss_that_couples_samples_is_refused(loss: Callable[[Tensor, Tensor],
 @pytest.mark.parametrize("loss", [nn.L1Loss(), nn.SmoothL1Loss(), nn.PoissonNLLLoss(), nn.MSELoss()])
 def test_whole_numbers_to_regress_on(loss: nn.Module) -> None:
     net, x = made(lambda: nn.Linear(4, 1))(), normal(12, 4)
-    y = torch.randint(0, 4, (12,), generator=generator())
+    y = torch.randint(0, 4, (12,), generator=seeded())
     found = measured(net, loss, (x, y), names="loss")
     if isinstance(found, str):
         assert "target" in found

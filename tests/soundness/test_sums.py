@@ -6,16 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from builders import normal
 from drawn_layers import Wired
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-
-
-def normal(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
 
 SUMS = (
     "layer_sharpness",

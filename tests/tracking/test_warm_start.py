@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from builders import normal, symmetric
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -16,17 +17,8 @@ from flatlens.curvature.recall import recall
 from flatlens.errors import BadInput
 
 
-def seeded(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def symmetric(spectrum: Tensor, seed: int = 0) -> Tensor:
-    Q = torch.linalg.qr(seeded(len(spectrum), len(spectrum), seed=seed)).Q
-    return (Q * spectrum.double()) @ Q.T
-
-
 def remembered(A: Tensor, keep: int = 10, **options: object) -> Remembered:
-    found = lanczos(lambda v: A @ v, seeded(len(A), seed=7), keep=keep, **options).remembered
+    found = lanczos(lambda v: A @ v, normal(len(A), seed=7), keep=keep, **options).remembered
     assert found is not None
     return found
 
@@ -40,7 +32,7 @@ def search(A: Tensor, known: Remembered, **options: object):
         counted += 1
         return A @ v
 
-    pairs = recall(apply, known, seeded(len(A), seed=8), **options)
+    pairs = recall(apply, known, normal(len(A), seed=8), **options)
     truly = (pairs.vectors @ A - pairs.values[:, None] * pairs.vectors).norm(dim=1)
     scale = float(torch.linalg.matrix_norm(A, 2)) or 1.0
     assert pairs.products == counted
@@ -54,8 +46,8 @@ def search(A: Tensor, known: Remembered, **options: object):
 @given(st.integers(20, 60), st.integers(0, 10**6), st.integers(1, 3), st.floats(0.0, 2.0))
 def test_any_matrix_remembered_well_or_badly(size: int, seed: int, top: int, change: float) -> None:
     """However much has changed since, the eigenvalues are those of today."""
-    A = symmetric(seeded(size, seed=seed), seed + 1)
-    B = A + change * symmetric(seeded(size, seed=seed + 2), seed + 3)
+    A = symmetric(normal(size, seed=seed), seed + 1)
+    B = A + change * symmetric(normal(size, seed=seed + 2), seed + 3)
     pairs = search(B, remembered(A, top=top), top=top, tolerance=1e-9)
     truth = torch.linalg.eigvalsh(B)
     assert torch.allclose(pairs.values, truth.flip(0)[:top], atol=1e-7)
@@ -74,7 +66,7 @@ def test_nothing_has_changed() -> None:
 
 
 def test_with_nothing_remembered_it_is_lanczos() -> None:
-    A, start = symmetric(decaying()), seeded(300, seed=8)
+    A, start = symmetric(decaying()), normal(300, seed=8)
     nothing = Remembered(torch.zeros(1, dtype=torch.float64), (start / start.norm())[None])
     cold = lanczos(lambda v: A @ v, start, tolerance=1e-6)
     pairs = search(A, nothing, tolerance=1e-6)
@@ -131,7 +123,7 @@ def test_it_stops_where_it_is_told() -> None:
     assert pairs.products == 7
     assert not pairs.converged
     with pytest.raises(ArithmeticError, match="overflows"):
-        recall(lambda v: v * torch.inf, remembered(A), seeded(200))
+        recall(lambda v: v * torch.inf, remembered(A), normal(200))
 
 
 @pytest.mark.parametrize("name", ["sharpness", "ggn_norm"])

@@ -1,0 +1,64 @@
+"""What many tests are built from: seeded random numbers, dense networks in float64, and lenses on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from flatlens import Lens, Problem
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)
+
+
+def symmetric(spectrum: Tensor, seed: int = 0) -> Tensor:
+    """Return a random symmetric matrix with these eigenvalues."""
+    Q = torch.linalg.qr(normal(len(spectrum), len(spectrum), seed=seed)).Q
+    A = Q * spectrum.to(torch.float64) @ Q.T
+    return (A + A.T) / 2
+
+
+def mlp(widths: Sequence[int], act: Callable[[], nn.Module], seed: int = 0) -> nn.Sequential:
+    """Return a dense network with torch's initial weights; `act` makes the activation between two layers."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        modules = [module for m, d in pairwise(widths) for module in (nn.Linear(m, d), act())]
+    return nn.Sequential(*modules[:-1]).double()
+
+
+def redrawn(net: nn.Module, seed: int = 0, scale: float = 1.0) -> nn.Module:
+    """Return the network itself, every parameter drawn anew from a normal distribution."""
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(scale * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return net
+
+
+def chain(widths: Sequence[int], seed: int, act: type[nn.Module] = nn.Tanh, bias: bool = True) -> nn.Sequential:
+    """Return a dense network with normal weights of standard deviation 1 / 1.5."""
+    modules = [
+        module for m, d in pairwise(widths) for module in (nn.Linear(m, d, bias=bias, dtype=torch.float64), act())
+    ]
+    net = nn.Sequential(*modules[:-1])
+    generator = seeded(seed)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64) / 1.5)
+    return net
+
+
+def lens_on(net: nn.Module, x: Tensor, loss: str = "half_squared_error", **more) -> Lens:
+    """Return a lens on the network, with targets 0 (class 0 for cross-entropy)."""
+    with torch.no_grad():
+        f = net(x)
+    y = torch.zeros(len(f), dtype=torch.long) if loss == "cross_entropy" else torch.zeros_like(f)
+    return Lens(Problem(net, loss, (x, y), **more))
