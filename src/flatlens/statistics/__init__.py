@@ -1,4 +1,4 @@
-"""Statistics over populations of networks: correlations, partial and granulated ones, agreement of rankings."""
+"""Statistics over populations of networks: correlations (plain, partial, granulated), and agreement of rankings."""
 
 from flatlens.statistics.agreement import concordance, kendall_w
 from flatlens.statistics.average import average

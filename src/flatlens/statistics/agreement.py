@@ -1,4 +1,4 @@
-"""How far several rankings of the same networks agree: Kendall's W."""
+"""Agreement of several rankings of the same networks: Kendall's W."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def kendall_w(
     seed: Seed = 0,
     name: str = "Kendall's W",
 ) -> Statistic:
-    """Kendall's coefficient of concordance, between 0 (the rankings cancel) and 1 (they are one).
+    """Return Kendall's coefficient of concordance, between 0 (the rankings cancel) and 1 (they are equal).
 
-    `scores` has one row a ranking, one column a network, numbers whose order counts; `ranked` says that they are ranks
-    already. Ties share their mean rank, and are corrected for; a ranking that ties all networks says nothing, and is
-    left out, as is one with a missing value. p is one-sided, of rankings permuted each for itself: its null is that
-    they have nothing to do with each other. `permuted=0` takes the chi-square with n - 1 degrees of freedom, which
-    needs some 8 networks to be right.
+    `scores` has one row per ranking and one column per network; only the order of its numbers counts. `ranked` says
+    that they are ranks already. Ties get their mean rank, and W is corrected for them. A ranking is left out if all
+    networks tie in it, or if a value is missing. p is one-sided, from independent permutations of each ranking; the
+    null hypothesis is that the rankings are independent. `permuted=0` takes the chi-square distribution with n - 1
+    degrees of freedom, which is accurate from about 8 networks on.
 
     >>> kendall_w([[1, 2, 3, 4], [1, 2, 3, 4], [2, 1, 3, 4]], permuted=0)
     Kendall's W = 0.911, p = 0.042 (n = 4; 3 rankings)
@@ -42,10 +42,10 @@ def kendall_w(
     values = table.to_numpy()
     whole = ~np.isnan(values).any(1)
     ranks = values[whole] if ranked else rankdata(values[whole], axis=1)
-    says = np.ptp(ranks, axis=1) > 0 if len(ranks) else np.zeros(0, dtype=bool)
-    ranks, n = ranks[says], table.shape[1]
+    distinct = np.ptp(ranks, axis=1) > 0 if len(ranks) else np.zeros(0, dtype=bool)
+    ranks, n = ranks[distinct], table.shape[1]
     left = [(f"{(~whole).sum()} not: a value is missing", not whole.all())]
-    left += [(f"{(~says).sum()} not: all networks tie", not says.all())]
+    left += [(f"{(~distinct).sum()} not: all networks tie", not distinct.all())]
     note = "; ".join([f"{len(ranks)} rankings", *(why for why, there in left if there)])
     if len(ranks) < 2:
         return Statistic(name, NAN, n, note=f"{note}; at least 2 are needed")
@@ -59,7 +59,7 @@ def kendall_w(
 
 
 def concordance(ranks: Array) -> Array:
-    """W of ranks (..., rankings, networks): the variance of their sums, over what it were if all agreed.
+    """Return W of ranks (..., rankings, networks): the variance of their sums, over that of equal rankings.
 
     With mean ranks for ties this is the tie-corrected W: a ranking's own variance is (n^3 - n - sum(t^3 - t)) / 12n.
 
@@ -72,6 +72,6 @@ def concordance(ranks: Array) -> Array:
 
 
 def _permuted(ranks: Array, number: int, seed: Seed) -> Array:
-    """Each ranking in orders of its own, (number, rankings, networks)."""
+    """Return independent random orders of each ranking, (number, rankings, networks)."""
     orders = np.argsort(generator(seed).random((number, *ranks.shape)), axis=-1)
     return np.take_along_axis(np.broadcast_to(ranks, orders.shape), orders, axis=-1)

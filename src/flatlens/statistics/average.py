@@ -16,7 +16,7 @@ from flatlens.statistics.statistic import NAN, Statistic
 
 
 def average(values: Any, *, name: str = "x", resampled: int = 2000, seed: Seed = 0) -> Statistic:
-    """The mean over networks, one number a network; the interval is the BCa bootstrap's, of networks.
+    """Return the mean over networks, of one number per network; the interval is a BCa bootstrap of networks.
 
     >>> average([1.0, 2.0, 3.0, float("nan"), 6.0], resampled=0)
     Mean of x = 3 (n = 4; 1 left out: x is missing)

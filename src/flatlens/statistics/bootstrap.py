@@ -1,4 +1,4 @@
-"""Bootstrap intervals: bias-corrected and accelerated, of statistics that are functions of resample counts."""
+"""Bias-corrected and accelerated (BCa) bootstrap intervals of statistics that are functions of resample counts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from flatlens.statistics.coefficients import Array
 from flatlens.statistics.statistic import NAN
 
 Coefficient: TypeAlias = Callable[[Array], Array]
-"""counts (B, n) -> (B,): a statistic of fixed data, for each resample."""
+"""A statistic of fixed data, for each resample: counts (B, n) -> (B,)."""
 
 FEWEST_POINTS = 4
-"""Fewer points than this have no correlation worth a number."""
+"""The smallest number of points for which a correlation is given."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Correlation:
 
 
 def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_POINTS) -> Correlation:
-    """The coefficient on the data itself, with its bias-corrected and accelerated 95% interval (Efron 1987).
+    """Return the coefficient on the data itself, with its BCa 95% interval (Efron 1987).
 
-    Where all resamples agree the interval is that one number. `counts` (B, n) are those of `resamples`.
+    `counts` (B, n) are those of `resamples`. If all resamples agree, both ends of the interval are their value.
     """
     n = counts.shape[1]
     value = float(coefficient(np.ones((1, n)))[0]) if n >= fewest else NAN
@@ -45,7 +45,10 @@ def with_interval(coefficient: Coefficient, counts: Array, fewest: int = FEWEST_
 
 
 def _levels(value: float, draws: Array, left_out: Array) -> Array:
-    """Which quantiles of the resamples bound the interval; `left_out` has one value per point left out."""
+    """Return the levels of the resamples' quantiles that bound the interval, (2,).
+
+    `left_out` (n,) has the statistic with each point left out in turn.
+    """
     below = (draws < value).mean() + 0.5 * (draws == value).mean()
     plain = ndtri([0.025, 0.975])
     if not 0 < below < 1:

@@ -1,8 +1,8 @@
-"""Coefficients of bootstrap resamples: a resample is a vector of counts, how often each network was drawn.
+"""Coefficients of bootstrap resamples; a resample is a vector of counts that says how often each network was drawn.
 
-Each coefficient is a ratio of sums in which those counts are weights, so that all resamples of a pair are a few array
-operations. Ranks and pairs come from the signs of differences: twice a point's rank, less its mean, is the sum of its
-signs against all others, and Kendall's numerator is the sum of the products of two signs.
+Each coefficient is a ratio of sums with these counts as weights, so all resamples of a pair take a few array
+operations. Ranks and pairs come from the signs of differences: the sum of the signs of a point's differences to all
+others is 2 (its rank - the mean rank); Kendall's numerator is the sum of the products of two signs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ Array: TypeAlias = NDArray[np.float64]
 GroupNumbers: TypeAlias = NDArray[np.int64]
 
 CONSTANT = 1e-9
-"""A variance below it, of values scaled to variance 1, is rounding."""
+"""The variance below which values, scaled to variance 1, count as constant: it is rounding."""
 
 
 def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = None) -> Array:
-    """Pearson's r of each resample, (B,); NaN where x or y is constant in it.
+    """Return Pearson's r of each resample, (B,); NaN where x or y is constant in the resample.
 
-    With `groups` (one number a point) the pooled correlation within groups: of the distances from the group's mean.
+    With `groups` (one group number per point) it is the pooled correlation within groups: that of the differences from
+    the group's mean.
 
     >>> x = np.arange(5.0)
     >>> pearson(x, 2 * x, np.ones((1, 5)))
@@ -42,7 +43,7 @@ def pearson(x: Array, y: Array, counts: Array, groups: GroupNumbers | None = Non
 
 
 def spearman(x: Array, y: Array, counts: Array) -> Array:
-    """Spearman's rho of each resample, (B,): Pearson's r of ranks taken within the resample, ties at their mean.
+    """Return Spearman's rho of each resample, (B,): Pearson's r of the ranks in the resample; ties get the mean rank.
 
     >>> spearman(np.arange(5.0), np.array([1.0, 0.0, 2.0, 3.0, 9.0]), np.ones((1, 5)))
     array([0.9])
@@ -52,7 +53,7 @@ def spearman(x: Array, y: Array, counts: Array) -> Array:
 
 
 def kendall(x: Array, y: Array, counts: Array) -> Array:
-    """Kendall's tau-b of each resample, (B,); two copies of one point are a tie, as for scipy.
+    """Return Kendall's tau-b of each resample, (B,); two copies of one point are a tie, as in scipy.
 
     >>> kendall(np.arange(5.0), np.array([1.0, 0.0, 2.0, 3.0, 4.0]), np.ones((1, 5)))
     array([0.8])
@@ -63,12 +64,12 @@ def kendall(x: Array, y: Array, counts: Array) -> Array:
 
 
 def signs(values: Array) -> Array:
-    """Which of two points is larger, (n, n): 1 in row i, column j where point i is, 0 where they tie."""
+    """Return the signs of values[i] - values[j], (n, n)."""
     return np.sign(values[:, None] - values)
 
 
 def centred_ranks(values: Array, counts: Array) -> Array:
-    """Twice each point's rank in each resample, less the mean rank, (B, n): whole numbers, so exact in any order.
+    """Return 2 (rank - mean rank) of each point in each resample, (B, n): integers, so sums are exact.
 
     >>> centred_ranks(np.array([3.0, 1.0, 3.0]), np.ones((1, 3)))
     array([[ 1., -2.,  1.]])
@@ -78,14 +79,14 @@ def centred_ranks(values: Array, counts: Array) -> Array:
 
 
 def ratio(both: Array, in_x: Array, in_y: Array, above: float = 0.0) -> Array:
-    """A covariance over two roots of variances, in [-1, 1]; NaN where a variance is no larger than `above`."""
+    """Return covariance / sqrt(variance x variance), in [-1, 1]; NaN where a variance is not larger than `above`."""
     defined = (in_x > above) & (in_y > above)
     found = both / np.sqrt(np.where(defined, in_x * in_y, 1.0))
     return np.where(defined, np.clip(found, -1.0, 1.0), np.nan)
 
 
 def standardised(values: Array) -> Array:
-    """Mean 0 and variance 1; all zeros where the values are constant up to rounding."""
+    """Return the values scaled to mean 0 and variance 1; all zeros if they are constant up to rounding."""
     if len(values) == 0 or np.ptp(values) <= 1e-13 * np.abs(values).max():
         return np.zeros_like(values)
     centred = values - values.mean()

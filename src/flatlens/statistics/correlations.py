@@ -23,7 +23,7 @@ CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
 _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
 _TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 _COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
-ALIKE = 1e-12  #: two statistics closer than this are the same but for rounding
+ALIKE = 1e-12  #: two statistics closer than this are equal up to rounding
 
 
 def correlate(
@@ -37,11 +37,11 @@ def correlate(
     permuted: int = 999,
     seed: Seed = 0,
 ) -> Statistic:
-    """How closely two quantities go together over networks: one number a network in each of `x` and `y`.
+    """Return the correlation of two quantities over networks, with one number per network in each of `x` and `y`.
 
-    The interval is the bias-corrected and accelerated bootstrap's, of networks drawn with both their values; p is that
-    of `permuted` random orders of y, (1 + as far from 0) / (1 + all), whose null is that the two are independent.
-    `log` names what is taken as its logarithm. 0 of either leaves that out.
+    The interval is a bias-corrected and accelerated bootstrap of networks, from `resampled` resamples. p is two-sided,
+    from `permuted` random orders of y: (1 + number as far from 0) / (1 + number); the null hypothesis is that x and y
+    are independent. 0 leaves out the interval or p. Quantities named in `log` are replaced by their logarithms.
 
     >>> correlate([1, 2, 3, 4, 5, 6], [2, 1, 4, 3, 6, 5], resampled=0, permuted=0)
     Kendall tau-b of x and y = 0.6 (n = 6)
@@ -67,10 +67,11 @@ def all_pairs(
     permuted: int = 0,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """`correlate` for all pairs of columns, one row each: x, y, statistic, value, low, high, p, n, left_out, why, note.
+    """Return `correlate` of all pairs of columns, one row per pair and statistic.
 
-    Networks are left out of the pairs where a value of theirs is no number, and only of these. The p-values are each
-    of its own pair: among 190 of them some ten are below 0.05 by chance alone.
+    The columns: x, y, statistic, value, low, high, p, n, left_out, why, note. A network is left out of a pair if one of
+    its two values is missing. The p-values are not corrected for the number of pairs: of 190, about ten are below 0.05
+    by chance alone.
     """
     for statistic in statistics:
         if statistic not in _NAMES:
@@ -86,7 +87,7 @@ def all_pairs(
     for pair in combinations(table.columns, 2):
         kept = keep(table, pair, [name for name in log if name in pair])
         n = len(kept.table)
-        if n not in drawn:  # the same for all pairs of as many networks
+        if n not in drawn:  # the same draws for all pairs with n networks
             rng = generator(seed)
             drawn[n] = resamples(n, rng, resampled), permutations(n, rng, permuted)
         for statistic in statistics:
@@ -116,7 +117,7 @@ def _related(
 
 
 def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
-    """Why its columns have no correlation; empty where they have."""
+    """Return why the columns have no correlation; an empty string if they have one."""
     if len(table) < fewest:
         return f"{len(table)} networks are left, at least {fewest} are needed"
     constant = [str(name) for name in table if not standardised(table[name].to_numpy()).any()]
@@ -124,7 +125,7 @@ def undefined_because(table: pd.DataFrame, fewest: int = FEWEST_POINTS) -> str:
 
 
 def permuted_values(statistic: CoefficientName, x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
-    """The coefficient of x with y in each of the orders, (B,)."""
+    """Return the coefficient of x with y in each of the orders, (B,)."""
     if statistic == "kendall":
         return _permuted_kendall(x, y, orders)
     if statistic == "spearman":
@@ -134,7 +135,7 @@ def permuted_values(statistic: CoefficientName, x: Array, y: Array, orders: NDAr
 
 
 def _permuted_kendall(x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
-    """A point at a time against all after it: (B, n) numbers instead of (B, n, n)."""
+    """Return tau-b of x with y in each order, (B,): one point against all after it at a time, to save memory."""
     sign_x = signs(x).astype(np.float32)
     drawn = rankdata(y).astype(np.float32)[orders].T.copy()  # (n, B); halves are exact
     both = np.zeros(len(orders))
@@ -145,7 +146,7 @@ def _permuted_kendall(x: Array, y: Array, orders: NDArray[np.int64]) -> Array:
 
 
 def p_value(value: float, under_null: Array) -> float:
-    """Two-sided: (1 + those as far from 0) / (1 + all); NaN where there are none.
+    """Return the two-sided p-value, (1 + number of `under_null` as far from 0) / (1 + number); NaN if there are none.
 
     >>> p_value(0.5, np.array([0.1, -0.6, 0.2]))
     0.5
@@ -156,13 +157,13 @@ def p_value(value: float, under_null: Array) -> float:
 
 
 def methods(resampled: int, permuted: int, of: str = "permutations") -> str:
-    """How the interval and p were made, in words."""
+    """Return in words how the interval and p were computed."""
     parts = [f"95% interval: BCa bootstrap over networks, {resampled} resamples"] if resampled else []
     return "; ".join([*parts, *([f"p: two-sided, {permuted} {of}"] if permuted else [])])
 
 
 def require_counts(**counts: int) -> None:
-    """Refuse what is no number of random draws."""
+    """Refuse a value that is not a number of random draws."""
     for name, number in counts.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
             raise BadInput(f"{name}={number!r}: how many random draws, 0 for none")

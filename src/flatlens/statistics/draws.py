@@ -1,4 +1,4 @@
-"""Random draws: bootstrap resamples, and permutations, of the networks."""
+"""Random draws: bootstrap resamples and permutations of networks."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ Seed: TypeAlias = int | Generator
 
 
 def generator(seed: Seed) -> Generator:
-    """A generator as it is; one of a seed's own.
+    """Return the generator given, or a new one with the seed given.
 
-    Mersenne twister, seeded as its authors and torch seed it: on its 32-bit numbers `resamples` draws what
-    `torch.randint` does.
+    It is a Mersenne twister, seeded as its authors and torch seed it, so that `resamples` draws the same 32-bit numbers
+    as `torch.randint`.
     """
     if isinstance(seed, Generator):
         return seed
     bits = MT19937()
-    bits.state = RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]  # the stubs' word alone
+    bits.state = RandomState(seed).get_state(legacy=False)  # type: ignore[assignment]  # the stubs lack this type
     return Generator(bits)
 
 
 def resamples(n: int, seed: Seed, number: int) -> Array:
-    """Counts of `number` bootstrap samples of n points, (number, n).
+    """Return the counts of `number` bootstrap samples of n points, (number, n).
 
     >>> resamples(3, 0, 2).sum(1)
     array([3., 3.])
     """
-    # a remainder favours small numbers by n / 2^32 at most
+    # the remainder makes small numbers more likely, by the share n / 2^32 at most
     drawn = generator(seed).integers(2**32, size=(number, n), dtype=np.uint32) % max(n, 1)
     where = drawn.astype(np.int64) + n * np.arange(number)[:, None]
     return np.bincount(where.ravel(), minlength=number * n).reshape(number, n).astype(np.float64)
 
 
 def permutations(n: int, seed: Seed, number: int, groups: GroupNumbers | None = None) -> NDArray[np.int64]:
-    """`number` orders of n points, (number, n); with `groups` points change places within their group alone.
+    """Return `number` random orders of n points, (number, n); with `groups`, orders within each group alone.
 
     >>> orders = permutations(4, 0, 9, np.array([0, 1, 0, 1]))
     >>> set(orders[:, 0].tolist()), set(orders[:, 1].tolist())

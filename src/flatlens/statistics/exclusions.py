@@ -1,4 +1,4 @@
-"""Who takes part: networks with a finite number in every column, and why the others do not."""
+"""Selection of networks with a finite number in every column, and reasons why others are left out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from flatlens.statistics.coefficients import Array
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class Retained:
-    """The networks that take part, their columns transformed, and why the others do not."""
+    """The networks that are kept, with their columns, and the reasons why others are left out."""
 
-    table: pd.DataFrame
-    excluded: tuple[tuple[str, int], ...]
+    table: pd.DataFrame  #: one row per network that is kept
+    excluded: tuple[tuple[str, int], ...]  #: (reason, number of networks)
 
 
 def keep(
     table: pd.DataFrame, columns: Sequence[Any], log: Collection[Any] = (), present: Sequence[Any] = ()
 ) -> Retained:
-    """Rows where every one of `columns` is finite, those in `log` as logarithms; `present` need only have a value.
+    """Return the rows with a finite number in each of `columns` and a value in each of `present`.
+
+    Columns in `log` are replaced by their logarithms.
 
     >>> keep(pd.DataFrame({"a": [1.0, 0.0, np.nan], "b": [1.0, 2.0, 3.0]}), ["a", "b"], log=["a"]).excluded
     (('a is not positive, and has no logarithm', 1), ('a is missing', 1))
@@ -60,7 +62,7 @@ def _exclude(reasons: pd.Series, these: Any, why: str) -> None:
 
 
 def side_by_side(**columns: Any) -> pd.DataFrame:
-    """Columns of one length side by side, whatever their indices."""
+    """Return a table of columns of equal length; pandas indices are ignored."""
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     shapes = {name: values.shape for name, values in arrays.items()}
     if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):

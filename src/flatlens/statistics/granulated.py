@@ -1,4 +1,4 @@
-"""The granulated Kendall coefficient: does a measure follow the gap when one hyperparameter alone is changed?
+"""The granulated Kendall coefficient: does a measure follow the gap when only one hyperparameter changes?
 
 Jiang et al., "Fantastic generalization measures and where to find them" (ICLR 2020).
 """
@@ -20,7 +20,7 @@ from flatlens.statistics.exclusions import keep, side_by_side
 from flatlens.statistics.statistic import NAN, Statistic
 
 _LARGEST = 10**7
-"""So many numbers are held at once, for pairs of networks in permutations of them."""
+"""The largest number of entries held at once, for pairs of networks in permutations."""
 
 
 def granulated_kendall(
@@ -33,20 +33,23 @@ def granulated_kendall(
     permuted: int = 999,
     seed: Seed = 0,
 ) -> Statistic:
-    r"""Psi = mean over hyperparameters i of psi_i; psi_i = mean over groups of Kendall's tau in the group.
+    r"""Return Psi = mean over hyperparameters i of psi_i; psi_i = mean over groups of Kendall's tau in the group.
 
-    A group of hyperparameter i holds the networks that differ in it alone. As published tau is the mean of
-    sign(x - x') sign(y - y') over pairs: a tie counts as a pair that says nothing, 0. Compared are networks whose
-    hyperparameter i differs, so that replicates of one setting are not held against each other. A cell missing from
-    the grid makes its groups smaller; a group with no pair left is not counted, and a hyperparameter with no group is
-    left out of Psi; the notes say how many. `parts` has the psi_i, whose p permutes y within their groups; Psi's
-    permutes y over all networks. The intervals draw networks, which empties cells of a grid with one network each:
-    with few networks they are rough.
+    A group of hyperparameter i holds the networks that differ in i alone. As published, tau is the mean of
+    sign(x - x') sign(y - y') over pairs; a tie counts as a pair with the value 0. Only networks with different values
+    of i are compared, so replicates of one setting are not. A cell missing from the grid makes its groups smaller; a
+    group without pairs does not count, and a hyperparameter without groups is left out of Psi; the notes say how many.
+    `parts` holds the psi_i. The p of psi_i permutes y within groups; the p of Psi permutes y over all networks. The
+    intervals resample networks, so cells with one network become empty: with few networks intervals are rough.
 
     Args:
-        x: One number a network, such as a measure's.
-        y: Likewise, such as the generalisation gap.
-        axes: One row a network, one column a hyperparameter; any values.
+        x: One number per network, such as a measure.
+        y: One number per network, such as the generalisation gap.
+        axes: One row per network, one column per hyperparameter; any values.
+        names: The names of x and y.
+        resampled: The number of bootstrap resamples; 0 for no interval.
+        permuted: The number of permutations; 0 for no p.
+        seed: A seed or a generator.
 
     >>> grid = pd.DataFrame({"lr": [1, 1, 2, 2], "width": [8, 16, 8, 16]})
     >>> psi = granulated_kendall([1, 2, 3, 4], [1, 2, 0, 1], grid, resampled=0, permuted=0)
@@ -88,7 +91,7 @@ def granulated_kendall(
 
 
 def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, Array]:
-    """(each network's group, (n,); which pairs are of one group and differ along the axis, (n, n))."""
+    """Return (each network's group number, (n,); 1 for pairs in one group that differ along the axis, (n, n))."""
     others = [values for name, values in levels.items() if name != axis]
     n = len(levels[axis])
     labels = np.unique(np.stack(others, axis=1), axis=0, return_inverse=True)[1].ravel() if others else np.zeros(n)
@@ -97,14 +100,14 @@ def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, A
 
 
 def _psi(x: Array, y: Array, groups: GroupNumbers, apart: Array, counts: Array) -> Array:
-    """The mean over groups of the mean of sign times sign, in each resample, (B,)."""
+    """Return psi, the mean over groups of the mean of sign times sign, in each resample, (B,)."""
     member = np.eye(1 + int(groups.max()))[groups]
     both = ((counts @ (signs(x) * signs(y) * apart)) * counts) @ member  # (B, groups)
     return _mean_of_groups(both, ((counts @ apart) * counts) @ member)
 
 
 def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], orders: NDArray[np.int64]) -> Array:
-    """Psi of x with y in each of the orders, (B,); along the axes of these groupings."""
+    """Return Psi of x with y in each of the orders, (B,), over the axes of these groupings."""
     found = []
     for groups, apart in groupings:
         i, j = np.nonzero(np.triu(apart))
@@ -117,21 +120,21 @@ def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], o
 
 
 def _mean_of_groups(both: Array, pairs: Array) -> Array:
-    """Over groups that have a pair; NaN where none has."""
+    """Return the mean of both / pairs over groups that have a pair; NaN if none has."""
     taus = np.where(pairs > 0, both / np.where(pairs > 0, pairs, 1.0), 0.0)
     known = (pairs > 0).sum(1)
     return np.asarray(np.where(known > 0, taus.sum(1) / np.maximum(known, 1), np.nan))
 
 
 def _mean(psis: list[Array]) -> Array:
-    """Over axes; a resample may leave one without a pair."""
+    """Return the mean over axes that have a pair in the resample; NaN if none has."""
     stacked = np.stack(psis)
     known = np.isfinite(stacked).sum(0)
     return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
 
 
 def _counted(groups: GroupNumbers, apart: Array) -> str:
-    """How many groups count, and in how many nothing can be compared."""
+    """Return in words how many groups have networks to compare."""
     total = len(np.unique(groups))
     counted = len(np.unique(groups[apart.any(1)]))
     return f"{counted} of {total} groups have networks to compare"

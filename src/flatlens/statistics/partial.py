@@ -1,4 +1,4 @@
-"""Partial correlations: what is left between two quantities when others are held fixed by regression."""
+"""Partial correlations: the correlation of two quantities after regression on others (controls)."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def partial_correlation(
     permuted: int = 999,
     seed: Seed = 0,
 ) -> Statistic:
-    r"""The correlation of what linear regressions on the controls leave of x and of y; "spearman": of ranks throughout.
+    r"""Return the correlation of the residuals of x and y after linear regression on the controls.
 
-    With one control (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2)(1 - r_yz^2)). It removes straight lines only. p permutes
-    what the controls leave of y (Freedman and Lane 1983), and takes what they explain of each order out again.
+    For "spearman", ranks replace all values. With one control z it is
+    (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2)(1 - r_yz^2)). It removes only linear dependence. p permutes the residuals of
+    y and regresses each order on the controls again (Freedman and Lane 1983).
 
     >>> z = np.arange(8.0)
     >>> wave = np.array([1, -1, -1, 1, 1, -1, -1, 1.0])
@@ -67,21 +68,21 @@ def _listed(controls: pd.DataFrame) -> str:
 
 
 def _partial(values: Array, counts: Array, ranked: bool) -> Array:
-    """Of x, y and the controls, (2 + k, n), in each resample: the controls' share is taken out of the covariances."""
+    """Return the partial correlation in each resample, (B,), from the rows x, y and controls of `values` (2 + k, n)."""
     columns = [centred_ranks(v, counts) if ranked else np.broadcast_to(standardised(v), counts.shape) for v in values]
     stacked = np.stack(columns, axis=1)  # (B, 2 + k, n)
     weights = counts / counts.sum(1, keepdims=True)
     centred = stacked - np.einsum("bpn,bn->bp", stacked, weights)[:, :, None]
     S = np.einsum("bpn,bqn,bn->bpq", centred, centred, weights, optimize=["einsum_path", (0, 2), (0, 1)])
     scale = np.sqrt(np.maximum(np.einsum("bpp->bp", S), 1e-300))
-    S = S / (scale[:, :, None] * scale[:, None, :])  # a correlation matrix: "nothing left" is a share of 1
+    S = S / (scale[:, :, None] * scale[:, None, :])  # a correlation matrix, so that CONSTANT is a share of 1
     explained = S[:, :2, 2:] @ np.linalg.pinv(S[:, 2:, 2:], rcond=1e-10, hermitian=True) @ S[:, 2:, :2]
     left = S[:, :2, :2] - explained
     return ratio(left[:, 0, 1], left[:, 0, 0], left[:, 1, 1], CONSTANT)
 
 
 def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array:
-    """The partial correlation of x with each reordering of what the controls leave of y, (B,)."""
+    """Return the partial correlation of x with each reordering of the residuals of y, (B,)."""
     x, y, *z = (standardised(rankdata(v) if ranked else v) for v in values)
     basis = _basis(np.stack([np.ones_like(x), *z], axis=1))
     e_x, e_y = (v - basis @ (basis.T @ v) for v in (x, y))
@@ -91,6 +92,6 @@ def _under_null(values: Array, orders: NDArray[np.int64], ranked: bool) -> Array
 
 
 def _basis(columns: Array) -> Array:
-    """Orthonormal, of the columns' span."""
+    """Return an orthonormal basis of the columns' span."""
     u, s, _ = np.linalg.svd(columns, full_matrices=False)
     return np.asarray(u[:, s > 1e-8 * s[0]])

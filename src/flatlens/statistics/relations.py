@@ -1,4 +1,4 @@
-"""A study's tables of relations: every pair of quantities, and within groups of equal settings."""
+"""Tables of correlations of a study: of every pair of quantities, and within groups of equal settings."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from flatlens.statistics.draws import resamples
 from flatlens.statistics.statistic import NAN
 
 FEWEST_WITHIN = 10
-"""So many points, less one a group, must be left for a pooled correlation within groups."""
+"""The smallest number of points minus number of groups for which a correlation within groups is given."""
 _RESAMPLES = 2000
 
 
 def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """Pearson and Kendall for every pair of columns; points where either is not finite are left out of that pair.
+    """Return Pearson's r and Kendall's tau of every pair of columns, over the points that are finite in both.
 
-    The answer's columns: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high.
+    The columns: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high.
     """
     rows = []
     for x_name, y_name in combinations(table.columns, 2):
@@ -37,10 +37,10 @@ def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
 
 
 def relate_within(table: pd.DataFrame, target: str, groupings: Mapping[str, pd.Series], seed: int = 0) -> pd.DataFrame:
-    """Pooled Pearson's r within groups, of every other column with `target`; NaN where too few points are left.
+    """Return the pooled Pearson's r within groups, of every other column with `target`; NaN if too few points are left.
 
-    `groupings` gives, by name, each row's group number. The answer's columns: x, y, group (the grouping's name), groups
-    (how many), n, pearson, pearson_low, pearson_high.
+    `groupings` gives, by name, each row's group label. The columns: x, y, group (the grouping's name), groups (their
+    number), n, pearson, pearson_low, pearson_high.
     """
     rows = []
     for grouping, name in product(groupings, table.columns.drop(target)):

@@ -1,4 +1,4 @@
-"""A statistic with its interval, its p-value, and what was left out of it."""
+"""A statistic with its interval, its p-value, and the networks left out of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number about a population of networks, how sure it is, and on whom it rests.
+    """One number about a population of networks, with its interval, p-value, and the networks left out.
 
     >>> Statistic("Kendall tau-b of a and b", 0.5, 20, 0.2, 0.7, 0.01, excluded=(("a is missing", 2),))
     Kendall tau-b of a and b = 0.5 [0.2, 0.7], p = 0.01 (n = 20; 2 left out: a is missing)
@@ -18,28 +18,28 @@ class Statistic:
 
     name: str
     value: float  #: NaN where undefined
-    n: int  #: networks it rests on
-    low: float = NAN  #: of the 95% interval; NaN where there is none
-    high: float = NAN
+    n: int  #: number of networks used
+    low: float = NAN  #: lower end of the 95% interval; NaN where there is none
+    high: float = NAN  #: upper end
     p: float = NAN  #: two-sided; NaN where no test was asked for
-    excluded: tuple[tuple[str, int], ...] = ()  #: (why, how many networks), each network under its first reason
-    method: str = ""  #: how the interval and p were made
+    excluded: tuple[tuple[str, int], ...] = ()  #: (reason, number of networks); a network has one reason
+    method: str = ""  #: how the interval and p were computed
     note: str = ""  #: why undefined; what was not counted
-    parts: Mapping[str, Statistic] = field(default_factory=dict)  #: what it is the mean of, by name
+    parts: Mapping[str, Statistic] = field(default_factory=dict)  #: the statistics that it is the mean of, by name
 
     @property
     def left_out(self) -> int:
-        """How many networks were left out."""
+        """Return the number of networks left out."""
         return sum(number for _, number in self.excluded)
 
     @property
     def why(self) -> str:
-        """Who was left out, in words; empty where nobody was."""
+        """Return in words how many networks were left out and why; an empty string if none were."""
         return "; ".join(f"{number} left out: {reason}" for reason, number in self.excluded)
 
     @property
     def in_words(self) -> str:
-        """The value with its interval, to two decimals.
+        """Return the value with its interval, to two decimals.
 
         >>> Statistic("r", 0.5, 20, -0.2, 0.75).in_words, Statistic("r", NAN, 0).in_words
         ('0.50 [-0.20, 0.75]', 'undefined')

@@ -1,4 +1,4 @@
-"""Correlation within groups of networks: the groups' own levels are taken out, whatever they are."""
+"""Correlation within groups of networks, after the mean of each group is subtracted."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def within_groups(
     permuted: int = 999,
     seed: Seed = 0,
 ) -> Statistic:
-    """Pearson's r of the distances from the group's mean, pooled over groups; `groups` has each network's label.
+    """Return Pearson's r of the differences from the group's mean, pooled over groups.
 
-    At least 10 points, less one a group, must be left. p permutes y within groups. The interval draws networks, not
-    whole groups.
+    `groups` has the group label of each network. The number of networks minus that of groups must be at least 10. p
+    permutes y within groups. The interval resamples networks, not whole groups.
 
     >>> x = np.array([0, 1, 2, 3, 4, 5, 6.0] * 2)
     >>> y = np.repeat([0.0, 100.0], 7) - x
