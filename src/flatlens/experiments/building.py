@@ -1,4 +1,4 @@
-"""A study from what people write: a data set's name with a few settings, or a small YAML file.
+"""Studies as users write them: a data set's name with a few settings, or a small YAML file.
 
     name: smoothing
     data: {name: digits, train: 300}
@@ -7,7 +7,7 @@
     set: {label_smoothing: [0, 0.5], seed: 0:5}
     measures: [mls, relative_flatness, generalisation_gap]
 
-The architecture's inputs and outputs come from the data. What is left out has a default that trains.
+The architecture's inputs and outputs come from the data. Every part but the data has a default.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ IMPLIED: Mapping[str, type] = {
     "augmentation": Augmentation,
     "mixup": Mixup,
 }
-"""The types that a YAML file need not name."""
+"""Types that a YAML file may omit, by the name of the part."""
 
 PARTS = ("name", "data", "model", "training", "set", "measures")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
 SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
-"""Of an MLP, until the data and the user have their say."""
+"""Sizes of an MLP, which the data and the user replace."""
 
 
 def study_of(
@@ -52,17 +52,17 @@ def study_of(
     measures: Sequence[str] = (),
     scale: Scale = "laptop",
 ) -> Study:
-    """The study that a command line describes; `data` is a data set's name or a YAML file.
+    """Return the study that a command line describes; `data` is a data set's name or a YAML file.
 
-    `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. As soon as
-    there is an axis, the axes are exactly those given.
+    `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The
+    default axes apply only if no axis is given.
 
     >>> study = study_of("digits", settings=["lr=0.05,0.1", "seed=0:5", "label_smoothing=0.1"], scale="smoke")
     >>> len(study.networks()), study.base.training.label_smoothing
     (10, 0.1)
 
     Raises:
-        BadInput: something in it is unknown, impossible or does not fit together.
+        BadInput: a part is unknown or impossible, or parts do not fit together.
     """
     file = load_yaml(Path(data)) if data.endswith((".yaml", ".yml")) else {"data": data}
     if unknown := [part for part in file if part not in PARTS]:
@@ -98,7 +98,7 @@ def study_of(
 def _base(
     file: Mapping[str, Any], model: str | None, scale: Scale, measures: tuple[str, ...]
 ) -> tuple[NetworkSettings, Split]:
-    """What all networks share unless `set` or the command line says otherwise, and the data itself."""
+    """Return the settings that all networks share, before `set` and the command line change them, and the data."""
     data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
     if not isinstance(data, DataSettings):
         raise BadInput(f"data: {data!r} is given, the name of a data set is needed, or a mapping, {{name: digits}}")
@@ -111,14 +111,14 @@ def _base(
     architecture: Any = given_model
     given = file.get("training", {})
     defaults = _training_for(split, scale)
-    if {"max_steps", "max_epochs"} & set(given):  # an end of its own: no other condition
+    if {"max_steps", "max_epochs"} & set(given):  # the user gave an end of training: no other condition
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = _part("training", {**defaults, **given})
     return NetworkSettings(data, architecture, training, measures), split
 
 
 def expression_of_model(text: str) -> Any:
-    """`MLP(widths=(64, 64))`: what an MLP needs and the data knows may be left out."""
+    """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
 
     def mlp(**given: Any) -> MLP:
         found: MLP = made(MLP, SIZES | given)
@@ -129,7 +129,7 @@ def expression_of_model(text: str) -> Any:
 
 
 def _part(name: str, plain: Any) -> Any:
-    """A part of a YAML file: settings by expression, or as a mapping whose type is named or implied."""
+    """Return a part of a YAML file: settings from an expression, or from a mapping whose type is named or implied."""
     if isinstance(plain, str):
         looks_like_settings = "(" in plain or plain in KNOWN
         return expression_of_model(plain) if looks_like_settings else plain
@@ -150,7 +150,7 @@ def _part(name: str, plain: Any) -> Any:
 
 
 def _pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """The `set` of a YAML file."""
+    """Return the names and values in the part `set` of a YAML file."""
     if not isinstance(plain, Mapping):
         raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
     found = []
@@ -165,7 +165,7 @@ def _model_for(split: Split) -> Architecture:
 
 
 def _training_for(split: Split, scale: Scale) -> dict[str, Any]:
-    """What trains on most data: to interpolation, or for a while."""
+    """Return training settings that suit most data: to interpolation, or for a number of steps."""
     steps = 20_000 if scale == "laptop" else 2_000
     if split.classes == 0:
         return {

@@ -1,6 +1,6 @@
-"""Statistics that claims rest on where a sentence is of many cases: kinds of networks, each with a relation of its own.
+"""Statistics for predictions about many cases: kinds of networks, each with its own relation between two columns.
 
-Networks of different kinds are never pooled: their numbers are of different sizes, and would correlate by that alone.
+Networks of different kinds are never pooled: their numbers differ in size, and would correlate for this reason alone.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from flatlens.statistics import Statistic, pearson
 from flatlens.statistics.coefficients import Array
 
 CASE = "case"
-"""The column that says which networks belong together."""
+"""Name of the column with the case of each network."""
 
 Over: TypeAlias = Callable[..., Array]
-"""Pearson's r of one or two pairs of columns in every case, (cases, B) each -> (B,)."""
+"""Function of Pearson's r of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
 
 
 def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str) -> Evidence:
-    """Pearson's r of each pair of columns in every case, and `over` of them; bootstrapped over networks."""
+    """Return `over` of Pearson's r of each pair of columns in every case, bootstrapped over networks."""
 
     def found(results: Results) -> Statistic:
         networks = table(results)
@@ -37,7 +37,7 @@ def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str
 
         def coefficient(counts: Array) -> Array:
             in_cases = [_in_each(members, of[x], of[y], counts) for x, y in pairs]
-            with warnings.catch_warnings():  # a small case of a resample may be constant: that case has no r
+            with warnings.catch_warnings():  # a small case may be constant in a resample, and then has no r
                 warnings.simplefilter("ignore", RuntimeWarning)
                 return np.asarray(over(*in_cases))
 
@@ -47,7 +47,7 @@ def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str
 
 
 def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: str, name: str) -> Evidence:
-    """Pearson's r of two columns over a part of the networks less that over all of them, the mean over the cases."""
+    """Return the mean over cases of Pearson's r of two columns over a part of the networks minus that over all."""
 
     def found(results: Results) -> Statistic:
         networks = table(results)
@@ -68,12 +68,12 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array) -> Array:
-    """Pearson's r of each of some sets of networks, (sets, B)."""
+    """Return Pearson's r over each set of networks, shape (sets, B)."""
     return np.stack([pearson(x[mine], y[mine], counts[:, mine]) for mine in members])
 
 
 def ranked(table: Table, columns: Sequence[str]) -> Table:
-    """The columns' ranks within each case: Pearson's r of them is Spearman's coefficient of the case."""
+    """Return the ranks of the columns within each case: Pearson's r of the ranks is Spearman's coefficient."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
@@ -84,39 +84,39 @@ def ranked(table: Table, columns: Sequence[str]) -> Table:
 
 
 def least(r: Array) -> Array:
-    """The smallest of the cases'."""
+    """Return the smallest r of all cases, shape (B,)."""
     return np.asarray(np.nanmin(r, 0))
 
 
 def usual_size(r: Array) -> Array:
-    """The median of |r| over the cases: half of them have no more."""
+    """Return the median of |r| over the cases, shape (B,)."""
     return np.asarray(np.nanmedian(np.abs(r), 0))
 
 
 def margin(r: Array, other: Array) -> Array:
-    """How much larger the first pair's is, the mean over the cases."""
+    """Return the mean over cases of the first pair's r minus the second's, shape (B,)."""
     return np.asarray(np.nanmean(r - other, 0))
 
 
 def least_margin(r: Array, other: Array) -> Array:
-    """The same in the case where it is smallest."""
+    """Return the smallest over cases of the first pair's r minus the second's, shape (B,)."""
     return least(r - other)
 
 
 def mean(r: Array) -> Array:
-    """Over the cases."""
+    """Return the mean of r over the cases, shape (B,)."""
     return np.asarray(np.nanmean(r, 0))
 
 
 def alike(r: Array, other: Array) -> Array:
-    """Pearson's r, over the cases, of the two pairs' own: whether both correlate in the same cases."""
+    """Return Pearson's r over the cases of the two pairs' r: high if both correlate in the same cases."""
     pairs = np.where(np.isnan(r + other), np.nan, [r, other])
     a, b = pairs - np.nanmean(pairs, 1, keepdims=True)
     return np.asarray(np.nansum(a * b, 0) / np.sqrt(np.nansum(a * a, 0) * np.nansum(b * b, 0)))
 
 
 def with_over_without(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
-    """The mean over such groups of log(b / a), a the column where the setting is 0, b its mean where it is not."""
+    """Return the mean of log(b / a) over groups equal in `same`: a at setting 0, b the mean at larger settings."""
 
     def log_ratio(group: pd.Series) -> float:
         a, b = group[group.index == 0].mean(), group[group.index > 0].mean()
@@ -126,7 +126,7 @@ def with_over_without(table: Table, setting: str, column: str, same: Sequence[st
 
 
 def first_step(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
-    """The mean over such groups of log(b / a), a the column at the setting's smallest value, b at the next."""
+    """Return the mean of log(b / a) over groups equal in `same`: a at the setting's smallest value, b at the next."""
 
     def found(results: Results) -> Statistic:
         values = sorted(table(results)[setting].unique())[:2]

@@ -1,4 +1,4 @@
-"""Statistics that claims rest on where two correlations are held against each other, over any table of networks."""
+"""Statistics for predictions that compare correlations or columns, over any table of networks."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ RESAMPLED = 2000
 
 
 def stronger(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """The smallest of these columns' Pearson's r with y, less the largest of the others'."""
+    """Return the smallest Pearson's r of these columns with y minus the largest of the others."""
     name = f"Pearson r with {y}: {_one_of(these, 'the least of')} less {_one_of(others, 'the largest of')}"
     return _against(table, these, others, y, lambda mine, rival: mine.min(0) - rival.max(0), name)
 
 
 def stronger_in_size(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """As `stronger`, of the sizes of the correlations, whatever their signs."""
+    """Return the smallest |r| of these columns with y minus the largest of the others."""
     name = f"|Pearson r| with {y}: {_one_of(these, 'the least of')} less {_one_of(others, 'the largest of')}"
     return _against(table, these, others, y, lambda mine, rival: np.abs(mine).min(0) - np.abs(rival).max(0), name)
 
 
 def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """By how much less these columns' Pearson's r with y differ among themselves than the others': largest less
-    smallest."""
+    """Return the range (largest minus smallest) of Pearson's r with y over the others minus that over these."""
     name = f"range of Pearson r with {y}: of {', '.join(others)} less of {', '.join(these)}"
     return _against(table, these, others, y, lambda mine, rival: np.ptp(rival, axis=0) - np.ptp(mine, axis=0), name)
 
@@ -41,7 +40,7 @@ def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) 
 def _against(
     table: Table, these: Sequence[str], others: Sequence[str], y: str, over: Callable[[Array, Array], Array], name: str
 ) -> Evidence:
-    """`over` these columns' Pearson's r with y and the others', (columns, B) each -> (B,)."""
+    """Return `over` of Pearson's r with y of these columns and of the others: (columns, B) each -> (B,)."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [*these, *others, y])
@@ -57,7 +56,7 @@ def _against(
 
 
 def weakest(table: Table, xs: Sequence[str], y: str) -> Evidence:
-    """The smallest of several columns' Pearson's r with y."""
+    """Return the smallest Pearson's r of several columns with y."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [*xs, y])
@@ -72,7 +71,7 @@ def weakest(table: Table, xs: Sequence[str], y: str) -> Evidence:
 
 
 def unchanged(table: Table, before: str, after: str) -> Evidence:
-    """The mean over networks of |log(after / before)|, which is 0 for what a move leaves as it was."""
+    """Return the mean over networks of |log(after / before)|: 0 for a number that does not change."""
 
     def found(results: Results) -> Statistic:
         logs = np.abs(_log_ratio(table(results), before, after))
@@ -82,7 +81,7 @@ def unchanged(table: Table, before: str, after: str) -> Evidence:
 
 
 def changed(table: Table, before: str, after: str) -> Evidence:
-    """The mean over networks of log(after / before): above 0 where it mostly grows."""
+    """Return the mean over networks of log(after / before): above 0 if the number mostly grows."""
 
     def found(results: Results) -> Statistic:
         return average(_log_ratio(table(results), before, after), name=f"log({after} / {before})")
@@ -91,7 +90,7 @@ def changed(table: Table, before: str, after: str) -> Evidence:
 
 
 def side_by_side(table: Table, setting: str) -> Table:
-    """One row a seed, its networks of each value of a setting beside one another: "mls, high", "mls, low"."""
+    """Return one row per seed, with the columns of each value of a setting side by side: "mls, high", "mls, low"."""
 
     def found(results: Results) -> pd.DataFrame:
         wide = table(results).pivot(index="seed", columns=setting)
@@ -102,7 +101,7 @@ def side_by_side(table: Table, setting: str) -> Table:
 
 
 def off(table: Table, column: str, published: float, spread: float) -> Evidence:
-    """How far the mean of a column is from a published one, in the published standard deviation over networks."""
+    """Return the distance of a column's mean from a published mean, in published standard deviations over networks."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [column])
@@ -117,7 +116,7 @@ def off(table: Table, column: str, published: float, spread: float) -> Evidence:
 
 
 def mean_of(table: Table, column: str) -> Evidence:
-    """The mean of a column."""
+    """Return the mean of a column."""
 
     def found(results: Results) -> Statistic:
         return average(numbers_of(table(results), [column])[column], name=column)
@@ -126,7 +125,7 @@ def mean_of(table: Table, column: str) -> Evidence:
 
 
 def rising(table: Table, group: str, x: str, y: str) -> Evidence:
-    """Kendall's tau of a setting with the Pearson's r of x and y among its networks: 1 where r rises throughout."""
+    """Return Kendall's tau between a setting and Pearson's r of x and y at each of its values: 1 if r always rises."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [group, x, y])
@@ -150,7 +149,7 @@ def _log_ratio(table: pd.DataFrame, before: str, after: str) -> Array:
 
 
 def complete(table: pd.DataFrame, columns: Sequence[str]) -> tuple[pd.DataFrame, int]:
-    """The columns as numbers: rows that have them all, and how many have not."""
+    """Return the rows in which all columns are finite numbers, and the number of other rows."""
     numbers = numbers_of(table, columns)
     kept = numbers.loc[np.isfinite(numbers.to_numpy()).all(1)].reset_index(drop=True)
     return kept, len(numbers) - len(kept)
@@ -161,7 +160,7 @@ def _one_of(columns: Sequence[str], which: str) -> str:
 
 
 def bootstrapped(name: str, coefficient: Coefficient, n: int, lost: int) -> Statistic:
-    """A coefficient of n networks with its interval."""
+    """Return a coefficient of n networks with its bootstrap interval; `lost` networks were left out."""
     if n == 0:
         return Statistic(name, float("nan"), 0, note="no network is left")
     found = with_interval(coefficient, resamples(n, generator(0), RESAMPLED))
@@ -170,7 +169,7 @@ def bootstrapped(name: str, coefficient: Coefficient, n: int, lost: int) -> Stat
 
 
 def strength(table: Table, x: str, y: str) -> Evidence:
-    """The size of Pearson's r of two columns, whatever its sign."""
+    """Return |Pearson's r| of two columns."""
 
     def found(results: Results) -> Statistic:
         kept, lost = complete(table(results), [x, y])

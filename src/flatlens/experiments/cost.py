@@ -1,4 +1,4 @@
-"""How long an experiment will take, from a short trial of one network of each study."""
+"""Expected duration of an experiment, from a short trial of one network of each study."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.training import Until
 
 WARM, TRIED = 3, 13
-"""Steps of two trials, after one that is not counted: what is done once falls out of their difference."""
+"""Steps of two trials, after a trial that is not counted; their difference cancels work that is done once."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds on one thread; training is counted to its last step, though it may end before."""
+    """Seconds on one thread; training counts all steps, although it may end earlier."""
 
     networks: int
     training: float
@@ -25,7 +25,7 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """All of it, in one process."""
+        """Seconds of training and measuring in one process."""
         return self.training + self.measuring
 
     def __add__(self, other: Cost) -> Cost:
@@ -33,10 +33,10 @@ class Cost:
 
 
 def cost_of(studies: Iterable[Study]) -> Cost:
-    """Of all networks of the studies, each like its study's first; off by a factor of two or so.
+    """Return the cost of all networks of the studies, estimated from the first of each; right within a factor of 2.
 
     Raises:
-        BadInput: the data of one cannot be read.
+        BadInput: the data of a study cannot be read.
     """
     return sum((_study(study) for study in studies), Cost(0, 0.0, 0.0))
 
@@ -55,7 +55,7 @@ def _study(study: Study) -> Cost:
 
 
 def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
-    """Seconds of training so many steps, seconds of measuring, training samples."""
+    """Return the seconds of training this number of steps, the seconds of measuring, and the training samples."""
     training = replace(settings.training, max_steps=steps, max_epochs=None, until=Until())
     result = compute(replace(settings, training=training, followed=None)).result
     return result["seconds_training"], result["seconds_measuring"], result["samples"]
@@ -69,7 +69,7 @@ def _moments(settings: NetworkSettings, samples: int) -> int:
 
 
 def _moment(settings: NetworkSettings) -> float:
-    """Seconds of following the training once, the second time."""
+    """Return the seconds of one measurement during training: the second one, without the work that is done once."""
     assert settings.followed is not None
     followed = replace(settings.followed, every=1)
     tracker = tracker_of(settings.model.build(), settings.data.load(), replace(settings, followed=followed))

@@ -1,4 +1,4 @@
-"""What happened in the course of training, as numbers of each network."""
+"""Numbers of each network from its course: the measures followed during training."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from flatlens.experiments.predictions import Results
 from flatlens.experiments.result import StudyResult
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
-"""By network: one row a moment, one column a measure that was followed, and `edge`."""
+"""Returns a table per network, by key: one row per measured step, one column per followed measure, and `edge`."""
 Number: TypeAlias = Callable[[pd.DataFrame], float]
-"""From a course to a number of the network."""
+"""Returns a number of the network from its course."""
 
 
 def in_course(study: str, numbers: Mapping[str, Number], courses: Courses = histories) -> Table:
-    """The networks whose training reached its end, and these numbers of their courses, a column each."""
+    """Return the networks that reached the end of training, with these numbers of their courses as columns."""
 
     def found(results: Results) -> pd.DataFrame:
         networks, known = reached(study)(results), courses(results[study])
@@ -31,8 +31,11 @@ def in_course(study: str, numbers: Mapping[str, Number], courses: Courses = hist
 
 
 def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]) -> Courses:
-    """Courses up to the step where the network with the least value of the setting, `alike` in the others, first had
-    `measure` at `level` or above; without those whose partner never had."""
+    """Return courses up to the step where the partner's `measure` first reached `level`.
+
+    The partner has the smallest value of the setting among networks `alike` in the others. Networks whose partner never
+    reached the level are left out.
+    """
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
         courses = histories(result)
@@ -50,27 +53,27 @@ def until_partner(setting: str, measure: str, level: float, alike: Sequence[str]
 
 
 def first(column: str) -> Number:
-    """Its value at the first moment."""
+    """Return a column's first value."""
     return lambda course: float(course[column].iloc[0])
 
 
 def last(column: str) -> Number:
-    """Its value at the last moment."""
+    """Return a column's last value."""
     return lambda course: float(course[column].iloc[-1])
 
 
 def largest(column: str, over: str | None = None) -> Number:
-    """Its largest value, in units of another column."""
+    """Return a column's largest value, divided by another column if given."""
     return lambda course: float((course[column] / (1.0 if over is None else course[over])).max())
 
 
 def climb(column: str) -> Number:
-    """Its largest value less its first."""
+    """Return a column's largest value minus its first."""
     return lambda course: largest(column)(course) - first(column)(course)
 
 
 def late(column: str, over: str | None = None) -> Number:
-    """Its mean over the later half of the moments, in units of another column."""
+    """Return a column's mean over the later half of the course, divided by another column if given."""
 
     def found(course: pd.DataFrame) -> float:
         values = course[column] / (1.0 if over is None else course[over])
@@ -80,22 +83,22 @@ def late(column: str, over: str | None = None) -> Number:
 
 
 def rise(column: str) -> Number:
-    """Its mean over the later half of the moments less its first value."""
+    """Return a column's mean over the later half of the course minus its first value."""
     return lambda course: late(column)(course) - first(column)(course)
 
 
 def fall(column: str) -> Number:
-    """log(last / largest): 0 where it ends at its height, far below where it has collapsed."""
+    """Return log(last / largest): 0 if the column ends at its largest value, far below 0 if it has collapsed."""
     return lambda course: float(np.log(last(column)(course) / largest(column)(course)))
 
 
 def agreement(x: str, y: str) -> Number:
-    """Kendall's tau-b of two columns over the moments."""
+    """Return Kendall's tau-b of two columns over the course."""
     return lambda course: tau(*course[[x, y]].dropna().to_numpy().T)
 
 
 def growth_beyond(column: str, over: str, edge: str) -> Number:
-    """log of its last value over that at the first moment where `over` had reached `edge`; NaN where it never has."""
+    """Return log(last / the value where `over` first reached `edge`); NaN if it never did."""
 
     def found(course: pd.DataFrame) -> float:
         beyond = course.loc[(course[over] >= course[edge]).cummax(), column]
@@ -105,18 +108,20 @@ def growth_beyond(column: str, over: str, edge: str) -> Number:
 
 
 def gain(column: str) -> Number:
-    """Its last value less its first."""
+    """Return a column's last value minus its first."""
     return lambda course: last(column)(course) - first(column)(course)
 
 
 def log_gain(column: str) -> Number:
-    """log(last / first)."""
+    """Return log(last / first)."""
     return lambda course: float(np.log(last(column)(course) / first(column)(course)))
 
 
 def slowing(column: str) -> Number:
-    """Its mean gain from moment to moment over the later half of them less that over the earlier: above 0 where a fall
-    slows down. NaN of fewer than three moments."""
+    """Return the mean gain per row over the later half of the course minus that over the earlier half.
+
+    It is above 0 if a fall slows down, and NaN for fewer than three rows.
+    """
 
     def found(course: pd.DataFrame) -> float:
         gains = np.diff(course[column])
@@ -127,7 +132,7 @@ def slowing(column: str) -> Number:
 
 
 def once_below(loss: float) -> Courses:
-    """Courses from the moment on where the loss first was below; without those of fewer than two moments there."""
+    """Return courses from the first step with a smaller loss on; those with fewer than two rows are left out."""
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
         courses = {key: after_loss(course, loss) for key, course in histories(result).items()}
@@ -137,8 +142,10 @@ def once_below(loss: float) -> Courses:
 
 
 def between(start: float, end: float) -> Courses:
-    """Courses between two shares of their steps, each the first moment there or later; without those of fewer than two
-    moments."""
+    """Return courses between two shares of their steps; those with fewer than two rows are left out.
+
+    Each end is the first measured step at this share or later.
+    """
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
         kept = {}

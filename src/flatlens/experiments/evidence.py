@@ -1,4 +1,4 @@
-"""Statistics that claims rest on: relations over networks, trends along settings, what happens in training."""
+"""Statistics for predictions: relations over networks, trends along settings, changes during training."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from flatlens.training import REACHED
 Evidence: TypeAlias = Callable[[Results], Statistic]
 
 Table: TypeAlias = Callable[[Results], pd.DataFrame]
-"""One row a network, one column a number of it."""
+"""Returns one row per network, one column per number."""
 
 
 def reached(study: str) -> Table:
-    """The networks of a study whose training reached its end, with all that was measured."""
+    """Return the networks of a study that reached the end of training, with all measured columns."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = results[study].networks
@@ -33,7 +33,7 @@ def reached(study: str) -> Table:
 
 
 def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
-    """Those of its networks for which `chosen` is true."""
+    """Return the networks of a table for which `chosen` is true."""
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
@@ -44,7 +44,7 @@ def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
 
 
 def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
-    """The correlation of two columns."""
+    """Return the correlation of two columns."""
 
     def found(results: Results) -> Statistic:
         networks = numbers_of(table(results), [x, y])
@@ -54,7 +54,7 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
 
 
 def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
-    """The correlation of two quantities of a study, over the networks whose training reached its end."""
+    """Return the correlation of two quantities of a study, over the networks that reached the end of training."""
 
     def found(results: Results) -> Statistic:
         values = results[study].values
@@ -65,14 +65,12 @@ def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson"
 
 
 def trend(study: str, setting: str, column: str) -> Evidence:
-    """Kendall's tau-b of a setting and a column of the table of networks, over the networks that reached the end."""
+    """Return Kendall's tau-b of a setting and a column, over the networks that reached the end of training."""
     return correlated(reached(study), setting, column, "kendall")
 
 
 def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
-    """The mean of Kendall's tau-b of a setting and a column over the lines of a figure: groups of networks that have
-    all else the `same`."""
-
+    """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
     return over_groups(table, setting, column, same, _ordered, name)
 
@@ -82,14 +80,14 @@ def _ordered(line: pd.Series) -> float:
 
 
 def tau(x: Array, y: Array) -> float:
-    """Kendall's tau-b of two columns; NaN of fewer than two rows, or where one of them is constant."""
+    """Return Kendall's tau-b of two columns; NaN for fewer than two rows, or if a column is constant."""
     return float(kendall(x, y, np.ones((1, len(x))))[0]) if len(x) > 1 else np.nan
 
 
 def over_groups(
     table: Table, setting: str, column: str, same: Sequence[str], of: Callable[[pd.Series], float], name: str
 ) -> Evidence:
-    """The mean over such groups of `of` the column's values, by the setting's."""
+    """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting."""
 
     def found(results: Results) -> Statistic:
         networks = table(results)
@@ -100,7 +98,7 @@ def over_groups(
 
 
 def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:
-    """The networks in groups of equal settings; what was not varied is no column."""
+    """Return the networks in groups of equal settings; settings without a column were not varied."""
     varied = [name for name in same if name in networks]
     if not varied or networks.empty:
         return [networks] if len(networks) else []
@@ -108,7 +106,7 @@ def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:
 
 
 def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
-    """The mean over networks of Kendall's tau of two measures in the course of training, once the loss is below."""
+    """Return the mean over networks of Kendall's tau of two measures during training, once the loss is `below`."""
 
     def found(results: Results) -> Statistic:
         taus = [
@@ -122,7 +120,7 @@ def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
 
 
 def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
-    """The mean over networks of log(last / first) of a measure in the course of training, once the loss is below."""
+    """Return the mean over networks of log(last / first) of a measure during training, once the loss is `below`."""
 
     def found(results: Results) -> Statistic:
         ratios = []
@@ -136,19 +134,21 @@ def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
 
 
 def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFrame]:
-    """As `histories`, from the step on where the loss first was below."""
+    """Return `histories` from the first step on where the loss is `below`."""
     return [after_loss(table, below) if "loss" in table else table for table in histories(result).values()]
 
 
 def after_loss(course: pd.DataFrame, below: float) -> pd.DataFrame:
-    """From the moment on where the loss first was below."""
+    """Return the rows from the first one on where the loss is `below`."""
     kept: pd.DataFrame = course[(course["loss"] < below).cummax()]
     return kept
 
 
 def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
-    """A table a network that reached the end: one row a step, one column a measure of the network ("mls") or of a layer
-    ("mls[fc1]"), and `edge` where it was known."""
+    """Return a table per network that reached the end of training: one row per step, one column per followed measure.
+
+    Columns are "mls" of the network, "mls[fc1]" of a layer, and `edge` where it is known.
+    """
     reached = set(result.networks.loc[result.networks["outcome"].isin(REACHED), "key"])
     tables = {}
     for key, history in result.histories.groupby("key", sort=False):
@@ -160,13 +160,13 @@ def histories(result: StudyResult) -> dict[str, pd.DataFrame]:
 
 
 def in_full(history: pd.DataFrame) -> pd.Series:
-    """The names of what was followed: "mls" of the network, "mls[fc1]" of a layer."""
+    """Return the name of each row's measure: "mls" of the network, "mls[fc1]" of a layer."""
     rows = zip(history["measure"], history["layer"], strict=True)
     return pd.Series([str(Column.of(measure, layer or None)) for measure, layer in rows], index=history.index)
 
 
 def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """The columns as numbers; missing ones, where no network has been measured, are NaN."""
+    """Return the columns as numbers; missing columns are NaN."""
     return table.reindex(columns=list(dict.fromkeys(columns))).astype(float)
 
 

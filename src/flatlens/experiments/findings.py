@@ -1,4 +1,4 @@
-"""What a study found, in words: every sentence is made from computed numbers and their intervals."""
+"""Findings of a study in sentences, made from computed numbers and their intervals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def findings(
     unfinished: int,
     failed: int,
 ) -> list[str]:
-    """The sentences, most important first."""
+    """Return the sentences, most important first."""
     included = int((networks["outcome"].isin(REACHED)).sum())
     return [
         *_population(study, networks, unfinished, failed),
@@ -61,7 +61,7 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
 
 
 def _goal(study: Study) -> str:
-    """What training was for."""
+    """Return the goal of training in words."""
     until, train = study.base.training.until, study.base.data.train
     samples = f"{train} training samples" if train else "training samples"
     low = "" if until.loss_below is None else f"loss below {until.loss_below:g}"
@@ -77,7 +77,7 @@ def _goal(study: Study) -> str:
 
 
 def _held_fixed(study: Study) -> dict[str, str]:
-    """Each way of holding settings fixed, in words."""
+    """Return each way of holding settings fixed, in words."""
     axes = study.varied
     told = {}
     for names in held_fixed(axes):
@@ -90,7 +90,7 @@ def _held_fixed(study: Study) -> dict[str, str]:
 
 
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
-    """How each measure goes with the gap: those whose interval excludes zero, strongest first, then the others."""
+    """Return each measure's relation with the gap: intervals without zero first, strongest first, then the others."""
     names = [q.name for q in quantities if q.role == "measure"]
     rows = [row for name in names if (row := _relation(relations, GAP.name, name)) is not None]
     clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
@@ -114,7 +114,7 @@ def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> lis
 
 
 def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
-    """Whether what was set goes with flatness and with the gap."""
+    """Return the relations of each setting with sharpness and with the gap."""
     sentences = []
     for setting in (q for q in quantities if q.role == "setting"):
         name = setting.name.removesuffix(" (log)")
@@ -133,7 +133,7 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[s
 
 
 def _within(study: Study, within: pd.DataFrame) -> list[str]:
-    """Which relations with the gap are left when settings are held fixed."""
+    """Return the relations with the gap that remain when settings are held fixed."""
     names = {q.name for q in study.quantities if q.role == "measure"}
     sentences = []
     for group, words in _held_fixed(study).items():
@@ -153,7 +153,7 @@ def _within(study: Study, within: pd.DataFrame) -> list[str]:
 
 
 def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> list[str]:
-    """Measures whose clear relation with the gap has the other sign, as clearly, once settings are held fixed."""
+    """Return the measures whose clear relation with the gap changes its sign clearly when settings are held fixed."""
     sentences = []
     for group, words in _held_fixed(study).items():
         turned = []
@@ -171,7 +171,7 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
 
 
 def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:
-    """Measures that are the same number on every one of these networks."""
+    """Return the pairs of measures that are equal on all of these networks."""
     present = [name for name in measures if name in networks and networks[name].nunique() > 1]
     pairs = [
         (a, b) for a, b in combinations(present, 2) if np.allclose(networks[a], networks[b], 1e-9, 0, equal_nan=True)
@@ -180,7 +180,7 @@ def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:
 
 
 def _relation(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
-    """The row of a pair, whichever comes first in it."""
+    """Return the row of a pair, in either order; None if there is none."""
     either = ((relations["x"] == a) & (relations["y"] == b)) | ((relations["x"] == b) & (relations["y"] == a))
     return relations[either].iloc[0] if either.any() else None
 

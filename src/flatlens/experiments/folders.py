@@ -1,4 +1,4 @@
-"""Folders that are there whole or not at all, and what killed processes leave behind."""
+"""Folders that appear complete or not at all; removal of files that killed processes left."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from flatlens.errors import BadFolder
 from flatlens.files import PARTIAL, flush, flush_all, host, partial_name
 
 OLD = 24 * 3600.0
-"""Seconds after which a leftover is swept whoever made it: a process number may have been given to another process."""
+"""Seconds after which any temporary file is removed: its process number may belong to another process by now."""
 
 
 @contextmanager
 def whole_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder to fill; it becomes `target` at the end, or vanishes after an error.
+    """Yield a temporary folder to fill; it becomes `target` at the end, and is removed after an error.
 
-    Where another process was quicker, its folder stays and this one vanishes: both hold the same results.
+    If another process was quicker, its folder stays and this one is removed: both hold the same results.
     """
     partial = partial_name(target)
     try:
@@ -37,7 +37,7 @@ def whole_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def clear_errors(out: Path) -> Iterator[None]:
-    """Turn the system's complaints (a full disk, no permission) into one line about `out`."""
+    """Turn errors of the system (a full disk, no permission) into one line about `out`."""
     try:
         yield
     except OSError as error:
@@ -50,7 +50,7 @@ def clear_errors(out: Path) -> Iterator[None]:
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left behind; what a living process is writing stays."""
+    """Remove temporary files of killed processes; files of running processes stay."""
     for leftover in folder.glob(f".*{PARTIAL}"):
         if _abandoned(leftover):
             if leftover.is_dir():
@@ -66,7 +66,7 @@ def _abandoned(leftover: Path) -> bool:
         where, process = leftover.name.removesuffix(PARTIAL).rsplit(".", 3)[1:3]
         return where == host() and not _alive(int(process))
     except (FileNotFoundError, ValueError):
-        return False  # it has just been finished, or is not ours
+        return False  # just finished, or not a file of flatlens
 
 
 def _alive(process: int) -> bool:
@@ -75,8 +75,8 @@ def _alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True  # somebody else's
-    try:  # a killed process whose parent has not asked for its end: "1234 (name) Z ..."
+        return True  # of another user
+    try:  # a zombie, whose parent has not read its exit status: "1234 (name) Z ..."
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return True  # no such files on this system

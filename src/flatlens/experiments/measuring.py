@@ -1,4 +1,4 @@
-"""What is measured on one network of a study: in training, at the end, and on the moved network."""
+"""Measurement of one network of a study: during training, at the end, and after transforms of its weights."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from flatlens.transforms.registry import TRANSFORMS
 
 
 def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
-    """Measure on the training data, in float64: the weights are taken as they are, and rounding plays no part.
+    """Measure a network on the training data, with its weights converted to float64.
 
-    Loss, accuracy and gap are of all the data, the rest of `settings.samples` of it.
-    A side of a bound is a row "mls_chain.lhs"; a measure of the network after a move is "relative_flatness@layerwise".
-    Where the data's law is known the covering radius is found by every rule: "jacobian_generalisation.rhs@tight".
+    Loss, accuracy and gap use all data, other measures `settings.samples` samples. The side of a bound has a row
+    "mls_chain.lhs"; a measure of the transformed network, "relative_flatness@layerwise". If the data's distribution is
+    known, the covering radius is computed by every rule: "jacobian_generalisation.rhs@tight".
     """
     problem = _problem(copy.deepcopy(model).to(torch.float64), split, settings)
     found, lens = _measured(problem, settings)
@@ -44,7 +44,7 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
 
 
 def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Estimate], Lens]:
-    """What was asked for, and the lens on the samples."""
+    """Return the estimates that the settings name, and the lens on the samples."""
     if settings.samples is None:
         lens = Lens(problem)
         return dict(measure(lens, list(settings.measures)).items()), lens
@@ -57,12 +57,12 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
 
 
 def _own_seed(settings: NetworkSettings) -> int:
-    """A number of this network alone: with its seed instead, networks of one seed would all be moved alike."""
+    """Return a seed that only this network has: by its own seed, networks of one seed would all move alike."""
     return int(digest((settings.data, settings.model, settings.training)), 16)
 
 
 def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:
-    """What a network from R to R computes at the test inputs, "input" and "output", (k,); nothing of other networks."""
+    """Return test inputs and outputs, "input" and "output", shape (k,), of a network from R to R; else nothing."""
     if split.x.shape[1:] != (1,) or split.y.shape[1:] != (1,):
         return {}
     with measuring(model), torch.no_grad():
@@ -70,7 +70,7 @@ def graph_of(model: nn.Module, split: Split) -> dict[str, torch.Tensor]:
 
 
 def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tracker | None:
-    """What follows the training, in its own dtype; None where nothing is to be followed."""
+    """Return the tracker of the training, in the training's dtype; None if nothing is followed."""
     if (followed := settings.followed) is None:
         return None
     problem = _problem(model, split, settings)

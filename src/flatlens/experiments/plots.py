@@ -17,7 +17,7 @@ from flatlens.statistics import average
 
 
 def pairwise(name: str, result: StudyResult) -> Plot:
-    """Every quantity of a study against every other, over the networks that reached the end of their training."""
+    """Return the matrix of all pairs of quantities, over the networks that reached the end of training."""
     names = [q.name for q in result.quantities if q.name in result.values]
     data = result.values.loc[result.values["included"], names].reset_index(drop=True)
     return Plot(
@@ -31,7 +31,7 @@ def pairwise(name: str, result: StudyResult) -> Plot:
 
 
 def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
-    """What was followed in training, a line a value of the setting."""
+    """Return curves of the quantities followed during training, one line per value of the setting."""
     words, seeds = in_words(setting), result.networks["seed"].nunique()
     caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
     name, title = f"through_training_{setting}", f"Through training, by {words}"
@@ -48,9 +48,9 @@ def course_curves(
     caption: str,
     dashed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Plot:
-    """Courses of these networks, a line a value of the setting: the mean over the others, with its extremes.
+    """Return curves of courses, one line per value of the setting: the mean over its networks, with extremes.
 
-    `dashed`: in the panel of a quantity a line more, its name and its column of the courses.
+    `dashed` adds a line to the panel of a quantity: its name, and its column of the courses.
     """
     parts = []
     for one in shown:
@@ -72,8 +72,7 @@ def course_curves(
 def banded(
     rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
 ) -> Plot:
-    """A line a panel and `line`: the mean of `y` at each `x`, with its least and largest, by decades where they are
-    several."""
+    """Return one curve per panel and `line`: the mean, smallest and largest `y` at each `x`."""
     grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
     data = grouped.agg(y="mean", low="min", high="max").reset_index()
     columns = ["panel", "x", "line", "y", "low", "high"]
@@ -81,7 +80,7 @@ def banded(
 
 
 def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:
-    """A bar a panel, x and group, with the 95% interval of its mean; `data` has panel, x, group and value."""
+    """Return one bar per panel, x and group: the mean of `value` with its 95% interval."""
     rows = []
     for key, values in data.groupby(["panel", "x", "group"], sort=False)["value"]:
         found = average(values.to_numpy())
@@ -104,7 +103,7 @@ def scatter(
     x: str,
     y: str,
 ) -> Plot:
-    """A panel a column, whose values stand against another column's; marks by a setting, with their networks' keys."""
+    """Return one panel per column, over the column `against`; marks differ by `group`, and have their network's key."""
     parts = [
         pd.DataFrame(
             {

@@ -1,4 +1,4 @@
-"""What a study measures on each network, and which of it is related to which."""
+"""Quantities of a study: what it measures on each network, and which of these it relates."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Role: TypeAlias = Literal["result", "measure", "setting"]
 
 @dataclass(frozen=True)
 class Quantity:
-    """One axis of the comparison: a column of the table of networks, transformed, under the name it is shown by.
+    """One axis of the comparison: a column of the table of networks, transformed, and the name to show.
 
-    Its role says whether it is what one would like to predict, what was measured to predict it, or what was set.
+    The role is "result" (to be predicted), "measure" (a candidate predictor) or "setting".
     """
 
     name: str
@@ -30,7 +30,7 @@ class Quantity:
     role: Role = "measure"
 
     def of(self, networks: pd.DataFrame) -> pd.Series:
-        """Its values; NaN where the column is missing, or the root or logarithm undefined.
+        """Return the values; NaN if the column is missing, or the root or logarithm undefined.
 
         >>> Quantity("log batch size", "batch_size", "log").of(pd.DataFrame({"batch_size": [1, 0]})).tolist()
         [0.0, nan]
@@ -45,13 +45,13 @@ class Quantity:
         return values
 
     def with_first(self, layer: str) -> Quantity:
-        """Return the same of a network whose first layer has another name than FIRST."""
+        """Return this quantity for a network whose first layer has another name than FIRST."""
         column = Column.parse(self.column)
         return replace(self, column=str(replace(column, layer=layer))) if column.layer == FIRST else self
 
 
 FIRST = "fc1"
-"""The first layer's name in the columns below."""
+"""Name of the first layer in the columns below."""
 
 GAP = Quantity("generalisation gap", "generalisation_gap", role="result")
 SHARPNESS = Quantity("sqrt sharpness", "interpolation_sharpness", "sqrt")
@@ -66,10 +66,10 @@ LEFT_OUT = {
     "output_norm": "set by the targets, which all networks interpolate",
     "feature_norm": "a factor of layer_factors, and says little without the others",
 }
-"""Measures that would say nothing more of ReLU networks that interpolate under the half squared error."""
+"""Measures that add nothing for ReLU networks that interpolate under the half squared error, with the reason."""
 
 STUDIED = tuple(name for name, one in MEASURES.items() if not one.on_request and name not in LEFT_OUT)
-"""What a study measures: all that needs no products and says something of its own."""
+"""Measures of a study by default: those that need no curvature products and are not left out."""
 
 SHOWN = {
     "test_loss": (Quantity("test loss", "test_loss", role="result"),),
@@ -91,11 +91,11 @@ SHOWN = {
     "normalized_mls": (Quantity("normalised MLS", "normalized_mls"),),
     "fisher_rao": (Quantity("Fisher-Rao norm", "fisher_rao"),),
 }
-"""How a measure is shown where its own name will not do."""
+"""Quantities of a measure whose own name does not suffice."""
 
 
 def in_words(setting: str) -> str:
-    """A setting's name for reading.
+    """Return the name of a setting in words.
 
     >>> in_words("lr"), in_words("label_smoothing")
     ('learning rate', 'label smoothing')
@@ -104,7 +104,7 @@ def in_words(setting: str) -> str:
 
 
 def setting(name: str, values: Sequence[object]) -> Quantity | None:
-    """A setting as an axis of the comparison; None for a seed, and for what is no number.
+    """Return a setting as an axis of the comparison; None for a seed or values that are not numbers.
 
     >>> setting("label_smoothing", (0.0, 0.5)).name, setting("seed", (0, 1)), setting("activation", ("relu", "tanh"))
     ('label smoothing', None, None)
@@ -121,7 +121,7 @@ def quantities(
     settings: Sequence[Quantity] = (LEARNING_RATE, BATCH_SIZE),
     first_layer: str = FIRST,
 ) -> tuple[Quantity, ...]:
-    """The axes of the comparison: the gap, what was measured to predict it, what was set.
+    """Return the axes of the comparison: the gap, the measures, the settings.
 
     >>> [q.name for q in quantities(["local_dimension", "loss"])]
     ['generalisation gap', 'local dimension', 'learning rate (log)', 'batch size (log)']

@@ -1,4 +1,4 @@
-"""Settings as people write them: `SGD(lr=0.1)`, `lr=0.05,0.1`, `seed=0:5`, and a study as a small YAML file."""
+"""Settings as users write them: `SGD(lr=0.1)`, `lr=0.05,0.1`, `seed=0:5`, and a study as a small YAML file."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from flatlens.errors import BadInput, UnknownName, needs, one_line
 from flatlens.plain import made
 
 LONGEST = 60
-"""Letters of a setting that an error repeats."""
+"""Number of characters of a setting that an error repeats."""
 
 MOST = 100_000
-"""Values of an axis."""
+"""Largest number of values of an axis."""
 
 
 def expression(text: str, known: Mapping[str, type]) -> Any:
-    """A value: a number, a tuple, True, None, a word as it is, or settings by their type's name.
+    """Return a value: a number, a tuple, True, None, a word as it is, or settings by the name of their type.
 
     >>> expression("(64, 32)", {}), expression("relu", {}), expression("None", {})
     ((64, 32), 'relu', None)
 
     Raises:
-        BadInput: neither of these; UnknownName: no settings have that name.
+        BadInput: it is none of these; UnknownName: no settings have this name.
     """
     try:
         return _value(ast.parse(text.strip(), mode="eval").body, known, text)
@@ -37,7 +37,7 @@ def expression(text: str, known: Mapping[str, type]) -> Any:
 
 
 def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
-    """Several, with commas between; 0:5 is 0, 1, 2, 3, 4.
+    """Return several values, separated by commas; 0:5 is 0, 1, 2, 3, 4.
 
     >>> values("0.05,0.1", {}), values("0:3", {}), values("(64,64),(32,)", {})
     ((0.05, 0.1), (0, 1, 2), ((64, 64), (32,)))
@@ -58,7 +58,7 @@ def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
 
 
 def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ...]]:
-    """`lr=0.05,0.1` as a name and its values."""
+    """Return the name and the values of an assignment such as `lr=0.05,0.1`."""
     name, equals, right = text.partition("=")
     if not equals or not name.strip():
         raise BadInput(f"--set {text}: write NAME=VALUE, NAME=VALUE,VALUE or NAME=FIRST:END")
@@ -66,10 +66,10 @@ def assignment(text: str, known: Mapping[str, type]) -> tuple[str, tuple[Any, ..
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """What a YAML file says.
+    """Return the content of a YAML file.
 
     Raises:
-        BadInput: it is missing, no YAML, or no mapping.
+        BadInput: the file is missing, or is not YAML or not a mapping.
     """
     with needs("study", "a study in YAML"):
         import yaml
@@ -78,7 +78,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none; brackets without an end
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date; unclosed brackets
         raise BadInput(f"the study {str(path)!r} is no YAML: {one_line(error)}") from error
     if not isinstance(found, dict):
         raise BadInput(
@@ -89,9 +89,9 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def _require_end(found: object, path: Path) -> None:
-    """Refuse a file whose parts stand for themselves, or for one another again and again."""
+    """Raise BadInput for a file that contains itself, or too many values."""
     parts = [found]
-    for count, part in enumerate(parts):  # grows while it is walked
+    for count, part in enumerate(parts):  # the list grows during the loop
         if count > MOST:
             raise BadInput(f"the study {str(path)!r} holds itself, or more than {MOST:,} values")
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []

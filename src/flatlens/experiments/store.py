@@ -1,4 +1,4 @@
-"""The folder of a study: one folder a network, written whole or not at all; the tables are derived from them.
+"""Folder of a study: one folder per network, written completely or not at all, and tables derived from them.
 
     OUT/study.json                       the study's settings
     OUT/networks/<key>/config.json       the network's settings; key is their hash
@@ -6,14 +6,14 @@
                        curves.safetensors (with the graph of a network from R to R), weights.safetensors,
                        report.safetensors
                        history.csv, where measures were followed in training
-                       checksums.json, of all of these
-    OUT/training/<key>.<versions>.pt     where a training under way can be taken up; gone when the network is there
-                 <key>.progress          how far it is
-    OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; gone when the network is there
+                       checksums.json, of all these files
+    OUT/training/<key>.<versions>.pt     checkpoint of a training in progress; removed when the network is finished
+                 <key>.progress          its steps done and in total
+    OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; removed when the network is finished
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
 
-No lock and no daemon: two processes may work in one folder, and of two that compute the same network the first to
-finish is kept.
+There is no lock and no daemon: several processes may work in one folder. If two compute the same network, the result of
+the first to finish is kept.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from flatlens.tracking.history import load_history, save_history
 T = TypeVar("T")
 
 SEVENTEEN = "%.17g"
-"""A float64 is told apart from all others by 17 significant digits."""
+"""Format of numbers: 17 significant digits identify every float64."""
 
 SEEN_WITHIN = 30.0
 """Seconds that a network disk may take to show a new folder to other machines."""
@@ -55,28 +55,28 @@ SEEN_WITHIN = 30.0
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Record:
-    """All that is kept of one network."""
+    """All stored results of one network."""
 
     settings: NetworkSettings
     result: dict[str, Any]  #: outcome, steps, loss, accuracy, layers, versions, seconds_training, seconds_measuring
     curves: dict[str, Tensor]
     weights: dict[str, Tensor]
     report: Report
-    history: pd.DataFrame | None = None  #: as a Tracker's
+    history: pd.DataFrame | None = None  #: columns of a Tracker's history
 
 
 @dataclass(frozen=True)
 class Store:
     """A study's folder. Picklable: workers write into it themselves.
 
-    Every method raises BadFolder, one line, when the disk is full or the folder cannot be read or written.
+    Every method raises BadFolder, one line, if the disk is full or the folder cannot be read or written.
     """
 
     out: Path
 
     @classmethod
     def create(cls, out: Path, study: Study) -> Store:
-        """The folder for this study: a new one, or the one where it was begun; leftovers of killed runs are swept.
+        """Return the folder for this study, new or begun before; remove temporary files of killed runs.
 
         Raises:
             BadFolder: it holds another study or other files.
@@ -100,10 +100,10 @@ class Store:
 
     @classmethod
     def open(cls, out: Path) -> Store:
-        """The folder of a study that was begun.
+        """Return the folder of a study that was begun.
 
         Raises:
-            BadFolder: there is none.
+            BadFolder: the folder holds no study.
         """
         if not (out / "study.json").is_file():
             raise BadFolder(f"{str(out)!r} holds no study (no study.json in it): name the folder given as --out")
@@ -122,29 +122,28 @@ class Store:
         return self.out / "failed"
 
     def study(self) -> Study:
-        """The study that the folder holds."""
+        """Return the study that the folder holds."""
         try:
             return Study.from_json(_read_json(self.out / "study.json"))
         except BadInput as error:
             raise BadFolder(f"{str(self.out / 'study.json')!r} cannot be read: {error}") from error
 
     def folder(self, key: str) -> Path:
-        """Where a network is, or will be."""
+        """Return the folder of a network, which may not exist yet."""
         return self._networks / key
 
     def checkpoint(self, key: str) -> Path:
-        """Where a network's training leaves what it can be taken up from; other versions would end in other digits, and
-        have a file of their own."""
+        """Return the checkpoint file of a network's training; other versions, whose digits may differ, have another."""
         return self._training / f"{key}.{digest(versions())}.pt"
 
     def finished(self, keys: Iterable[str]) -> list[str]:
-        """Those networks that are there."""
-        with clear_errors(self.out):  # listed anew: a network disk may remember for a minute that a name was not there
+        """Return the keys of finished networks."""
+        with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
             there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
         return [key for key in keys if key in there]
 
     def require_seen(self) -> None:
-        """Raise BadFolder where a worker does not see the folder, rather than begin another one there."""
+        """Raise BadFolder if a worker does not see the folder; it must not begin another one."""
         patience = time.monotonic() + SEEN_WITHIN
         while not (self.out / "study.json").is_file():
             if time.monotonic() > patience:
@@ -155,15 +154,15 @@ class Store:
             time.sleep(0.2)
 
     def progress_file(self, key: str) -> AbstractContextManager[Progress]:
-        """A `Progress` that notes how far the network's training is; the note goes at the end."""
+        """Return a `Progress` that writes the progress file of a network's training; the file is removed at the end."""
         return progress_file(self._training / f"{key}{SUFFIX}")
 
     def in_progress(self, networks: Mapping[str, T]) -> dict[T, tuple[int, int]]:
-        """Steps done, and at most to do, of those networks (given by their keys) that are being trained."""
+        """Return (steps done, largest number of steps) of the networks in training; `networks` maps keys to them."""
         return {networks[key]: steps for key, steps in in_progress(self._training).items() if key in networks}
 
     def write(self, record: Record) -> None:
-        """Keep a network; a failure noted for it before is forgotten."""
+        """Write a network; remove its failure and its checkpoints."""
         key = record.settings.key
         with clear_errors(self.out):
             with whole_folder(self.folder(key)) as folder:
@@ -175,20 +174,20 @@ class Store:
                     record.report.save(folder / "report.safetensors")
                     if record.history is not None:
                         save_history(record.history, folder / "history.csv")
-                except (SafetensorError, BadFolder) as error:  # the full disk's other names
+                except (SafetensorError, BadFolder) as error:  # a full disk by other names
                     raise OSError(None, str(error)) from error
                 write_checksums(folder)
-                for file in folder.iterdir():  # safetensors lets nobody else read them
+                for file in folder.iterdir():  # safetensors makes them readable for the owner alone
                     shutil.copymode(folder / "config.json", file)
             self.forget_failure(key)
             for over in self._training.glob(f"{key}.*.pt"):
                 over.unlink(missing_ok=True)
 
     def read(self, key: str) -> Record:
-        """A finished network.
+        """Return a finished network.
 
         Raises:
-            BadFolder: a file of it is missing or damaged.
+            BadFolder: one of its files is missing or damaged.
         """
         folder = self.folder(key)
         try:
@@ -206,7 +205,7 @@ class Store:
             raise BadFolder(f"{damage}: remove that folder and run the study again") from error
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
-        """Raise BadFolder if a network that is there was computed by something else than `now`."""
+        """Raise BadFolder if a finished network was computed by other versions than `now`."""
         for key in keys:
             recorded = _read_json(self.folder(key) / "result.json").get("versions", {})
             if what := difference(recorded, now):
@@ -216,7 +215,7 @@ class Store:
                 )
 
     def write_failure(self, settings: NetworkSettings, trace: str) -> None:
-        """Note a run that ended in an error."""
+        """Write the record of a run that ended in an error."""
         folder = self._failed / settings.key
         with clear_errors(self.out):
             folder.mkdir(parents=True, exist_ok=True)
@@ -224,7 +223,7 @@ class Store:
             write_whole(folder / "failed.json", _pretty({"error": last_line(trace), "traceback": trace}))
 
     def forget_failure(self, key: str) -> None:
-        """Remove the note: the run has succeeded."""
+        """Remove the record of a failed run, after a success."""
         folder = self._failed / key
         for name in ("failed.json", "config.json"):
             (folder / name).unlink(missing_ok=True)
@@ -233,12 +232,12 @@ class Store:
                 empty.rmdir()
 
     def failed(self, keys: Iterable[str]) -> list[str]:
-        """Those networks whose run ended in an error and that are not there."""
+        """Return the keys of networks whose run failed and that are not finished."""
         there = set(self.finished(keys := list(keys)))
         return [key for key in keys if key not in there and (self._failed / key / "failed.json").is_file()]
 
     def failures(self, keys: Iterable[str]) -> list[tuple[str, str]]:
-        """(key, last line of the traceback) of the noted ones."""
+        """Return (key, last line of the traceback) of the recorded failures."""
         noted = [(key, self._failed / key / "failed.json") for key in keys]
         return [(key, str(_read_json(note)["error"])) for key, note in noted if note.is_file()]
 
@@ -248,7 +247,7 @@ class Store:
             write_whole(self.out / name, table.to_csv(index=False, float_format=SEVENTEEN, lineterminator="\n"))
 
     def _clear_training(self) -> None:
-        """Remove what killed runs left: how far they were, and checkpoints of networks that are there."""
+        """Remove progress files of killed runs, and checkpoints of finished networks."""
         remove_progress_files(self._training)
         for checkpoint in self._training.glob("*.pt"):
             if self.folder(checkpoint.name.partition(".")[0]).is_dir():
@@ -273,7 +272,7 @@ class Store:
 
 
 def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:
-    """A study's settings by their dotted names, its axes by their own: for telling two apart."""
+    """Return a study's settings by dotted name, and its axes by name, to compare two studies."""
     found: dict[str, Any] = {}
     for key, value in plain.items():
         if key == "axes":
@@ -286,7 +285,7 @@ def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def last_line(trace: str) -> str:
-    """The line of a traceback that names the error."""
+    """Return the line of a traceback that names the error."""
     return trace.strip().splitlines()[-1] if trace.strip() else "unknown error"
 
 

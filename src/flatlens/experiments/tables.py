@@ -1,4 +1,4 @@
-"""The tables of a study, derived from its networks."""
+"""Tables of a study, derived from its networks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ IDENTITY = ["key", "lr", "batch_size", "seed"]
 
 
 def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> pd.DataFrame:
-    """One row a network, in the order given: identity, the other settings that were varied, outcome, steps, and every
-    measured number as a column."""
+    """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
     rows = []
     for record in records:
         varied = {name: _cell(value_of(record.settings, name)) for name in settings if name not in IDENTITY}
@@ -30,7 +29,7 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
 
 
 def layers_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Tidy: the values measured for each layer, with the layer's position in execution order."""
+    """Return the values of each layer, with its position in execution order; tidy."""
     rows = []
     for record in records:
         position = {layer: number for number, layer in enumerate(record.result["layers"])}
@@ -44,7 +43,7 @@ def layers_table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def histories_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Tidy: what was followed in training, as a Tracker's history: `rate` is the learning rate of the step."""
+    """Return the measures followed during training, as a Tracker's history; `rate` is the step's learning rate."""
     columns = ["rate" if name == "lr" else name for name in TYPES if name != "seconds"]
     followed = [
         (record, record.history.rename(columns={"lr": "rate"})) for record in records if record.history is not None
@@ -55,7 +54,7 @@ def histories_table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def curves_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Tidy: the training curves."""
+    """Return the training curves; tidy."""
     columns = ["step", "loss", "accuracy", "test_loss"]
     tables = [
         pd.DataFrame({**_identity(record), **{name: record.curves[name].numpy() for name in columns}})
@@ -65,7 +64,7 @@ def curves_table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def functions_table(records: Sequence[Record]) -> pd.DataFrame:
-    """Tidy: what each network from R to R computes at the test inputs."""
+    """Return test inputs and outputs of each network from R to R; tidy."""
     tables = [
         pd.DataFrame({**_identity(record), "x": record.curves["input"].numpy(), "y": record.curves["output"].numpy()})
         for record in records
@@ -75,13 +74,13 @@ def functions_table(records: Sequence[Record]) -> pd.DataFrame:
 
 
 def values_table(networks: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """The studied quantities, transformed; `included` where training reached its end."""
+    """Return the studied quantities, transformed; `included` is true if training reached its end."""
     identity = networks[IDENTITY].assign(included=networks["outcome"].isin(REACHED))
     return pd.concat([identity, pd.DataFrame({q.name: q.of(networks) for q in quantities})], axis=1)
 
 
 def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
-    """The ways of holding settings fixed that say something: the first one, all but the seed, the seed.
+    """Return the useful ways of holding settings fixed: the first setting, all but the seed, the seed.
 
     >>> held_fixed(["lr", "batch_size", "seed"])
     [('lr',), ('lr', 'batch_size'), ('seed',)]
@@ -92,12 +91,12 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
-    """The number of each row's group, for every way of holding settings fixed."""
+    """Return the group number of each row, for every way of holding settings fixed."""
     return {", ".join(names): networks.groupby(list(names)).ngroup() for names in held_fixed(axes)}
 
 
 def _cell(value: Any) -> Any:
-    """A setting as a cell of a table; settings inside settings as they are written."""
+    """Return a setting as a cell of a table; nested settings as text."""
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
@@ -112,5 +111,5 @@ def _identity(record: Record) -> dict[str, Any]:
 
 
 def _columns_in_order(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """All columns in the order they first appear: a network that diverged has no measured ones."""
+    """Return all columns in the order of first appearance: a network that diverged has no measured ones."""
     return list(dict.fromkeys(name for row in rows for name in row))

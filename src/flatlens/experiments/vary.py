@@ -1,7 +1,7 @@
-"""One setting of a network changed by its name: what a grid is made of.
+"""Change of one setting of a network by its name, for grids of settings.
 
-A name is a path of fields (`training.optimiser.lr`), or its last part where that is enough (`lr`). `seed` is that of
-the initial weights and that of the batches; the data's own is `data.seed`. Names joined by a plus are set together,
+A name is a path of fields (`training.optimiser.lr`), or its last part if this is unique (`lr`). `seed` means the seeds
+of the initial weights and of the batches; that of the data is `data.seed`. Names joined by a plus are set together,
 each to its own value: `batch_size+lr`.
 """
 
@@ -20,7 +20,7 @@ TOGETHER = "+"
 
 
 def last_field(path: str) -> str:
-    """Return the name of the field that a path ends at.
+    """Return the name of the last field of a path.
 
     >>> last_field("training.optimiser.lr"), last_field("seed")
     ('lr', 'seed')
@@ -29,11 +29,11 @@ def last_field(path: str) -> str:
 
 
 def vary(settings: S, name: str, value: Any) -> S:
-    """The settings with another value of one of them.
+    """Return the settings with another value of one of them.
 
     Raises:
-        UnknownName: there is no such setting, or one that has none inside here.
-        BadInput: the name stands for several, or the value is impossible.
+        UnknownName: there is no setting of this name.
+        BadInput: the name is ambiguous, or the value is impossible.
     """
     if TOGETHER in name:
         names = name.split(TOGETHER)
@@ -48,7 +48,7 @@ def vary(settings: S, name: str, value: Any) -> S:
 
 
 def value_of(settings: object, name: str) -> Any:
-    """The value that `vary` would change."""
+    """Return the value that `vary` would change."""
     if TOGETHER in name:
         return tuple(value_of(settings, each) for each in name.split(TOGETHER))
     found: Any = settings
@@ -58,7 +58,7 @@ def value_of(settings: object, name: str) -> Any:
 
 
 def paths(settings: object, name: str) -> tuple[str, ...]:
-    """The fields that a name stands for, as whole paths."""
+    """Return the complete paths of the fields that a name stands for."""
     if TOGETHER in name:
         return tuple(path for each in name.split(TOGETHER) for path in paths(settings, each))
     known = list(_all(settings, ""))
@@ -75,7 +75,7 @@ def paths(settings: object, name: str) -> tuple[str, ...]:
 
 
 def _all(settings: object, prefix: str) -> Iterator[str]:
-    """Every path; of a tuple of settings with a number, penalties.0.coefficient."""
+    """Yield every path; tuples of settings are numbered, penalties.0.coefficient."""
     if is_dataclass(settings):
         for field in fields(settings):
             path = f"{prefix}{field.name}"

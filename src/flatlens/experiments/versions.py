@@ -1,4 +1,4 @@
-"""What computed a result: the facts that can change its digits."""
+"""Versions and machine that computed a result: the facts that can change its digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import flatlens
 
 
 def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
-    """Versions, device, instruction set and threads, all as text.
+    """Return versions, device, instruction set and threads as text.
 
     >>> sorted(versions())
     ['device', 'flatlens', 'instructions', 'numpy', 'python', 'threads', 'torch']
@@ -28,7 +28,7 @@ def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
 
 
 def difference(recorded: dict[str, str], now: dict[str, str]) -> str:
-    """What differs, in words; empty when nothing does.
+    """Return the differences in words; empty if there are none.
 
     >>> difference({"torch": "2.6.0", "device": "cpu"}, {"torch": "2.13.0", "device": "cpu"})
     'torch 2.6.0 there, 2.13.0 here'
