@@ -30,7 +30,7 @@ from flatlens.grams.sketch import random_signs
 from flatlens.operations.layers import is_linear, layer_of
 from flatlens.training.losses import TrainingLoss
 
-Form: TypeAlias = Literal["mean_square", "published"]
+PenaltyForm: TypeAlias = Literal["mean_square", "published"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class InputJacobian:
     """Of the outputs with respect to the inputs."""
 
     coefficient: float
-    form: Form = "mean_square"
+    form: PenaltyForm = "mean_square"
 
     def __post_init__(self) -> None:
         _require(self, self.coefficient, self.form)
@@ -64,7 +64,7 @@ class ParameterJacobian:
     """Of the outputs with respect to the trainable parameters."""
 
     coefficient: float
-    form: Form = "mean_square"
+    form: PenaltyForm = "mean_square"
 
     def __post_init__(self) -> None:
         _require(self, self.coefficient, self.form)
@@ -126,7 +126,7 @@ class RelativeFlatness:
 Penalty: TypeAlias = InputJacobian | ParameterJacobian | RelativeFlatness
 
 
-def _jacobian_penalty(form: Form, seen: Pass, at: Sequence[Tensor], generator: Generator) -> Tensor:
+def _jacobian_penalty(form: PenaltyForm, seen: Pass, at: Sequence[Tensor], generator: Generator) -> Tensor:
     """||u^T J||^2 / n for signs u, or ||u^T J|| for u on the unit sphere."""
     f = seen.outputs
     if form == "published":

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, BadModel
 
 if TYPE_CHECKING:
-    from flatlens.training.held import Held
+    from flatlens.training.training_data import TrainingData
 
 
 @dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Ridge:
 
 
 @torch.no_grad()
-def solve(model: nn.Module, held: Held, penalty: float) -> None:
+def solve(model: nn.Module, data: TrainingData, penalty: float) -> None:
     """Put the solution into the last linear layer, in place; computed in float64.
 
     Raises:
         BadModel: the network does not end in an `nn.Linear`.
     """
     last = _last(model)
-    phi = _features(model, last, held.x).double()
-    y = held.targets.double()
+    phi = _features(model, last, data.x).double()
+    y = data.targets.double()
     centre, level = phi.mean(0), y.mean(0)
     if last.bias is None:
         centre, level = torch.zeros_like(centre), torch.zeros_like(level)

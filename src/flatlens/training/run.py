@@ -15,7 +15,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.training.batches import Batches, Taken
 from flatlens.training.checkpoint import INTERVAL
-from flatlens.training.held import Held, Pair, require_trainable
+from flatlens.training.training_data import TrainingData, Pair, require_trainable
 from flatlens.training.settings import Training
 from flatlens.training.step import Stepper, global_states, set_global_states
 
@@ -57,7 +57,7 @@ class TrainingResult:
         return self.outcome in REACHED
 
 
-class Run:
+class TrainingRun:
     """A training run under way."""
 
     def __init__(
@@ -67,8 +67,8 @@ class Run:
         require_followed(watch, model)
         self.model, self.settings, self.watch = model, settings, watch
         self.stepper = Stepper(model, settings)
-        self.data = Held(model, data, settings, "data")
-        self.test = None if test is None else Held(model, test, settings, "test")
+        self.data = TrainingData(model, data, settings, "data")
+        self.test = None if test is None else TrainingData(model, test, settings, "test")
         order = torch.Generator().manual_seed(settings.seed)
         self.batches = Batches(self.data.x, self.data.targets, settings.batch_size, order)
         self.total = settings.steps(len(self.data.x))

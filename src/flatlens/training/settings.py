@@ -15,7 +15,7 @@ from flatlens.training.ridge import Ridge
 from flatlens.training.schedules import Constant, Schedule
 from flatlens.training.stopping import Until
 
-LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 0, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
+_LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 0, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
 MAY_BE_NONE = ("batch_size", "ghost_batch", "max_steps", "max_epochs")
 
 
@@ -50,7 +50,7 @@ class Training:
         object.__setattr__(self, "penalties", tuple(several))
         self._require_types()
         TrainingLoss(self.loss, self.label_smoothing)
-        for name, least in LEAST.items():
+        for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in MAY_BE_NONE:
                 continue

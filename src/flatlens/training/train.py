@@ -15,9 +15,9 @@ from flatlens.errors import BadModel
 from flatlens.estimate import Progress
 from flatlens.problem.state import modes_kept
 from flatlens.training import checkpoint
-from flatlens.training.held import Held, Pair, pair
+from flatlens.training.training_data import TrainingData, Pair, pair
 from flatlens.training.ridge import Ridge, solve
-from flatlens.training.run import ROW, Run, TrainingResult, Watcher, require_followed
+from flatlens.training.run import ROW, TrainingRun, TrainingResult, Watcher, require_followed
 from flatlens.training.settings import Training
 from flatlens.training.step import stream
 
@@ -65,7 +65,7 @@ def train(
         data, test = pair(data, "data"), None if test is None else pair(test, "test")
         if isinstance(settings.optimiser, Ridge):
             return _solved(model, data, test, settings, settings.optimiser, watch)
-        run = Run(model, data, test, settings, watch)
+        run = TrainingRun(model, data, test, settings, watch)
         if save is None:
             run.go(None, progress)
             return run.result()
@@ -81,8 +81,8 @@ def _solved(
 ) -> TrainingResult:
     """A run of the one step that solves; nothing of it lasts long enough for a checkpoint."""
     require_followed(watch, model)
-    held = Held(model, data, settings, "data")
-    held_out = None if test is None else Held(model, test, settings, "test")
+    held = TrainingData(model, data, settings, "data")
+    held_out = None if test is None else TrainingData(model, test, settings, "test")
     rows = []
     for step in (0, 1):
         if step:

@@ -11,7 +11,7 @@ from torch import nn
 from flatlens.errors import BadFolder
 from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, checkpoint, train
 from flatlens.training.stack import Member, train_together, trial, why_alone
-from flatlens.training.stack.chain import Chain
+from flatlens.training.stack.chain import LayerChain
 
 N, CLASSES = 45, 3
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -221,8 +221,8 @@ def test_what_diverges_takes_no_other_along():
 
 
 def test_a_shape_whose_kernels_differ_is_trained_alone(monkeypatch):
-    outputs = Chain.outputs
-    monkeypatch.setattr(Chain, "outputs", lambda self, views, x: outputs(self, views, x) * (1 + 1e-3 * (len(x) == 3)))
+    outputs = LayerChain.outputs
+    monkeypatch.setattr(LayerChain, "outputs", lambda self, views, x: outputs(self, views, x) * (1 + 1e-3 * (len(x) == 3)))
     members = [member(k) for k in (0, 5, 10)]
     ended = list(train_together(members))
     assert all("would end in other digits" in one.why_alone for one in ended)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
 )  # fmt: skip
-ALIGNED = 16
+_ALIGNED = 16
 """Numbers: where a parameter begins in its lane's row, so that its address is a multiple of 64 bytes in every lane."""
 
 Views: TypeAlias = list[tuple[Tensor, Tensor | None]]
@@ -41,7 +41,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Tape:
+class ForwardRecord:
     """What the backward pass needs of the forward pass, layer by layer."""
 
     inputs: list[Tensor]  #: of each linear layer, (L, B, in)
@@ -49,7 +49,7 @@ class Tape:
     outputs: Tensor  #: (L, B, N)
 
 
-class Chain:
+class LayerChain:
     """The architecture that the lanes of a stack share; the parameters come from outside, as rows (L, size).
 
     Args:
@@ -91,7 +91,7 @@ class Chain:
     def _place(self, parameter: Tensor) -> int:
         begins = self.size
         self.places.append((begins, parameter.shape))
-        self.size = begins + -(-parameter.numel() // ALIGNED) * ALIGNED
+        self.size = begins + -(-parameter.numel() // _ALIGNED) * _ALIGNED
         return begins
 
     def views(self, rows: Tensor) -> Views:
@@ -108,7 +108,7 @@ class Chain:
         """One lane's row as tensors of the shapes of `model.parameters()`, in their order."""
         return [row[begins : begins + shape.numel()].view(shape) for begins, shape in self.places]
 
-    def forward(self, views: Views, x: Tensor) -> Tape:
+    def forward(self, views: Views, x: Tensor) -> ForwardRecord:
         """x is (L, B, in)."""
         inputs, graphs, h = [], [], x
         for layer, (weight, bias) in zip(self.layers, views, strict=True):
@@ -121,9 +121,9 @@ class Chain:
                 graph = h.requires_grad_(), _activated(layer.activations, h)
                 h = graph[1].detach()
             graphs.append(graph)
-        return Tape(inputs, graphs, h)
+        return ForwardRecord(inputs, graphs, h)
 
-    def backward(self, views: Views, tape: Tape, slope: Tensor, into: Views) -> None:
+    def backward(self, views: Views, tape: ForwardRecord, slope: Tensor, into: Views) -> None:
         """Put the gradients into `into`; `slope` is the loss's at the outputs, (L, B, N)."""
         after = [*tape.inputs[1:], tape.outputs]
         for number in reversed(range(len(self.layers))):

@@ -7,9 +7,9 @@ from collections.abc import Hashable
 from torch import Tensor, nn
 
 from flatlens.training.ridge import Ridge
-from flatlens.training.run import Run
+from flatlens.training.run import TrainingRun
 from flatlens.training.settings import Training
-from flatlens.training.stack.chain import Apart, Chain
+from flatlens.training.stack.chain import Apart, LayerChain
 from flatlens.training.stack.updates import kind_of as update_kind
 
 
@@ -37,15 +37,15 @@ def why_alone(model: nn.Module, settings: Training) -> str:
     if any(p.device.type != "cpu" for p in model.parameters()):
         return "a network that is not on the processor"
     try:
-        Chain(model)
+        LayerChain(model)
     except Apart as reason:
         return str(reason)
     return ""
 
 
-def kind_of(run: Run) -> Hashable:
+def kind_of(run: TrainingRun) -> Hashable:
     """What runs share that can be lanes of one stack: layers, loss, batch size, samples, kind of optimiser."""
-    settings, chain = run.settings, Chain(run.model)
+    settings, chain = run.settings, LayerChain(run.model)
     assert not isinstance(settings.optimiser, Ridge)
     layers = tuple((one.inputs, one.outputs, one.bias is None, repr(one.activations)) for one in chain.layers)
     samples = [run.data.x, run.data.targets, *(() if run.test is None else (run.test.x, run.test.targets))]

@@ -8,16 +8,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flatlens.training.held import CHUNK, Held
+from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
 from flatlens.training.losses import accuracy
 from flatlens.training.optimisers import Stepping
 from flatlens.training.ridge import Ridge
-from flatlens.training.run import Run
+from flatlens.training.run import TrainingRun
 from flatlens.training.schedules import Constant
-from flatlens.training.stack.chain import Chain
+from flatlens.training.stack.chain import LayerChain
 from flatlens.training.stack.updates import update_of
 
-LOOKED_AT = 4
+_LOOKED_AT = 4
 """Networks in one look at the loss over all data: more of them, and what they compute leaves the processor's cache."""
 
 
@@ -29,8 +29,8 @@ class Lanes:
     and its batches.
     """
 
-    def __init__(self, like: Run, capacity: int, *, singly: bool = False) -> None:
-        self.chain, self.loss = Chain(like.model, singly=singly), like.settings.objective
+    def __init__(self, like: TrainingRun, capacity: int, *, singly: bool = False) -> None:
+        self.chain, self.loss = LayerChain(like.model, singly=singly), like.settings.objective
         self.x = like.data.x.flatten(1)
         self.n, self.size = len(self.x), like.settings.batch_size or len(self.x)
         self.update = update_of(stepping(like))
@@ -40,11 +40,11 @@ class Lanes:
         self.state = {name: torch.zeros(rows, dtype=dtype) for name in self.update.names}
         self.targets = torch.zeros(capacity, *like.data.targets.shape, dtype=like.data.targets.dtype)
         self.order = torch.zeros(capacity, self.n, dtype=torch.int64)
-        self.runs: list[Run] = []
+        self.runs: list[TrainingRun] = []
         self.capacity, self.taken = capacity, 0  #: taken: batches of this epoch
         self._packed()
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: TrainingRun) -> None:
         """Take in a run that stands at the same batch of its epoch; with none in here, at any."""
         if not self.runs:
             self.taken = run.batches.taken
@@ -105,7 +105,7 @@ class Lanes:
         return (self.taken + 1) * self.size >= self.n
 
     def step(self) -> None:
-        """One step of every run, as `Stepper.take` and `Run.count` are for one; then all stand at the next batch."""
+        """One step of every run, as `Stepper.take` and `TrainingRun.count` are for one; then all stand at the next batch."""
         x, targets = self._batch()
         n = x.shape[1]
         tape = self.chain.forward(self.views, x)
@@ -160,17 +160,17 @@ class Lanes:
             }
 
     def looks(
-        self, which: Sequence[int], all_held: Sequence[Held], asked: Callable[[int, float], bool] | None = None
+        self, which: Sequence[int], datasets: Sequence[TrainingData], asked: Callable[[int, float], bool] | None = None
     ) -> list[list[float]]:
-        """Loss and accuracy of some lanes, each on its own of `all_held`, whose inputs are the same; as `Held.look`.
+        """Loss and accuracy of some lanes, each on its own of `datasets`, whose inputs are the same; as `TrainingData.look`.
 
         The accuracy is NaN where `asked`, called with the lane and its loss, says that nobody asks for it.
         """
         found: list[list[float]] = []
-        for start in range(0, len(which), LOOKED_AT):
-            rows, held = list(which[start : start + LOOKED_AT]), all_held[start : start + LOOKED_AT]
+        for start in range(0, len(which), _LOOKED_AT):
+            rows, held = list(which[start : start + _LOOKED_AT]), datasets[start : start + _LOOKED_AT]
             views = self.chain.views(self.theta[rows])
-            parts = torch.split(held[0].x.flatten(1), CHUNK)
+            parts = torch.split(held[0].x.flatten(1), EVALUATED_TOGETHER)
             outputs = torch.cat([self.chain.outputs(views, x.expand(len(rows), *x.shape)) for x in parts], 1)
             values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in held]))
             losses = values.view(len(rows), -1).to(torch.float64).mean(1).tolist()
@@ -179,7 +179,7 @@ class Lanes:
         return found
 
 
-def stepping(run: Run) -> Stepping:
+def stepping(run: TrainingRun) -> Stepping:
     """Return the settings of the optimiser, one that takes steps."""
     assert not isinstance(run.settings.optimiser, Ridge)
     return run.settings.optimiser

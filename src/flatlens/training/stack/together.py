@@ -14,12 +14,12 @@ from torch import nn
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
 from flatlens.training import checkpoint
-from flatlens.training.held import Pair, pair
-from flatlens.training.run import Run, TrainingResult, Watcher
+from flatlens.training.training_data import Pair, pair
+from flatlens.training.run import TrainingRun, TrainingResult, Watcher
 from flatlens.training.settings import Training
 from flatlens.training.stack.kinds import kind_of, why_alone
 from flatlens.training.stack.lanes import Lanes
-from flatlens.training.stack.trial import verdict_on
+from flatlens.training.stack.trial import trial_of
 from flatlens.training.train import as_found, train
 
 LANES = 16
@@ -70,7 +70,7 @@ class _Lane:
 
     number: int
     member: Member
-    run: Run
+    run: TrainingRun
     whose: str  #: its checkpoint's
     began: float  #: seconds already spent on it
     wrote: float = field(default_factory=time.monotonic)
@@ -92,7 +92,7 @@ class _Together:
     def __init__(self, members: Iterable[Member], capacity: int) -> None:
         self.members, self.capacity = enumerate(members), capacity
         self.waiting: list[_Lane] = []
-        self.inside: dict[Run, _Lane] = {}
+        self.inside: dict[TrainingRun, _Lane] = {}
         self.kind: Hashable = None
         self.lanes: Lanes | None = None
         self.clock = 0.0  #: seconds of stepping, each over the lanes there were
@@ -139,7 +139,7 @@ class _Together:
         """A new stack for the first that waits and its like; those of a kind that is better trained alone come back."""
         self.lanes, self.kind = None, kind_of(self.waiting[0].run)
         alike = [lane for lane in self.waiting if kind_of(lane.run) == self.kind]
-        verdict = verdict_on(self.kind, [lane.run for lane in alike])
+        verdict = trial_of(self.kind, [lane.run for lane in alike])
         if not verdict.why_alone:
             self.lanes = Lanes(alike[0].run, len(alike), singly=verdict.singly)
             return
@@ -194,9 +194,9 @@ class _Together:
                 run.model.zero_grad()
                 yield lane.ended(lane.began + self.clock - lane.entered, error)
 
-    def _tell_watchers(self, lanes: Lanes) -> dict[Run, Exception]:
+    def _tell_watchers(self, lanes: Lanes) -> dict[TrainingRun, Exception]:
         """The errors that they raised."""
-        failed: dict[Run, Exception] = {}
+        failed: dict[TrainingRun, Exception] = {}
         for row, run in enumerate(lanes.runs):
             due = getattr(run.watch, "due", None)
             if run.watch is None or (due is not None and not due(run.step)):
@@ -240,7 +240,7 @@ def _begun(number: int, member: Member) -> _Lane:
         if member.save is not None:
             checkpoint.require_place(member.save)
             whose = checkpoint.identity(member.model, data, test, member.settings)
-        run = Run(member.model, data, test, member.settings, member.watch)
+        run = TrainingRun(member.model, data, test, member.settings, member.watch)
         if member.save is not None and (state := checkpoint.load(member.save, whose)) is not None:
             run.load_state_dict(state)
         run.begin()

@@ -18,31 +18,31 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from flatlens.training.run import Run
+from flatlens.training.run import TrainingRun
 from flatlens.training.stack.lanes import Lanes, stepping
 from flatlens.training.stack.updates import update_of
 from flatlens.training.stopping import Until
 
-STEPS = 3
-_KNOWN: dict[tuple[Hashable, int], Verdict] = {}
+_STEPS = 3
+_KNOWN: dict[tuple[Hashable, int], TrialResult] = {}
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialResult:
     """What a trial found."""
 
     why_alone: str  #: "" where stacking keeps the bits and is faster
     singly: bool = False  #: whether each lane's products must be taken by themselves
 
 
-def verdict_on(kind: Hashable, runs: Sequence[Run]) -> Verdict:
+def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
     """Try so many lanes, and all smaller numbers, on copies of `runs`; once a kind in this process."""
     if (known := _KNOWN.get((kind, len(runs)))) is None:
         known = _KNOWN[kind, len(runs)] = _try(runs)
     return known
 
 
-def _try(runs: Sequence[Run]) -> Verdict:
+def _try(runs: Sequence[TrainingRun]) -> TrialResult:
     copies = [_copy(run) for run in runs]
     seconds = [each for run in copies for each in _steps_alone(run)]
     wanted = [_digits_alone(run, run.data.look()) for run in copies]
@@ -50,11 +50,11 @@ def _try(runs: Sequence[Run]) -> Verdict:
     for singly in (False, True):
         if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
             slower = f"its size: {together / alone:.2g} times as slow in a stack" if together > alone else ""
-            return Verdict(slower, singly)
-    return Verdict("its shapes: in a stack it would end in other digits here")
+            return TrialResult(slower, singly)
+    return TrialResult("its shapes: in a stack it would end in other digits here")
 
 
-def _stacked(runs: Sequence[Run], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
+def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
     """Seconds of a network's step, all of them together; None where, together or fewer, they end in other digits."""
     begun = [run.batches.state_dict() for run in runs]
     seconds = 0.0
@@ -64,32 +64,32 @@ def _stacked(runs: Sequence[Run], wanted: list[list[Tensor]], *, singly: bool) -
             run.step, run.epoch_loss = 0, [0.0, 0.0]
             run.batches.load_state_dict(where)
             lanes.enter(run)
-        seconds = statistics.median(_timed(lanes.step) for _ in range(STEPS)) / count
+        seconds = statistics.median(_timed(lanes.step) for _ in range(_STEPS)) / count
         looks = lanes.looks(range(count), [run.data for run in runs[:count]])
         if not all(_same(_digits(lanes, row, looks[row]), wanted[row]) for row in range(count)):
             return None
     return seconds
 
 
-def _copy(run: Run) -> Run:
+def _copy(run: TrainingRun) -> TrainingRun:
     """A run of its own from the same weights, that stands before the last but one batch of an epoch, and looks at no
     loss in between."""
     each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
     settings = replace(run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=99)
     held = run.data.x, run.data.y
-    other = Run(copy.deepcopy(run.model), held, None, settings, None)
+    other = TrainingRun(copy.deepcopy(run.model), held, None, settings, None)
     other.batches.stand(max(each - 2, 0), over=False)
     return other
 
 
-def _steps_alone(run: Run) -> list[float]:
+def _steps_alone(run: TrainingRun) -> list[float]:
     batches = iter(run.batches)
 
     def step() -> None:
         batch = next(batches)
         run.count(run.stepper.take(batch.x, batch.targets, run.settings.factor(run.step, batch.epoch)), len(batch.x))
 
-    return [_timed(step) for _ in range(STEPS)]
+    return [_timed(step) for _ in range(_STEPS)]
 
 
 def _timed(step: Callable[[], None]) -> float:
@@ -98,7 +98,7 @@ def _timed(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def _digits_alone(run: Run, look: list[float]) -> list[Tensor]:
+def _digits_alone(run: TrainingRun, look: list[float]) -> list[Tensor]:
     """All that a run has come to: losses, weights, what the optimiser keeps."""
     of, kept = run.stepper.parameters, run.stepper.optimiser.state
     names = update_of(stepping(run)).names
@@ -111,7 +111,7 @@ def _digits(lanes: Lanes, row: int, look: list[float]) -> list[Tensor]:
     return [_losses(lanes.runs[row], look), *(tensor for each in rows for tensor in lanes.chain.of_row(each))]
 
 
-def _losses(run: Run, look: list[float]) -> Tensor:
+def _losses(run: TrainingRun, look: list[float]) -> Tensor:
     by_epoch = run.epoch_loss if run.settings.until.loss_over == "epoch" else []
     return torch.tensor([*look, *by_epoch], dtype=torch.float64)
 

@@ -18,12 +18,12 @@ from flatlens.training.losses import accuracy
 from flatlens.training.penalties import InputJacobian
 from flatlens.training.settings import Training
 
-CHUNK = 1024
+EVALUATED_TOGETHER = 1024
 """Samples that a look at the loss sends through the network at a time."""
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
-class Held:
+class TrainingData:
     """Data on the network's device, with targets ready for the loss."""
 
     def __init__(self, model: nn.Module, data: Pair, settings: Training, what: str) -> None:
@@ -57,7 +57,7 @@ class Held:
 
     def _pieces(self) -> Iterator[Pair]:
         """(inputs, targets) in chunks; the inputs are copies, for a network may write to what it is fed."""
-        for x, targets in zip(torch.split(self.x, CHUNK), torch.split(self.targets, CHUNK), strict=True):
+        for x, targets in zip(torch.split(self.x, EVALUATED_TOGETHER), torch.split(self.targets, EVALUATED_TOGETHER), strict=True):
             yield x.clone(), targets
 
 
