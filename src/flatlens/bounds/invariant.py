@@ -83,7 +83,7 @@ def _inner(context: Context) -> Iterator[Claim]:
 
 def _diagonal(context: Context, layer: str) -> Tensor:
     """The Gauss-Newton diagonal of a layer's weight, (d, m)."""
-    return context.each(normalized_sharpness, layer) / context.n
+    return context.each(normalized_sharpness, layer)
 
 
 class Balanced:
