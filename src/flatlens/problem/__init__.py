@@ -1,4 +1,4 @@
-"""What is looked at: a model, a loss and data, checked once and then left exactly as they were."""
+"""The problem that is measured: a model, a loss and data, checked once and then left as they were."""
 
 from flatlens.operations.layers import NORMS, LinearLayer, Norm, is_linear
 from flatlens.problem.data import Batch, Data

@@ -1,9 +1,10 @@
-"""A check that a loss takes each sample alone, at the outputs where it is measured.
+"""A check that a loss takes each sample separately, at the outputs where it is measured.
 
-The losses of a batch are compared with those of parts of it: values, slopes and products with the second derivative.
-With J_ij = dl_i / df_j and weights r, row j of d(sum_i r_i l_i) / df is sum_i r_i J_ij. It is r_j times the plain sum's
-where sum_i (r_i - r_j) J_ij = 0: where J has nothing beside its diagonal, but for unlucky draws of r. What couples
-samples through their targets, or through detached outputs, moves values: any two samples are in different parts once.
+The losses of a batch are compared with those of parts of it: values, derivatives, and products with the second
+derivative. With J_ij = dl_i / df_j and weights r, row j of d(sum_i r_i l_i) / df is sum_i r_i J_ij. It equals r_j times
+the row of the plain sum exactly where sum_i (r_i - r_j) J_ij = 0. For random r that is, almost surely, where J is
+diagonal. A loss that couples samples through their targets, or through detached outputs, changes values. These are
+compared over parts that separate any two samples at least once.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from flatlens.errors import BadLoss, LossFailed
 from flatlens.userfile import said
 
 Losses: TypeAlias = Callable[[Tensor, Any], Tensor]
-"""From outputs (n, N) and targets to the losses, (n,)."""
+"""Maps outputs (n, N) and targets to losses, (n,)."""
 
 ENTRIES = 2**22
-"""Outputs that are looked at together: derivatives of many more would not fit beside the network's own."""
+"""Outputs compared at a time: the derivatives of many more would not fit in memory beside the network's own."""
 BASE = 8
-"""Parts into which values are divided at a time: many are many calls, few take more turns to tell all pairs apart."""
+"""Parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs."""
 ORDERS = ("loss", "slope of the loss", "second derivative of the loss")
 MEND = "return losses of shape (n,), each of a sample's own outputs and target alone"
 
 
 def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
-    """Refuse losses that couple the samples of a batch; the error calls them by `name`."""
+    """Refuse a loss that couples the samples of a batch; `name` is its name in the error."""
     f, draw = f.detach().to(torch.float64), torch.Generator().manual_seed(len(f))
     with torch.enable_grad():
         together = losses(f.clone().requires_grad_(), y)
@@ -57,17 +58,17 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
 
 @dataclass(eq=False)
 class _Batch:
-    """Samples whose losses are asked for together, and then in parts."""
+    """A batch whose losses are computed as a whole, and then in parts."""
 
     name: str
     losses: Losses
     f: Tensor
     y: Any
-    u: Tensor  #: a direction for each sample's outputs, along which slopes are differentiated
+    u: Tensor  #: direction in each sample's outputs, along which first derivatives are differentiated
     draw: torch.Generator
 
     def require_apart(self, together: Tensor) -> None:
-        """Compare with what was found `together` with other samples, if there are any, and with parts of these."""
+        """Compare the whole batch with `together`, its losses in a larger batch, and with parts of itself."""
         self._require_reliable()
         self._require_same([together], torch.arange(len(self.f)))
         for parts, derivatives in _divisions(len(self.f), self.draw):
@@ -78,22 +79,22 @@ class _Batch:
                     found.append(_orders(self.losses, self.f[at], y, self.u[at], self._weights(len(rows))))
                 else:
                     found.append([self.losses(self.f[at], y).detach().reshape(len(rows))])
-            # of a loss that is differentiable once, some parts may be linear, and have a second derivative all the same
+            # the loss of some parts may be linear although it has a second derivative elsewhere: `strict=False`
             self._require_same([torch.cat(each) for each in zip(*found, strict=False)], torch.cat(parts))
 
     @cached_property
     def whole(self) -> list[Tensor]:
-        """Return the batch's result."""
+        """Return the losses and derivatives of the whole batch."""
         return _orders(self.losses, self.f, self.y, self.u, self.weights)
 
     @cached_property
     def weights(self) -> Tensor:
-        """Those of its samples."""
+        """Return the weights of its samples, (n,)."""
         return self._weights(len(self.f))
 
     @cached_property
     def rounding(self) -> list[Tensor]:
-        """What the outputs' last digits make of each sample's numbers, and of most samples', (n,)."""
+        """Return the tolerance for each sample's numbers, from rounding errors of the outputs, (n,) for each order."""
         eps = torch.finfo(self.whole[0].dtype).eps
         moved = self.f * (1 + 4 * eps * self.u)
         other = _orders(self.losses, moved, self.y, self.u, self.weights)
@@ -101,7 +102,7 @@ class _Batch:
         return [100 * (a + a.nanmedian() + eps * _largest(one)) for a, one in zip(noise, self.whole, strict=True)]
 
     def _weights(self, n: int) -> Tensor:
-        """Factors that round nothing, different ones of a few samples."""
+        """Return powers of 2 (their products round nothing) that differ for any few samples, (n,)."""
         return 2.0 ** (torch.randperm(n, generator=self.draw) % 9 - 4)
 
     def _require_reliable(self) -> None:
@@ -114,7 +115,7 @@ class _Batch:
             )
 
     def _require_same(self, found: list[Tensor], rows: Tensor) -> None:
-        """Refuse other numbers of these rows than the whole batch gives, where it gives finite ones."""
+        """Refuse numbers of these rows that differ from the whole batch's, where those are finite."""
         for order, (whole, alone) in enumerate(zip(self.whole, found, strict=False)):
             at = rows.to(alone.device)
             one = whole[at]
@@ -134,11 +135,14 @@ class _Batch:
 
 
 def _orders(losses: Losses, f: Tensor, y: Any, u: Tensor, r: Tensor) -> list[Tensor]:
-    """The losses; the rows of d(sum_i r_i l_i) / df, over r_i; those of its derivative along u, if there is one."""
+    """Return the losses; the rows of d(sum_i r_i l_i) / df divided by r_i.
+
+    And their derivative along u, if there is one.
+    """
     with torch.enable_grad():
         leaf = f.clone().requires_grad_()
         values = losses(leaf, y)
-        if not values.requires_grad:  # none of these samples counts
+        if not values.requires_grad:  # no sample of these counts
             return [values.detach(), torch.zeros_like(f), torch.zeros_like(f)]
         total = (r.to(values) * values).sum()
         (slope,) = torch.autograd.grad(total, leaf, create_graph=True, materialize_grads=True)
@@ -146,19 +150,21 @@ def _orders(losses: Losses, f: Tensor, y: Any, u: Tensor, r: Tensor) -> list[Ten
         if not slope.requires_grad:  # linear in the outputs
             rows.append(torch.zeros_like(f))
         else:
-            with suppress(RuntimeError):  # differentiable once: no measure gets a second derivative of it
+            with suppress(RuntimeError):  # differentiable once only: no measure uses a second derivative of it
                 rows += torch.autograd.grad(slope, leaf, u, materialize_grads=True)
     return [values.detach().reshape(len(f)), *(row.detach() / r.to(f)[:, None] for row in rows)]
 
 
 def _largest(rows: Tensor) -> Tensor:
-    """The largest entry of each row, (n,)."""
+    """Return the largest absolute entry of each row, (n,)."""
     return rows.abs() if rows.ndim == 1 else rows.abs().amax(1)
 
 
 def _divisions(n: int, draw: torch.Generator) -> Iterator[tuple[list[Tensor], bool]]:
-    """Parts of n rows, and whether derivatives are to be compared: the ends alone; two halves; then such parts, turn by
-    turn, that any two rows are in different ones once."""
+    """Yield divisions of n rows into parts, each with whether to compare derivatives.
+
+    The first division is the two ends alone, the second two halves. The further ones together separate any two rows.
+    """
     yield [torch.tensor([0]), torch.tensor([n - 1])], True
     code, step = torch.randperm(n, generator=draw), 1
     yield [rows for side in (0, 1) if len(rows := (code % 2 == side).nonzero()[:, 0])], True
@@ -169,13 +175,13 @@ def _divisions(n: int, draw: torch.Generator) -> Iterator[tuple[list[Tensor], bo
 
 
 def picked(y: Any, samples: Tensor, n: int) -> Any:
-    """The targets of some of n samples; what does not count samples is kept whole."""
+    """Return the targets of some of n samples; entries that do not count samples stay whole."""
 
     def counts(leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
 
     def lists(part: Any) -> bool:
-        """Return whether it is a list of one thing a sample, of whatever kind."""
+        """Return whether it is a list with one item per sample."""
         return isinstance(part, list | tuple) and len(part) == n and not any(map(counts, part))
 
     def cut(part: Any) -> Any:

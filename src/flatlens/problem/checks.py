@@ -1,4 +1,4 @@
-"""What a Problem is given, checked one by one: each refused in one line, or put in the form it is used in."""
+"""Checks of the arguments of a Problem: each refuses in one line, or returns the argument in the form that is used."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flatlens.problem.ranks import Ranks
 
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
-MOST = 2**62  #: bytes, in place of more
+MOST = 2**62  #: largest number of bytes; larger sizes become this
 REDUCED_PRECISION = {
     "tf32": 2.0**-10,
     "bfloat16": torch.finfo(torch.bfloat16).eps,
-}  #: eps of products that were asked to be
+}  #: machine epsilon of each reduced-precision mode
 
 
 def require_usable(model: object, dtype: object) -> None:
-    """Refuse what is no network that can be watched and differentiated."""
+    """Refuse anything but a network that can be hooked and differentiated."""
     if not isinstance(model, nn.Module):
         raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
@@ -81,13 +81,13 @@ def require_finite_weights(model: nn.Module) -> None:
 
 
 def require_ranks(ranks: object) -> None:
-    """Refuse what does not say who shares the samples."""
+    """Refuse anything but `Ranks`."""
     if not isinstance(ranks, Ranks):
         raise BadInput(f"Problem(ranks={ranks!r}): Ranks.joined() is needed, or nothing where this process works alone")
 
 
 def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
-    """Refuse a coarser one where it would change nothing, or undo what was asked for."""
+    """Refuse a reduced precision that would have no effect, or would contradict `dtype`."""
     if arithmetic not in ("full", *REDUCED_PRECISION):
         raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
     if arithmetic != "full" and dtype != torch.float32:
@@ -97,7 +97,7 @@ def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.dev
 
 
 def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
-    """The names of the parameters that count in sums over parameters."""
+    """Return the names of the parameters that count in sums over parameters."""
     known = {name: p for name, p in model.named_parameters() if p.is_floating_point()}
     if isinstance(which, str):
         if which not in ("trainable", "all"):
@@ -115,13 +115,13 @@ def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset
 
 
 def measuring_dtype(model: nn.Module) -> torch.dtype:
-    """The model's own dtype; float32 in place of half types, whose derivatives are noise."""
+    """Return the model's dtype; float32 for half types, in which derivatives are mostly rounding errors."""
     first = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     return torch.float32 if first in HALF else first
 
 
 def in_bytes(memory: str | int) -> int:
-    """A size such as '1GiB' or '500 MB', in bytes.
+    """Return a size such as '1GiB' or '500 MB' in bytes.
 
     >>> in_bytes("1.5GiB"), in_bytes("500 MB")
     (1610612736, 500000000)
@@ -136,7 +136,7 @@ def in_bytes(memory: str | int) -> int:
 
 
 def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
-    """Refuse half a description of how samples are coupled."""
+    """Refuse batchnorm='train' without ghost_batch, or the reverse."""
     if batchnorm not in ("eval", "train"):
         raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
     if batchnorm == "eval" and ghost_batch is not None:
@@ -149,7 +149,7 @@ def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
 
 
 def drawing(generator: object, progress: object, where: str) -> torch.Generator:
-    """Return the generator to draw from, one of seed 0 for None; refuse what is none, or no progress callback."""
+    """Return the generator to draw from (seed 0 for None); refuse other types, and a progress that cannot be called."""
     if progress is not None and not callable(progress):
         raise BadInput(f"{where}(progress={progress!r}): a function of (what, done, total) is needed, or None")
     if generator is None:

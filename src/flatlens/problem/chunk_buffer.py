@@ -1,4 +1,4 @@
-"""What a walk over the data keeps of its chunks, in memory that does not grow with their number."""
+"""The buffer for the results of chunks: few allocations, however many chunks there are."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class ChunkBuffer(Generic[Name]):
-    """Rows of every chunk by name, (rows of the chunk, ...), each name's in one buffer that doubles when it is full.
+    """Rows of every chunk by name, (rows of the chunk, ...), one buffer per name that doubles when it is full.
 
-    Held chunk by chunk, their few numbers would lie on the heap among the large buffers of the walk, and what is freed
-    around them would be cut too small for the next chunk's: the process would grow by some buffers a chunk.
+    Separate small tensors for each chunk would lie on the heap between the large buffers of the pass. The memory freed
+    around them would be too small for the next chunk, and the process would grow by some buffers with every chunk.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class ChunkBuffer(Generic[Name]):
         self._chunks: dict[int, dict[Name, slice]] = {}
 
     def add(self, number: int, parts: Mapping[Name, Tensor]) -> None:
-        """Of chunk `number`, whose parts may come one after another."""
+        """Add rows of chunk `number`; the parts of one chunk may come one after another."""
         places = self._chunks.setdefault(number, {})
         for name, part in parts.items():
             start = self._filled.get(name, 0)
@@ -42,8 +42,8 @@ class ChunkBuffer(Generic[Name]):
             places[name] = slice(start, stop)
 
     def joined(self, ranks: Ranks) -> dict[Name, Tensor]:
-        """Give up all ranks' rows by name, in the data's order, on the host: nothing waits for a device before."""
-        if ranks.size == 1:  # one name after another, so that all rows are not held twice
+        """Return the rows of all ranks by name, in the data's order, on the host; the buffers are empty afterwards."""
+        if ranks.size == 1:  # one name at a time, so that the rows are never held twice
             places = [self._chunks[number] for number in sorted(self._chunks)]
             return {
                 name: torch.cat([buffer[at[name]] for at in places if name in at]).cpu()
@@ -60,6 +60,6 @@ class ChunkBuffer(Generic[Name]):
         return {name: torch.cat([one[name] for one in every if name in one]) for name in names}
 
     def _emptied(self) -> Iterator[tuple[Name, Tensor]]:
-        """Give the buffers up one by one."""
+        """Yield the buffers one by one, and release each."""
         for name in list(self._buffers):
             yield name, self._buffers.pop(name)

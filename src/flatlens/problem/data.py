@@ -1,4 +1,4 @@
-"""Reading data: always in the same order, the same values every time, in pieces of any size."""
+"""Data, always read in the same order with the same values, in chunks of any size."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from flatlens.problem.loaders import fixed_order, kept, random_kept, read
 from flatlens.problem.ranks import ALONE, Ranks
 
 Batch: TypeAlias = Any
-"""Whatever a loader yields: usually (x, y); any nesting of tensors whose first axis counts samples."""
+"""The batches of a loader: usually (x, y); any nesting of tensors whose first axis counts samples."""
 
 MOST_IN_BATCH = 2**32
-"""Samples that a batch never has: the number of a chunk counts batches in these, then samples."""
+"""More samples than any batch has: the number of a chunk is the batch's number times this, plus its first sample."""
 
 
 def size(batch: Batch) -> int:
-    """The number of samples in a batch."""
+    """Return the number of samples in a batch."""
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
     if not leaves:
         raise BadData(
@@ -35,18 +35,18 @@ def size(batch: Batch) -> int:
 
 
 def take(batch: Batch, start: int, stop: int) -> Batch:
-    """Samples [start, stop) of a batch; leaves that do not count samples are kept whole."""
+    """Return samples [start, stop) of a batch; entries that do not count samples stay whole."""
     return batch if start == 0 and stop >= size(batch) else select(batch, slice(start, stop))
 
 
 def spaced(batch: Batch, most: int) -> Batch:
-    """At most `most` samples, evenly spaced over a batch."""
+    """Return at most `most` samples, evenly spaced over a batch."""
     n = size(batch)
     return batch if n <= most else select(batch, torch.linspace(0, n - 1, most).round().long())
 
 
 def select(batch: Batch, samples: slice | Tensor) -> Batch:
-    """Return some samples of a batch; leaves that do not count samples are kept whole."""
+    """Return some samples of a batch; entries that do not count samples stay whole."""
     n = size(batch)
 
     def cut(leaf: Any) -> Any:
@@ -57,7 +57,7 @@ def select(batch: Batch, samples: slice | Tensor) -> Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Batches of one structure, one after another."""
+    """Return batches of equal structure joined into one."""
     if len(batches) == 1:
         return batches[0]
 
@@ -68,7 +68,10 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
-    """A copy of the batch on a device, floating tensors in the model's dtype: a model may write to what it is fed."""
+    """Return a copy of the batch on a device, floating tensors in the model's dtype.
+
+    A copy, as a model may write to it.
+    """
 
     def to(leaf: Any) -> Any:
         if not isinstance(leaf, Tensor):
@@ -79,19 +82,22 @@ def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
 
 
 def checksum(tensor: Tensor, start: int = 0) -> int:
-    """Of a tensor's bytes, carried on from `start`."""
+    """Return the checksum of a tensor's bytes, continued from `start`."""
     dense = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
     flat = dense.cpu().contiguous().reshape(-1)
     return zlib.crc32(flat.view(torch.uint8).numpy().data, start)
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether no entry is NaN or inf: their sum tells, and is read in one go; where it overflows, each entry does."""
+    """Return whether no entry is NaN or inf.
+
+    A finite sum proves it with one read from the device; only if the sum is not finite is each entry checked.
+    """
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
 def require_dense(batch: Batch, where: str) -> None:
-    """Refuse tensors that hold no numbers, or hold them in a form that cannot be cut into samples."""
+    """Refuse tensors without values, or in a form that cannot be split into samples."""
     for leaf in tree_leaves(batch):
         if not isinstance(leaf, Tensor):
             continue
@@ -106,7 +112,7 @@ def require_dense(batch: Batch, where: str) -> None:
 
 
 def require_finite(batch: Batch, given: str) -> None:
-    """Refuse NaN and inf, naming the first sample that holds one; `given`: as what the batch came, for the error."""
+    """Refuse NaN and inf and name the first bad sample; `given` names the data in the error."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1) if leaf.ndim else torch.tensor([True])
@@ -120,26 +126,27 @@ def require_finite(batch: Batch, given: str) -> None:
 class Data:
     """A fixed sequence of samples, read chunk by chunk.
 
-    Tensors are cut where asked. A dataset or loader is read in its own batches (its collate, its batch size) but in
-    index order, each batch fingerprinted on the first read: one that differs later (augmentation, noise) is refused.
+    Tensors are split as requested. A dataset or loader is read in its own batches (its collate, its batch size) but in
+    index order. Each batch gets a checksum on the first reading, and one that differs later (augmentation, noise) is
+    refused.
     """
 
     def __init__(self, source: Any, where: str) -> None:
         self.where = where
         self._source, self._tensors = _open(source, where)
         self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
-        self._held: dict[Ranks, int] = {}  #: samples of a whole reading, by whose share it is
+        self._held: dict[Ranks, int] = {}  #: samples of a complete reading, by rank
         self._readings = 0
 
     def chunks(self, most: int) -> Iterator[Batch]:
-        """Batches of at most `most` samples, in the data's order."""
+        """Yield batches of at most `most` samples, in the data's order."""
         return (batch for _, batch in self.shared(most, ALONE))
 
     def shared(self, most: int, ranks: Ranks) -> Iterator[tuple[int, Batch]]:
-        """A rank's chunks, each with a number that tells where in the data it is, the same however many ranks share.
+        """Yield a rank's chunks, each with a number for its position in the data, the same for any number of ranks.
 
-        Of tensors every so-manieth chunk; of a loader every so-manieth of its batches, the others unread where it
-        can be told what is in them.
+        For tensors, chunk i goes to rank i mod size. For loaders, batch i does; a rank does not load the other batches
+        where the sampler tells their indices.
         """
         in_memory = self._tensors is not None
         for number, batch in self._batches(ALONE if in_memory else ranks):
@@ -149,7 +156,7 @@ class Data:
                     yield number * MOST_IN_BATCH + start, take(batch, start, min(start + most, n))
 
     def in_batches_of(self, exactly: int) -> Iterator[Batch]:
-        """Batches of one size, however the source is cut, and a smaller last one where it does not divide."""
+        """Yield batches of one size, whatever the batches of the source; the last one may be smaller."""
         held: list[Batch] = []
         for _, piece in self._batches():
             held.append(piece)
@@ -161,37 +168,40 @@ class Data:
             yield joined(held)
 
     def picked(self, samples: Tensor) -> Data:
-        """Those samples alone, held in memory; in the source's own batches where these do not go side by side."""
+        """Return the chosen samples as Data held in memory.
+
+        In the source's own batches where these cannot be joined.
+        """
         first, pieces = 0, []
         for _, batch in self._batches():
             mine = samples[(first <= samples) & (samples < first + size(batch))].sort().values - first
             first += size(batch)
             if len(mine):
                 pieces.append(select(batch, mine))
-        with suppress(RuntimeError):  # where batches are padded to lengths of their own, say
+        with suppress(RuntimeError):  # for example, batches padded to different lengths
             if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
                 pieces = [joined(pieces)]
         return Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
 
     def _batches(self, ranks: Ranks = ALONE) -> Iterator[tuple[int, Batch]]:
-        """The source's own batches with their numbers, those of a rank."""
+        """Yield a rank's batches of the source with their numbers."""
         if self._tensors is not None:
             yield 0, self._tensors
             return
         assert self._source is not None
         self._readings += 1
-        with random_kept(), kept(self._source):  # a loader draws a base seed from the global generator
-            torch.manual_seed(self._readings)  # another one each time, so that random augmentation shows
+        with random_kept(), kept(self._source):  # a loader draws a seed from the global generator
+            torch.manual_seed(self._readings)  # a new seed each time, so that random augmentation shows
             held = 0
             for number, raw in read(self._source, ranks, self.where):
                 batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
                 require_dense(batch, self.where)
                 held += self._require_same(number, batch)
                 yield number, batch
-        self.counted(held, ranks)  # a walk that stops on its way does not come here
+        self.counted(held, ranks)  # not reached when the caller stops early
 
     def counted(self, n: int, ranks: Ranks = ALONE) -> None:
-        """Refuse a number of samples other than that of the reading before: a mean would be over others."""
+        """Refuse a number of samples that differs from the earlier reading's."""
         known = self._held.setdefault(ranks, n)
         if known != n:
             raise BadData(
@@ -200,7 +210,7 @@ class Data:
             )
 
     def _require_same(self, number: int, batch: Batch) -> int:
-        """The number of samples in a batch, that must be what it was when first read."""
+        """Return the number of samples in a batch; refuse a batch that differs from the first reading."""
         fingerprint, n = 0, size(batch)
         for leaf in tree_leaves(batch):
             if isinstance(leaf, Tensor):
@@ -216,7 +226,7 @@ class Data:
 
 
 def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None]:
-    """(loader, None) or (None, tensors)."""
+    """Return (loader, None) or (None, tensors)."""
     if isinstance(source, TensorDataset):
         require_dense(source.tensors, where)
         return None, source.tensors
@@ -241,11 +251,11 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
 
 
 def _plain(batch: Batch) -> Batch:
-    """The mappings that tokenizers make as dicts, whose tensors are found and cut."""
+    """Return the batch with the mappings of tokenizers as dicts, so that their tensors are found and split."""
     if isinstance(batch, Mapping):
         return {key: _plain(value) for key, value in batch.items()}
     if type(batch) is tuple or (type(batch) is list and all(isinstance(part, Tensor) for part in batch)):
-        return tuple(_plain(part) for part in batch)  # a loader makes lists of a sample's several inputs
+        return tuple(_plain(part) for part in batch)  # a loader makes a list of the inputs of a sample
     return batch
 
 
@@ -254,20 +264,20 @@ def _has_axis(leaf: Any) -> bool:
 
 
 def _ready_made(batch: Batch) -> Batch:
-    """The collate of batches that need none."""
+    """Return a ready batch as it is: the collate for batches that need none."""
     return batch
 
 
 def _as_tensors(part: Any, where: str) -> Any:
-    """A tensor or array as a tensor; a dict or tuple of inputs as it is."""
+    """Return a tensor or array as a tensor; a dict or tuple of inputs as it is."""
     if isinstance(part, Mapping | tuple):
         return _plain(part)
     try:
         if not hasattr(part, "__array__") or isinstance(part, Tensor):
             return torch.as_tensor(part)
         array = np.asarray(part)
-        return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns of what it cannot write
-    except Exception as error:  # whatever reading a thing of an unknown kind raises
+        return torch.as_tensor(array if array.flags.writeable else array.copy())  # torch warns about read-only memory
+    except Exception as error:  # an object of unknown type may raise anything
         raise BadData(
             f"Problem({where}): cannot read a {type(part).__name__} as a tensor ({typed_line(error, 200)}): give "
             f"tensors or arrays of numbers, samples first"

@@ -1,4 +1,4 @@
-"""Loaders and data sets read in a fixed order; what they raise, in one line with the sample it came from."""
+"""Loaders and data sets read in a fixed order; their exceptions as one line that names the sample."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from flatlens.userfile import said, users_code
 
 
 def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[int, Any]]:
-    """Yield a rank's batches with their numbers, the others unread where they are picked by a sampler.
+    """Yield a rank's batches with their numbers; a batch of another rank is not loaded if a sampler picks its samples.
 
     Raises:
-        BadData: the user's code raised; the error calls the data by `where`.
+        BadData: the user's code raised; `where` names the data in the error.
     """
     sampler = loader.batch_sampler
     if ranks.size == 1 or sampler is None or isinstance(loader.dataset, IterableDataset):
@@ -37,7 +37,7 @@ def read(loader: DataLoader[Any], ranks: Ranks, where: str) -> Iterator[tuple[in
 
 
 def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
-    """Return a loader of the same samples and collate, in index order; what a sampler picks is drawn once."""
+    """Return a loader of the same samples and collate, in index order; a sampler's choice is drawn once and kept."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:  # the latter: batches ready made
         return loader
     batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 256
@@ -54,7 +54,7 @@ def fixed_order(loader: DataLoader[Any], where: str) -> DataLoader[Any]:
 
 @contextmanager
 def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
-    """Leave the global random states of torch (on these CUDA devices, or all), NumPy and Python where they were."""
+    """Restore the global random states of torch (on these CUDA devices, or all), NumPy and Python afterwards."""
     theirs = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices):
@@ -66,7 +66,7 @@ def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
 
 @contextmanager
 def kept(loader: DataLoader[Any]) -> Iterator[None]:
-    """Leave the loader's own generator where it was."""
+    """Restore the loader's own generator afterwards."""
     generator = loader.generator
     state = None if generator is None else generator.get_state()
     try:
@@ -83,7 +83,7 @@ def _failing(where: str, what: str) -> Iterator[None]:
 
 
 def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
-    """Yield the loader's batches; what reading one raises names the sample."""
+    """Yield the loader's batches; an exception while reading one names the sample."""
     batches, end, turn = None, object(), 0
     while True:
         with users_code(lambda line: BadData(f"Problem({where}): {_culprit(loader, turn, line)}")):  # noqa: B023
@@ -96,8 +96,9 @@ def _guarded(loader: DataLoader[Any], where: str) -> Iterator[Any]:
 
 
 def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
-    """Say what of a batch failed, by reading its samples one by one; `line` is what the batch itself raised."""
-    lost = "exited unexpectedly" in line or "killed by signal" in line  # what ended a worker would end this process
+    """Return which sample of a batch cannot be read, found one by one; `line` is the batch's own exception."""
+    # a sample that ended a worker process would end this one, too
+    lost = "exited unexpectedly" in line or "killed by signal" in line
     if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset) or lost:
         return f"batch {turn} cannot be read ({line})"
     dataset, first = loader.dataset, None
@@ -122,7 +123,7 @@ def _culprit(loader: DataLoader[Any], turn: int, line: str) -> str:
 
 
 def _form(sample: Any) -> str:
-    """Return what a sample holds: the shapes of tensors and arrays, the types of all else.
+    """Return a description of a sample: the shapes of tensors and arrays, the types of everything else.
 
     >>> _form((torch.zeros(2, 3), {"mask": [1.0]}))
     '(2, 3), float'

@@ -1,4 +1,4 @@
-"""What a loss is to flatlens: a value per sample, and its second derivative in the outputs.
+"""The interface of a loss: one value per sample, and its second derivative in the outputs.
 
 A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where torch divides by something else
 (class weights, `ignore_index`): sums are accumulated over all data and divided once, never averaged over batches.
@@ -27,23 +27,25 @@ class Loss(ABC):
     name: str
     ignore_index: int = -100  #: a label that counts as no sample
     half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
-    apart: bool = False  #: whether it is known to take each sample alone, so that no data need be asked
+    apart: bool = False  #: whether it is known to treat samples separately, so that no check on data is needed
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """The losses l_i, (n,), differentiable in f."""
+        """Return the losses l_i, (n,), differentiable in f."""
 
     def least(self, f: Tensor, y: Any) -> Tensor | None:
-        """The smallest l_i that any outputs could have on these targets, (n,) float64; None where it is not known."""
+        """Return the smallest possible l_i for these targets over all outputs, (n,) float64; None if not known."""
         return None
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
-        """What each sample adds to the risk's denominator, (n,) float64."""
+        """Return what each sample adds to the risk's denominator, (n,) float64."""
         return torch.ones(len(f), dtype=torch.float64, device=f.device)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """C_i = d2 l_i / df2, (n, N, N) float64: N backward passes through the loss alone unless a subclass knows
-        better."""
+        """Return C_i = d2 l_i / df2, (n, N, N) float64.
+
+        Here by N backward passes through the loss alone; subclasses use closed forms.
+        """
         with torch.enable_grad():
             leaf = f.detach().to(torch.float64).requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
@@ -53,8 +55,10 @@ class Loss(ABC):
         return torch.stack(rows, dim=1)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """u -> C_i u_i for u of f's shape: a backward pass through the loss's own slope, kept, unless a subclass knows
-        better."""
+        """Return the function u -> C_i u_i for u of f's shape.
+
+        Here by a backward pass through the loss's derivative, whose graph is kept; subclasses use closed forms.
+        """
         with torch.enable_grad():
             leaf = f.detach().to(torch.float64).requires_grad_()
             (slope,) = torch.autograd.grad(self.values(leaf, y).sum(), leaf, create_graph=True)
@@ -68,25 +72,25 @@ class Loss(ABC):
         return apply
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """(rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.
+        """Return (rows (n, r, N), B (n, r, r)) with E[rows^T B rows] = C where E[u u^T] = I.
 
-        One row R u where C = R R^T is known, as it is where C is diagonal and nonnegative; else u and C u, in either
-        order, half each.
+        One row R u where C = R R^T is known (for instance where C is diagonal and nonnegative). Otherwise the rows are
+        u and C u, and B takes half of each product, in either order.
         """
         product = self.output_hessian_product(f, y)
         diagonal, Cu = product(torch.ones_like(u)), product(u)
-        v = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(0)).to(u)  # whatever u is
+        v = torch.randn(u.shape, dtype=u.dtype, generator=torch.Generator().manual_seed(0)).to(u)  # any u will do here
         if bool((diagonal >= 0).all()) and bool(torch.isclose(product(v), diagonal * v, rtol=1e-9, atol=0).all()):
             return (diagonal.sqrt() * u)[:, None], diagonal.new_ones(len(f), 1, 1)
         crossed = torch.tensor([[0.0, 0.5], [0.5, 0.0]], dtype=torch.float64, device=f.device)
         return torch.stack([u.to(Cu), Cu], 1), crossed.expand(len(f), 2, 2)
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """u -> mass_i E[s s^T] u_i, s the slope of -log p(y|f) for y drawn from the model itself."""
+        """Return u -> mass_i E[s s^T] u_i, s the gradient of -log p(y|f) for y drawn from the model itself."""
         raise self._without_fisher()
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """s of targets drawn from the model, times sqrt(mass_i): (n, draws, N) float64."""
+        """Return gradients s for targets drawn from the model, times sqrt(mass_i): (n, draws, N) float64."""
         raise self._without_fisher()
 
     def _without_fisher(self) -> BadLoss:
@@ -95,7 +99,7 @@ class Loss(ABC):
         )
 
     def check(self, f: Tensor, y: Any) -> Tensor:
-        """The losses, refused where targets do not fit the outputs."""
+        """Return the losses; refuse targets that do not fit the outputs."""
         values = self.values(f, y)
         if values.shape != (len(f),):
             raise BadLoss(
@@ -105,13 +109,15 @@ class Loss(ABC):
         return values
 
     def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a loss by which samples see each other."""
+        """Refuse a loss that couples samples."""
         if not self.apart:
             require_apart(self.name, self.values, f, y)
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Which samples are classified rightly, (n,) float64, NaN where ignored; None where the targets are no
-        classes."""
+        """Return whether each sample is classified correctly, (n,) float64, NaN where ignored.
+
+        None if targets are no classes.
+        """
         return correct(f, y, self.ignore_index)
 
     def __repr__(self) -> str:
@@ -119,7 +125,7 @@ class Loss(ABC):
 
 
 def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
-    """Regression targets of f's shape; integer class labels become one-hot, smoothed."""
+    """Return regression targets of f's shape; integer class labels become one-hot and smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
     if not target.is_floating_point() and target.shape == (len(f),) and f.shape[1] > 1:
         return smoothed(F.one_hot(class_labels(target, f.shape[1], name), f.shape[1]).to(f.dtype), smoothing)
@@ -132,7 +138,7 @@ def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
 
 
 def one_each(f: Tensor, y: Tensor) -> bool:
-    """Whether targets have a number for each of a sample's outputs, sample by sample.
+    """Return whether the targets hold one number for each output of each sample.
 
     >>> one_each(torch.zeros(4, 1), torch.zeros(4)), one_each(torch.zeros(4, 3), torch.zeros(3, 4))
     (True, False)
@@ -141,7 +147,7 @@ def one_each(f: Tensor, y: Tensor) -> bool:
 
 
 def smoothed(y: Tensor, a: float) -> Tensor:
-    """(1 - a) y + a / N of class probabilities y, (n, N)."""
+    """Return smoothed class probabilities (1 - a) y + a / N, (n, N)."""
     return y if a == 0 else (1 - a) * y + a / y.shape[1]
 
 
@@ -150,8 +156,10 @@ _KNOWN = ContextVar("labels are known", default=False)
 
 @contextmanager
 def labels_known() -> Iterator[None]:
-    """Class labels in here were looked at when the problem was made, and not changed since: to ask again, a device
-    would have to be waited for."""
+    """Skip the range check of class labels inside this context.
+
+    They were checked when the problem was made and have not changed; checking again would wait for the device.
+    """
     token = _KNOWN.set(True)
     try:
         yield
@@ -160,7 +168,7 @@ def labels_known() -> Iterator[None]:
 
 
 def class_labels(y: Tensor, classes: int, name: str, ignore: int | None = None) -> Tensor:
-    """Class labels, each in [0, classes) or equal to `ignore`."""
+    """Return the class labels; refuse any outside [0, classes) except `ignore`."""
     if _KNOWN.get():
         return y.long()
     bad = (y < 0) | (y >= classes)
@@ -177,7 +185,10 @@ def class_labels(y: Tensor, classes: int, name: str, ignore: int | None = None) 
 
 
 def probabilities(y: Tensor, name: str) -> Tensor:
-    """Class probabilities a_k, none of them negative. Their sum need not be 1: it weighs the sample, as in torch."""
+    """Return class probabilities a_k; refuse negative ones.
+
+    Their sum need not be 1: it weighs the sample, as in torch.
+    """
     if not _KNOWN.get() and bool((y < 0).any()):
         at = (y < 0).nonzero()[0]
         raise BadData(
@@ -189,7 +200,7 @@ def probabilities(y: Tensor, name: str) -> Tensor:
 
 
 def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
-    """Which samples are classified rightly, (n,) float64; None where the targets are no classes."""
+    """Return whether each sample is classified correctly, (n,) float64; None if the targets are no classes."""
     y = torch.as_tensor(y, device=f.device)
     if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
         one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)

@@ -20,8 +20,10 @@ LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
 
 @final
 class SquaredError(Loss):
-    """`half_squared_error`: 0.5 ||f - y||^2 (C = I); `mse`: torch's mean over outputs (C = 2/N I). Class labels may be
-    smoothed to (1 - a) y + a/N."""
+    """Squared errors: `half_squared_error`, 0.5 ||f - y||^2 (C = I), and `mse`, torch's mean over outputs (C = 2/N I).
+
+    Class labels may be smoothed to (1 - a) y + a/N.
+    """
 
     apart = True
 
@@ -33,34 +35,34 @@ class SquaredError(Loss):
         return 0.5 if self.half_square else 1.0 / outputs
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """Squared distance to the target, scaled."""
+        """Return the scaled squared distance to the target, (n,)."""
         return self._factor(f.shape[1]) * (f - as_vectors(f, y, self.name, self.label_smoothing)).square().sum(1)
 
     def least(self, f: Tensor, y: Any) -> Tensor:
-        """0: any target can be met."""
+        """Return 0: every target can be reached."""
         return torch.zeros(len(f), dtype=torch.float64, device=f.device)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """A multiple of the identity."""
+        """Return a multiple of the identity, (n, N, N)."""
         N = f.shape[1]
         eye = torch.eye(N, dtype=torch.float64, device=f.device) * (2 * self._factor(N))
         return eye.expand(len(f), N, N)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """A multiple of u."""
+        """Return the function that multiplies u by a number."""
         return lambda u: u.to(torch.float64) * (2 * self._factor(f.shape[1]))
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """u itself, scaled."""
+        """Return u itself, scaled."""
         factor = 2 * self._factor(f.shape[1])
         return u[:, None].to(torch.float64), u.new_full((len(f), 1, 1), factor, dtype=torch.float64)
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Of the Gaussian whose -log p the loss is: C itself."""
+        """Return C's own product: the loss is -log p of a Gaussian."""
         return self.output_hessian_product(f, y)
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """Gaussian, with C as covariance."""
+        """Return Gaussian draws with covariance C."""
         noise: Tensor = torch.randn(len(f), draws, f.shape[1], dtype=torch.float64, generator=generator).to(f.device)
         return noise * math.sqrt(2 * self._factor(f.shape[1]))
 
@@ -98,7 +100,7 @@ class CrossEntropy(Loss):
         return class_labels(target, f.shape[1], self.name, self.ignore_index)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """-sum_k a_k log p_k, a_k the smoothed, weighted target."""
+        """Return -sum_k a_k log p_k, a_k the smoothed, weighted target."""
         return F.cross_entropy(
             f,
             self._target(f, y),
@@ -109,13 +111,13 @@ class CrossEntropy(Loss):
         )
 
     def least(self, f: Tensor, y: Any) -> Tensor:
-        """The label's entropy, -sum_k a_k log(a_k / a), a = sum_k a_k: what is left where p = a_k / a."""
+        """Return the label's entropy, -sum_k a_k log(a_k / a), a = sum_k a_k: the loss at p = a_k / a."""
         parts = self._shares(f.to(torch.float64), self._target(f, y))
         entropy: Tensor = torch.special.entr(parts).sum(1) - torch.special.entr(parts.sum(1))
         return entropy
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
-        """The weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""
+        """Return the weight of the label's class; 0 where ignored; 1 for class probabilities, as in torch."""
         target = self._target(f, y)
         if target.is_floating_point():
             return super().mass(f, y)
@@ -123,7 +125,10 @@ class CrossEntropy(Loss):
         return torch.where(seen, self._weight(f)[target.where(seen, 0)], 0.0).to(torch.float64)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """C = (sum_k a_k)(diag p - p p^T), its diagonal as p_k * sum of the others: exact where p is confident."""
+        """Return C = (sum_k a_k)(diag p - p p^T).
+
+        Diagonal p_k * (sum of the others), accurate where p is close to one-hot.
+        """
         p = f.detach().to(torch.float64).softmax(1)
         others = p @ (1 - torch.eye(p.shape[1], dtype=p.dtype, device=p.device))
         C = -p[:, :, None] * p[:, None, :]
@@ -131,34 +136,37 @@ class CrossEntropy(Loss):
         return C * self._target_sum(p, self._target(f, y))[:, None, None]
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Without the matrices: (sum_k a_k) (p u - p <p, u>)."""
+        """Return the product without the matrices: (sum_k a_k) (p u - p <p, u>)."""
         p = f.detach().to(torch.float64).softmax(1)
         return _softmax_covariance(p, self._target_sum(p, self._target(f, y)))
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """R u with R = diag(sqrt p) - p sqrt(p)^T: R R^T = diag(p) - p p^T, stable where p is confident."""
+        """Return R u with R = diag(sqrt p) - p sqrt(p)^T: R R^T = diag(p) - p p^T, stable for p close to one-hot."""
         p = f.detach().to(torch.float64).softmax(1)
         root = p.sqrt()
         row = root * u - p * (root * u).sum(1, keepdim=True)
         return row[:, None], self._target_sum(p, self._target(f, y))[:, None, None]
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Of the softmax's categorical distribution; the label's weight is the mass, smoothing plays no part."""
+        """Return the product for the softmax's categorical distribution.
+
+        The label's weight is the mass; smoothing plays no part.
+        """
         return _softmax_covariance(f.detach().to(torch.float64).softmax(1), self.mass(f, y))
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """p - e_k, k drawn from p."""
+        """Return p - e_k, k drawn from p."""
         p = f.detach().to(torch.float64).softmax(1)
         drawn = torch.multinomial(p.cpu(), draws, replacement=True, generator=generator).to(p.device)
         slopes = p[:, None] - F.one_hot(drawn, p.shape[1]).to(p.dtype)
         return slopes * self.mass(f, y).sqrt()[:, None, None]
 
     def _target_sum(self, p: Tensor, target: Tensor) -> Tensor:
-        """sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
+        """Return sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
         return self._shares(p, target).sum(1)
 
     def _shares(self, p: Tensor, target: Tensor) -> Tensor:
-        """a_k, (n, N) of p's dtype: the targets smoothed, then weighted; 0 where ignored."""
+        """Return a_k, (n, N) in p's dtype: the targets smoothed, then weighted; 0 where ignored."""
         w = self._weight(p)
         if not target.is_floating_point():
             seen = target != self.ignore_index
@@ -168,7 +176,7 @@ class CrossEntropy(Loss):
 
 
 def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:
-    """u -> factor_i (diag(p) - p p^T) u, as p * (u - <p, u>): exact where p is confident."""
+    """Return u -> factor_i (diag(p) - p p^T) u, computed as p * (u - <p, u>): accurate where p is close to one-hot."""
 
     def apply(u: Tensor) -> Tensor:
         u = u.to(torch.float64)
@@ -179,16 +187,16 @@ def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
 
 @final
 class CustomLoss(Loss):
-    """A callable (outputs, targets) -> losses of shape (n,); its C comes from autodiff, sample by sample.
+    """A callable (outputs, targets) -> losses of shape (n,); C by automatic differentiation, sample by sample.
 
-    `by_row`: of outputs with a row a token it is given the rows, not the sequences.
+    `by_row`: for outputs with one row per token, the callable gets the rows, not the sequences.
     """
 
     def __init__(self, function: LossFunction, name: str, *, by_row: bool = False) -> None:
         self.function, self.name, self.by_row = function, name, by_row
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """What the callable gives."""
+        """Return the callable's losses, (n,)."""
         if isinstance(y, Tensor) and y.is_floating_point():
             y = y.to(f.dtype)
         with users_code(
@@ -207,7 +215,10 @@ class CustomLoss(Loss):
 
 
 def _from_module(module: nn.Module) -> Loss:
-    """A torch.nn loss, its options kept; reduction 'mean' is read as: over a sample's outputs, then over samples."""
+    """Return the Loss of a torch.nn module with its options.
+
+    Reduction 'mean' is over a sample's outputs, then over samples.
+    """
     name = type(module).__name__
     if getattr(module, "reduction", "mean") != "mean":
         raise BadLoss(
@@ -239,14 +250,16 @@ def _from_module(module: nn.Module) -> Loss:
 
 
 def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
-    """Targets that broadcast against the outputs would average over other samples' targets: give them the outputs'
-    shape, and their type where torch's own loss compares number with number."""
+    """Return targets in the outputs' shape, and in their dtype where torch's loss compares numbers.
+
+    Without this, targets that broadcast would be averaged over other samples' targets.
+    """
     if not isinstance(y, Tensor) or isinstance(module, INDEXED):
         return y
     labels = not y.is_floating_point()
     if one_each(f, y):
         return y.reshape(f.shape).to(f.dtype if labels and _is_torchs(module) else y.dtype)
-    if labels and not _is_torchs(module):  # classes, to a loss of the user's own
+    if labels and not _is_torchs(module):  # class labels, for a loss of the user's own
         return y
     raise BadLoss(
         f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
@@ -259,11 +272,11 @@ def _is_torchs(module: nn.Module) -> bool:
 
 
 INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
-"""Losses of torch whose targets are numbers of classes."""
+"""torch losses whose targets are class numbers"""
 
 
 def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:
-    """What `Problem(loss=...)` takes, as a Loss.
+    """Return the argument of `Problem(loss=...)` as a Loss.
 
     >>> as_loss("mse").output_hessian(torch.zeros(1, 4), torch.zeros(1, 4))[0, 0, 0].item()
     0.5

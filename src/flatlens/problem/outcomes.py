@@ -1,4 +1,4 @@
-"""What a network makes of each sample: its loss, and whether it is right."""
+"""Each sample's loss, and whether it is classified correctly."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from flatlens.problem.data import Batch
 from flatlens.problem.problem import Problem
 
 Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
-"""From a placed batch to (outputs (n, N), targets)."""
+"""Maps a placed batch to (outputs (n, N), targets)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcomes:
-    """What the network makes of each sample of a data set."""
+    """The loss and the correctness of every sample of a data set."""
 
     losses: Tensor  #: (n,) float64, scaled so that their mean is the risk
-    correct: Tensor | None  #: (n,) float64, 1 where right, NaN where ignored; None where targets are no classes
+    correct: Tensor | None  #: (n,) float64, 1 where correct, NaN where ignored; None if targets are no classes
 
     @property
     def risk(self) -> float:
-        """The mean loss."""
+        """Return the mean loss."""
         return float(self.losses.mean())
 
 
 def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) -> Outcomes:
-    """Of every sample, under the problem's loss, from this rank's chunks of the data."""
+    """Return every sample's outcome under the problem's loss, from this rank's chunks of the data."""
     kept: ChunkBuffer[str] = ChunkBuffer()
     with torch.no_grad():
         for number, raw in shared:
@@ -45,11 +45,11 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) ->
 
 
 def rows_of(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
-    """What of a chunk is to be kept."""
+    """Return the rows of one chunk that are kept."""
     return {"losses": losses} if hits is None else {"losses": losses, "hits": hits}
 
 
 def from_rows(found: Mapping[str, Tensor]) -> Outcomes:
-    """Of all chunks; no hits where one chunk has none."""
+    """Return the outcomes of all chunks; no correctness if one chunk has none."""
     losses, hits = found["losses"], found.get("hits")
     return Outcomes(losses, hits if hits is not None and len(hits) == len(losses) else None)

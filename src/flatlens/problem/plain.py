@@ -1,7 +1,7 @@
-"""Plain operations in place of those that torch differentiates wrongly, or not as the risk.
+"""Plain operations in place of those that torch differentiates wrongly, or that do not give the risk's derivative.
 
-Each is a context to measure a network in. It puts everything back, costs nothing where the network has no such module,
-and changes outputs by rounding at most.
+Each is a context for measuring. It restores everything afterwards, costs nothing where the network has no such module,
+and changes outputs by rounding errors at most.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from torch.nn.utils.weight_norm import WeightNorm
 from flatlens.errors import BadModel
 
 PLAIN: dict[str, object] = {"sparse": False, "scale_grad_by_freq": False, "max_norm": None}
-"""What an embedding is set to while it is measured: a sparse gradient cannot be differentiated again, one divided by
-how often its batch holds a row is not the risk's, and `max_norm` writes to the weight."""
+"""Options of an embedding while it is measured.
+
+A sparse gradient cannot be differentiated again; `scale_grad_by_freq` depends on how often the batch holds a row, so
+it is not the risk's gradient; and `max_norm` writes to the weight.
+"""
 
 
 @contextmanager
 def plain_embeddings(model: nn.Module) -> Iterator[None]:
-    """Sets every embedding as `PLAIN` says; refuses rows that the next look-up would shorten to `max_norm`."""
+    """Set every embedding's options to `PLAIN`; refuse rows that the next lookup would shorten to `max_norm`."""
     tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     for name, table in tables:
         _require_short_rows(f"{name}.weight" if name else "weight", table)
@@ -45,7 +48,7 @@ def plain_embeddings(model: nn.Module) -> Iterator[None]:
 
 
 def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> None:
-    """Where no row is longer than `max_norm` a look-up leaves the weight as it is, and the option does nothing."""
+    """Refuse rows longer than `max_norm`; without such rows a lookup does not change the weight."""
     if table.max_norm is None:
         return
     W = table.weight.detach()
@@ -61,22 +64,22 @@ def _require_short_rows(name: str, table: nn.Embedding | nn.EmbeddingBag) -> Non
 
 @contextmanager
 def plain_weight_norms(model: nn.Module) -> Iterator[None]:
-    """Computes weight_norm, be it a hook or a parametrisation, as v (g / ||v||).
+    """Compute weight_norm (a hook or a parametrisation) as v (g / ||v||).
 
-    The second derivative of torch's fused kernel is wrong (2.13): it takes the norms that it saved for constants.
+    The second derivative of torch's fused kernel is wrong (2.13): it treats the saved norms as constants.
     """
     hooks = [(m, hook) for m in model.modules() for hook in m._forward_pre_hooks.values() if type(hook) is WeightNorm]
     fused: list[tuple[Any, str, object]] = [
         *((m, "forward", partial(_of_parts, m.dim)) for m in model.modules() if type(m) is _WeightNorm),
         *((hook, "compute_weight", partial(_of_module, hook.name, hook.dim)) for _, hook in hooks),
     ]
-    fused = [(owner, name, plain) for owner, name, plain in fused if name not in vars(owner)]  # this may be nested
+    fused = [(owner, name, plain) for owner, name, plain in fused if name not in vars(owner)]  # contexts may be nested
     weights = [(module, hook.name, getattr(module, hook.name)) for module, hook in hooks]
     try:
         for owner, name, plain in fused:
             setattr(owner, name, plain)
         for module, hook in hooks:
-            hook(module, None)  # the weight that it left may be that of older parameters
+            hook(module, None)  # the cached weight may belong to older parameters
         yield
     finally:
         for owner, name, _ in fused:
@@ -87,11 +90,11 @@ def plain_weight_norms(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def plain_norms(model: nn.Module) -> Iterator[None]:
-    """Hands batch and instance norms contiguous inputs and slopes.
+    """Give batch and instance norms contiguous inputs and gradients.
 
-    Where an axis has length 1, as that of a batch of one sample, torch 2.13 mistakes channels that are last in memory,
-    and the first derivative already is wrong. An instance norm makes such an axis by itself. The hooks are torch's
-    global ones: a module with hooks of its own is not known to be what its type says.
+    Where an axis has length 1 (a batch of one sample), torch 2.13 misreads the channels-last memory format, and the
+    first derivative is already wrong. An instance norm makes such an axis itself. The hooks are torch's global ones:
+    hooks on the module would make its operation unknown.
     """
     norms = {m for m in model.modules() if isinstance(m, _BatchNorm | _InstanceNorm)}
 
@@ -116,7 +119,7 @@ def plain_norms(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def plain_parametrizations() -> Iterator[None]:
-    """Makes parametrised weights anew: one that was cached without a graph depends on no parameter."""
+    """Compute parametrised weights again: one that was cached without a graph does not depend on any parameter."""
     enabled, cache = parametrize._cache_enabled, parametrize._cache
     try:
         parametrize._cache_enabled, parametrize._cache = 0, {}
@@ -127,9 +130,9 @@ def plain_parametrizations() -> Iterator[None]:
 
 @contextmanager
 def plain_hardsigmoid() -> Iterator[None]:
-    """Computes F.hardsigmoid, and so nn.Hardsigmoid, as relu6(x + 3) / 6.
+    """Compute F.hardsigmoid, and so nn.Hardsigmoid, as relu6(x + 3) / 6.
 
-    torch's own has no second derivative, and its first takes 1/6 in float32.
+    torch's own has no second derivative, and its first derivative rounds 1/6 to float32.
     """
     before = F.hardsigmoid
     try:

@@ -1,8 +1,8 @@
 """Processes that share the samples of one measurement.
 
-Every process (rank) is given the same network and all the data, and works on every so-manieth chunk of it. Sums over
-samples are then added up, and what is had per sample is put in the data's order, so that all ranks go on with the same
-numbers. Work that is not shared is done by each of them, with the same result.
+Every process (rank) gets the same network and all the data; chunk i goes to rank i mod size. Sums over samples are then
+added up, and per-sample results are put in the data's order, so that all ranks continue with the same numbers. Each
+rank does the work that is not shared, with the same result.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 GONE = "another rank has ended or died before the work was done: nothing was written"
 PATIENCE = timedelta(hours=1)
-"""How long a rank waits for one that is connected, but has nothing to say."""
+"""How long a rank waits for another that is connected but sends nothing."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """Which of the processes that share the samples this one is; alone, unless it has `joined`.
+    """The ranks that share the samples, and which of them this process is; a single one unless it has `joined`.
 
     >>> ALONE.in_order({1: "b", 0: "a"}), float(ALONE.total(torch.tensor(3.0)))
     (['a', 'b'], 3.0)
@@ -43,10 +43,10 @@ class Ranks:
 
     @classmethod
     def joined(cls, store: Store | None = None) -> Ranks:
-        """This process among those that torchrun started: it says by environment variables who is who.
+        """Return the ranks that torchrun started; it tells each process its number by environment variables.
 
-        CUDA tensors travel by NCCL, each rank's on a device of its own; all else by gloo. A `torch.distributed` that
-        has been set up is taken as it is. `store`: where they meet, if they have met already.
+        CUDA tensors travel by NCCL, with one device per rank; everything else by gloo. A `torch.distributed` that is
+        already set up is used as it is. `store`: where the processes meet, if they have met already.
 
         Raises:
             LostRank: not all of them came.
@@ -59,11 +59,11 @@ class Ranks:
         return cls(dist.get_rank(), dist.get_world_size())
 
     def takes(self, number: int) -> bool:
-        """Whether chunk `number` is this rank's."""
+        """Return whether chunk `number` belongs to this rank."""
         return number % self.size == self.rank
 
     def total(self, part: Tensor) -> Tensor:
-        """The sum of all ranks' parts, the same bits everywhere."""
+        """Return the sum over all ranks, with the same bits on each."""
         if self.size == 1:
             return part
         part = part.clone()
@@ -72,7 +72,7 @@ class Ranks:
         return part
 
     def totals(self, parts: Mapping[K, Tensor]) -> dict[K, Tensor]:
-        """The sums by name; a rank without samples has no parts, and learns their shapes from the others."""
+        """Return the sums by name; a rank without samples has no parts, and gets their shapes from the others."""
         if self.size == 1:
             return dict(parts)
         shapes = {name: (part.shape, part.dtype, part.device.type) for name, part in parts.items()}
@@ -83,7 +83,7 @@ class Ranks:
         return found
 
     def together(self, part: T) -> list[T]:
-        """All ranks' parts, the first rank's first."""
+        """Return all ranks' parts, the first rank's first."""
         if self.size == 1:
             return [part]
         parts: list[T | None] = [None] * self.size
@@ -92,12 +92,12 @@ class Ranks:
         return parts  # type: ignore[return-value]  # each was filled
 
     def in_order(self, parts: Mapping[int, T]) -> list[T]:
-        """All ranks' parts by their numbers, which tell where in the data they are."""
+        """Return all ranks' parts in the order of their numbers, which give the position in the data."""
         every = {number: part for mine in self.together(dict(parts)) for number, part in mine.items()}
         return [every[number] for number in sorted(every)]
 
     def require_same(self, value: Callable[[], object], what: str) -> None:
-        """Refuse to mix what is not the same on all ranks; a process alone does not even look."""
+        """Refuse values that differ between ranks; a single process does not compute them."""
         if self.size == 1:
             return
         values = self.together(value())
@@ -113,14 +113,14 @@ ALONE = Ranks()
 
 
 def backend() -> str:
-    """By which tensors travel here."""
+    """Return the backend that tensors travel by."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
 
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """What is raised where another rank is gone, in one line."""
+    """Raise `LostRank`, in one line, when another rank is gone."""
     try:
         yield
-    except RuntimeError as error:  # of every backend: a reset connection, a timeout, an abort
+    except RuntimeError as error:  # from any backend: a reset connection, a timeout, an abort
         raise LostRank(GONE) from error

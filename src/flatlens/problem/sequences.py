@@ -1,7 +1,7 @@
-"""Outputs with a row for each token: (n, T, V), of which those that count are the sample's outputs, side by side.
+"""Outputs with one row per token, (n, T, V): the rows that count, side by side, are the sample's outputs.
 
-A sample's output vector is its counted tokens' rows, one after another; the rows of masked tokens are zero, with no
-derivative, so that they add nothing to any Gram matrix. A token is masked by its label (`ignore_index`), by the
+A sample's output vector is its counted tokens' rows, one after another. The rows of masked tokens are zero, with no
+derivative, so they add nothing to any Gram matrix. A token is masked by its label (`ignore_index`), by the
 `attention_mask` fed to the model, or by forward=. With l_it the loss of a token,
 
     cross_entropy, mse, torch modules    l_i = sum_t l_it, mass_i = sum_t mass_it: the risk is torch's mean over tokens
@@ -28,19 +28,19 @@ from flatlens.problem.losses import CustomLoss
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What belongs to outputs that came as (n, T, V)."""
+    """The targets of outputs (n, T, V), with the mask and the length of the batch."""
 
-    targets: Any  #: as they were given
-    counted: Tensor  #: which tokens are output rows, (n, T) bool
-    length: int  #: tokens of this batch; those beyond, up to the longest batch's T, are masked
+    targets: Any  #: the targets as the user gave them
+    counted: Tensor  #: (n, T) bool, true where a token is an output row
+    length: int  #: tokens of this batch; positions beyond, up to the longest batch's T, are masked
 
 
 def by_token(
     outputs: Tensor, targets: Any, counted: Tensor | None, ignore: int, longest: int = 0
 ) -> tuple[Tensor, Tokens]:
-    """((n, T V), what goes with them); `counted` (n, T) are the tokens that the model's own mask leaves.
+    """Return (outputs (n, T V), their `Tokens`); `counted` (n, T) are the tokens that the model's own mask keeps.
 
-    `longest`: the length of the longest batch, to which shorter ones are filled up by masked rows.
+    `longest`: the length of the longest batch; shorter ones are filled up with masked rows.
 
     >>> f, y = by_token(torch.ones(1, 2, 3), torch.tensor([[4, -100]]), None, -100)
     >>> f.tolist(), y.counted.tolist()
@@ -57,7 +57,7 @@ def by_token(
 
 
 def attention_mask(batch: Any) -> Tensor | None:
-    """The (n, T) mask, 0 at padding, that a batch feeds to the model under this name."""
+    """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`."""
     for part in batch if isinstance(batch, tuple) else (batch,):
         mask = part.get("attention_mask") if isinstance(part, Mapping) else None
         if isinstance(mask, Tensor) and mask.ndim == 2:
@@ -66,7 +66,7 @@ def attention_mask(batch: Any) -> Tensor | None:
 
 
 def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
-    """Features (n, T, ...), zero at the padding.
+    """Return features (n, T, ...) with zeros at the padding.
 
     >>> unpadded(torch.ones(1, 2, 2), torch.tensor([[1, 0]])).tolist()
     [[[1.0, 1.0], [0.0, 0.0]]]
@@ -77,7 +77,10 @@ def unpadded(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
-    """The softmax of the outputs, token by token where they are tokens: (n, N) float64."""
+    """Return the softmax of the outputs, (n, N) float64.
+
+    For outputs with one row per token, the softmax of each row.
+    """
     rows = f.to(torch.float64)
     if tokens is None:
         return rows.softmax(1)
@@ -85,7 +88,7 @@ def softmax_of(f: Tensor, tokens: Tokens | None) -> Tensor:
 
 
 def onto_softmax(p: Tensor, u: Tensor, tokens: Tokens | None) -> Tensor:
-    """(diag(p) - p p^T) u, the softmax's own Jacobian, token by token: u (..., n, N), p from `softmax_of`."""
+    """Return (diag(p) - p p^T) u per token, the softmax's Jacobian times u (..., n, N); p is from `softmax_of`."""
     if tokens is None:
         return p * (u - (p * u).sum(-1, keepdim=True))
     n, T = tokens.counted.shape
@@ -94,7 +97,7 @@ def onto_softmax(p: Tensor, u: Tensor, tokens: Tokens | None) -> Tensor:
 
 
 def of_sequences(loss: Loss) -> Loss:
-    """The loss of outputs with a row a token, from that of single outputs."""
+    """Return the loss for outputs with one row per token, made from the loss for single rows."""
     if isinstance(loss, TokenWise | OfSequence):
         return loss
     return OfSequence(loss) if isinstance(loss, CustomLoss) and not loss.by_row else TokenWise(loss)
@@ -102,17 +105,17 @@ def of_sequences(loss: Loss) -> Loss:
 
 @final
 class OfSequence(Loss):
-    """A callable of whole sequences: (n, T, V) and the targets, to (n,). Masked rows come as zeros."""
+    """A callable of whole sequences: (n, T, V) and the targets to losses (n,). Masked rows are zeros."""
 
     def __init__(self, whole: Loss) -> None:
         self.whole, self.name = whole, whole.name
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """What the callable gives."""
+        """Return the callable's losses, (n,)."""
         return self.whole.values(f.reshape(*y.counted.shape, -1)[:, : y.length], y.targets)
 
     def require_apart(self, f: Tensor, y: Any) -> None:
-        """Sequence by sequence."""
+        """Refuse a loss that couples sequences."""
 
         def losses(f: Tensor, parts: Any) -> Tensor:
             return self.values(f, Tokens(parts[0], parts[1], y.length))
@@ -120,21 +123,21 @@ class OfSequence(Loss):
         require_apart(self.name, losses, f, (y.targets, y.counted))
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """The share of a sample's tokens that are right, where every token has a label."""
+        """Return the share of a sample's tokens that are correct, if every token has a label."""
         labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
         return TokenWise(self.whole).correct(f, y) if labelled else None
 
 
 @final
 class TokenWise(Loss):
-    """A loss of rows, summed over the tokens that count: C is block-diagonal."""
+    """A loss per row, summed over the tokens that count: C is block-diagonal."""
 
     def __init__(self, each: Loss) -> None:
         self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
         self.half_square, self.apart = each.half_square, each.apart
 
     def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
-        """(outputs (n T, V), targets with a harmless one where masked, counted (n T,))."""
+        """Return (outputs (n T, V), targets with a valid value where masked, counted (n T,))."""
         n, T = y.counted.shape
         t: Tensor = torch.as_tensor(y.targets, device=f.device)
         V = f.shape[1] // T
@@ -148,11 +151,11 @@ class TokenWise(Loss):
         counted = y.counted.flatten()
         t = t.flatten(0, 1)
         masked = ~counted if t.ndim == 1 else ~counted[:, None]
-        # a mask's own label may be out of range or NaN; class 0 or a 0 has a finite loss, which does not count
+        # the label of a masked token may be out of range or NaN; class 0 (or 0) has a finite loss, which does not count
         return f.reshape(n * T, V), t.masked_fill(masked, 0), counted
 
     def _per_token(self, f: Tensor, y: Tokens, of: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        """One number a token, 0 where masked, (n, T)."""
+        """Return one number per token, 0 where masked, (n, T)."""
         rows, t, counted = self._rows(f, y)
         try:
             found = of(rows, t)
@@ -161,24 +164,24 @@ class TokenWise(Loss):
         return torch.where(counted, found, 0.0).reshape(y.counted.shape)
 
     def values(self, f: Tensor, y: Any) -> Tensor:
-        """Summed over tokens."""
+        """Return the losses summed over tokens, (n,)."""
         return self._per_token(f, y, self.each.values).sum(1)
 
     def require_apart(self, f: Tensor, y: Any) -> None:
-        """Token by token: C has no entries between them."""
+        """Refuse a loss that couples tokens: C has no entries between them."""
         rows, t, counted = self._rows(f, y)
         if not self.apart and bool(counted.any()):
             self.each.require_apart(rows[counted], t[counted])
 
     def mass(self, f: Tensor, y: Any) -> Tensor:
-        """Of all tokens; of the half squared error 1, 0 where none counts."""
+        """Return the mass of all tokens; for the half squared error 1, or 0 where no token counts."""
         if self.half_square:
             some: Tensor = y.counted.any(1)
             return some.to(torch.float64)
         return self._per_token(f, y, self.each.mass).sum(1)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
-        """A block for each token, (n, T V, T V)."""
+        """Return C with one block per token, (n, T V, T V)."""
         rows, t, counted = self._rows(f, y)
         n, T = y.counted.shape
         blocks = self.each.output_hessian(rows, t) * counted[:, None, None]
@@ -192,33 +195,33 @@ class TokenWise(Loss):
         return lambda u: (each(u.reshape(rows.shape)) * counted[:, None]).reshape(u.shape)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Token by token."""
+        """Return the product with C, token by token."""
         found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.output_hessian_product)
         return found
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Of targets drawn for every token apart."""
+        """Return the product for targets drawn separately for every token."""
         found: Callable[[Tensor], Tensor] = self._block_wise(f, y, self.each.fisher)
         return found
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens have independent u: their own combinations side by side."""
+        """Return each token's own combinations, side by side; tokens have independent u."""
         rows, t, counted = self._rows(f, y)
         found, B = self.each.combine(rows, t, u.reshape(rows.shape))
         found = found * counted[:, None, None]
-        if found.shape[1] == 1:  # B is a number a token, not negative: into the row with it
+        if found.shape[1] == 1:  # B is one nonnegative number per token: multiply the row by its root
             found, B = found * B.clamp(min=0).sqrt(), torch.ones_like(B)
         n, T = y.counted.shape
         return found.reshape(n, T, found.shape[1], -1).transpose(1, 2).flatten(2), B.reshape(n, T, *B.shape[1:])[:, 0]
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
-        """Of targets drawn for every token apart, (n, draws, T V)."""
+        """Return gradients for targets drawn separately for every token, (n, draws, T V)."""
         rows, t, counted = self._rows(f, y)
         s = self.each.draw_slopes(rows, t, draws, generator) * counted[:, None, None]
         return s.reshape(*y.counted.shape, draws, -1).transpose(1, 2).flatten(2)
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """The share of a sample's tokens that are right; NaN where none counts."""
+        """Return the share of a sample's tokens that are correct; NaN where none counts."""
         rows, t, counted = self._rows(f, y)
         hits = self.each.correct(rows, t)
         if hits is None:
@@ -229,11 +232,11 @@ class TokenWise(Loss):
 
 
 def next_token(model: Any, batch: Any) -> tuple[Tensor, Tokens | Tensor]:
-    """forward= for a causal language model and batches {"input_ids", "attention_mask"?, "labels"?}: each token from
-    those before it.
+    """Return (outputs, targets) of a causal language model: each token is predicted from those before it.
 
-    Without "labels" the ids themselves are the targets. A token counts where it is no padding and its label is not
-    -100; the first one of a sequence is never a target.
+    Pass it as forward= with batches {"input_ids", "attention_mask"?, "labels"?}. Without "labels" the ids themselves
+    are the targets. A token counts if it is no padding and its label is not -100; the first token of a sequence is
+    never a target.
     """
     fed = {key: value for key, value in batch.items() if key != "labels"}
     outputs = model(**fed)

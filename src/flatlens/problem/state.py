@@ -1,4 +1,4 @@
-"""Leaving no trace: the model is put in eval mode while it is measured, and everything is put back after."""
+"""Contexts that put the model in eval mode while it is measured, and restore everything afterwards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flatlens.userfile import users_code
 
 @contextmanager
 def modes_kept(model: nn.Module) -> Iterator[None]:
-    """Every module is put back in its own mode, train or eval, after."""
+    """Restore every module's mode, train or eval, afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         yield
@@ -37,16 +37,17 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False) -> Iterator[None]:
-    """Puts the model in eval mode, with gradients on, and all of it back in place after, also after an error.
+    """Put the model in eval mode with gradients on, and restore all of its state afterwards, also after an error.
 
-    What torch differentiates wrongly, or once only, is computed by plain operations (`problem.plain`; attention, too).
+    Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.plain`; attention,
+    too).
 
-    Float32 is float32, whatever autocast this is called under. On CUDA TF32, which torch convolves in by default and
-    which keeps 10 of its 23 bits, is off but with `tf32`.
-    With `batch_statistics` every BatchNorm normalises by the batch it is handed, as in training, and keeps no count.
+    Float32 stays float32, also under autocast. On CUDA, torch convolves in TF32 by default, which keeps 10 of 23 bits;
+    here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its own batch, as in training,
+    and does not update its running statistics.
 
-    `.grad` is set aside: nothing inside needs it. Buffers that forward() writes to are put
-    back; one that writes to parameters is refused when the Problem is made (`untouched`).
+    `.grad` is put away and restored: nothing inside needs it. Buffers that forward() writes to are restored; a
+    forward() that writes to parameters is refused when the Problem is made (`untouched`).
 
     >>> net = nn.Dropout(0.5)
     >>> with measuring(net):
@@ -63,8 +64,8 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
     fast_attention = torch.backends.mha.get_fastpath_enabled()
     try:
         for p, _ in grads:
-            p.grad = None  # forward() may add to what is there
-        torch.backends.mha.set_fastpath_enabled(False)  # it fires no hooks and has no derivative
+            p.grad = None  # forward() may add to an existing gradient
+        torch.backends.mha.set_fastpath_enabled(False)  # it calls no hooks and has no derivative
         with (
             users_code(hook_failed, hooks=True),
             modes_kept(model),
@@ -81,14 +82,14 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             plain_parametrizations(),
         ):
             model.eval()
-            for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor moved
+            for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor updated
                 norm.training, norm.track_running_stats = True, False
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_attention)
         for module, own in held:
             module._buffers.clear()
-            module._buffers.update(own)  # forward() may put another tensor in a buffer's place
+            module._buffers.update(own)  # forward() may replace a buffer by another tensor
         for norm, tracked in norms:
             norm.track_running_stats = tracked
         for p, grad in grads:
@@ -99,19 +100,19 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
 
 
 def hook_failed(line: str) -> ForwardFailed:
-    """Return the error of code that torch called while it differentiated."""
+    """Return the error for user code that torch called during differentiation."""
     return ForwardFailed(f"Problem(model=...): code of the network's own, such as a hook, failed ({line})")
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Refuse a forward() that writes to parameters, replaces or adds them; they are put back."""
+    """Refuse a forward() that writes to parameters, replaces or adds them; restore them."""
     modules = [(module, dict(module._modules), dict(module._parameters)) for module in model.modules()]
     kept = [(name, p, p.detach(), p.detach().clone(), p.requires_grad) for name, p in model.named_parameters()]
     try:
         yield
     except Exception:
-        _require_untouched(model, modules, kept)  # the better reason
+        _require_untouched(model, modules, kept)  # this is the more useful error
         raise
     except BaseException:
         with suppress(BadModel):
@@ -152,10 +153,10 @@ def _require_untouched(
 
 
 def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
-    """Put a tensor's memory and values back where they were; return whether they were written to.
+    """Restore a tensor's memory and values; return whether they were changed.
 
-    The values are compared, not the version: native kernels write running statistics, and all that is written through
-    `.data`, without a new one.
+    The values are compared, not the version: native kernels write running statistics without a new version, and so does
+    every write through `.data`.
     """
     if tensor.layout != torch.strided:
         if torch.equal(tensor.to_dense(), before.to_dense()):
@@ -172,13 +173,13 @@ def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where its first parameter is."""
+    """Return the device of the model's first parameter."""
     return next(model.parameters(), torch.empty(0)).device
 
 
 @contextmanager
 def _tf32(on: bool) -> Iterator[None]:
-    """By whichever of torch's two interfaces was used before: it refuses to have them mixed."""
+    """Set TF32 by the one of torch's two interfaces that was used before: torch refuses to mix them."""
     matmul: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     switches: list[tuple[Any, str, object]] = [(matmul, "allow_tf32", on), (cudnn, "allow_tf32", on)]
@@ -199,7 +200,7 @@ def _tf32(on: bool) -> Iterator[None]:
 
 @contextmanager
 def differentiable(parameters: Iterable[Tensor]) -> Iterator[None]:
-    """Frozen parameters can be asked for their gradient in here, too."""
+    """Make frozen parameters differentiable inside this context."""
     frozen = [p for p in parameters if not p.requires_grad and p.is_floating_point()]
     try:
         for p in frozen:
@@ -211,6 +212,8 @@ def differentiable(parameters: Iterable[Tensor]) -> Iterator[None]:
 
 
 def fingerprint(p: Tensor) -> tuple[int, ...]:
-    """What tells that a parameter was changed: its identity, version and freezing, and its values, for writing to
-    `.data` bumps no version."""
+    """Return a fingerprint that shows a changed parameter: identity, version, freezing, and a checksum of the values.
+
+    The checksum is needed because writing to `.data` does not change the version.
+    """
     return id(p), p.data_ptr(), p._version, p.requires_grad, checksum(p)
