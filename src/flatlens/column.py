@@ -42,14 +42,8 @@ class Column:
     @staticmethod
     @lru_cache(maxsize=4096)
     def parse(name: str) -> Column:
-        """Return what a name says.
-
-        Raises:
-            BadInput: it is not the name of a column.
-        """
-        if (found := _fields(name)) is None:
-            raise BadInput(f"{name!r} is not the name of a column, such as 'mls' or 'weight_norm.max@layerwise[fc1]'")
-        return Column(*found)
+        """Return what a name says; one of another form is a measure's as a whole."""
+        return Column(*_fields(name))
 
     @classmethod
     def of(cls, row: str, layer: str | None = None) -> Column:
@@ -80,10 +74,10 @@ class Column:
         return replace(self, part=f"{self.part}.{side}" if self.part else side, rule=rule)
 
 
-def _fields(name: str) -> tuple[str, str, str, str, str | None] | None:
-    """Return a column's fields; None where the name has another form."""
+def _fields(name: str) -> tuple[str, str, str, str, str | None]:
+    """Return the fields of the column with this name."""
     if (found := _NAME.fullmatch(name)) is None:
-        return None
+        return name, "", "", "", None
     measure, part, at, layer = found.groups()
     part, at = part or "", at or ""
     return (measure, part, "", at, layer) if _side(part) else (measure, part, at, "", layer)
