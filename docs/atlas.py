@@ -30,7 +30,7 @@ Experiments at laptop scale, run to the end by `flatlens reproduce all --again -
 what needs no more than a laptop; the page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
 A claim is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*. Where a claim is not reproduced at laptop scale its
-experiment was run once more ({IN_WORDS}), and both outcomes stand here. What laptop scale changes is said below each
+experiment was re-run ({IN_WORDS}), and both outcomes stand here. What laptop scale changes is said below each
 title: an outcome is about that data and size.
 """
 
@@ -48,7 +48,7 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
         yield ""
     failed = [one for one in found if one.counts["not reproduced"] and one.scale == "laptop"]
     if once := [one.experiment.id for one in failed if not one.again]:
-        yield f"Not yet run once more: {', '.join(once)}."
+        yield f"Not yet re-run: {', '.join(once)}."
         yield ""
 
 
@@ -68,7 +68,7 @@ def _section(one: Reproduction) -> Iterator[str]:
     yield " ".join(what_was_run(result) for result in one.results.values())
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
-    yield "| what the paper says | here |" + (" once more |" if one.again else "") + " value, 95% interval | n |"
+    yield "| what the paper says | here |" + (" re-run |" if one.again else "") + " value, 95% interval | n |"
     yield "|---|---|" + ("---|" if one.again else "") + "---|---:|"
     for outcome, again in zip_longest(one.outcomes, one.again):
         second = [f"{again.marked} {again.statistic.in_words}"] if again else []

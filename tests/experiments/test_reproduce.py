@@ -107,7 +107,7 @@ def test_what_is_not_reproduced_runs_once_more_at_other_seeds_and_of_another_siz
     networks = pd.read_csv(tmp_path / "out" / "again" / "tightness" / "table.csv")
     assert networks["seed"].min() == 1000
     page = write_atlas([found], tmp_path / "out", [tmp_path / "out"])[0].read_text()
-    assert "Once more: the same at other seeds" in page
+    assert "Re-run: the same studies with other seeds" in page
 
 
 def test_what_is_reproduced_runs_once(tightness, monkeypatch):
@@ -143,4 +143,4 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path)
         assert f"{outcome.statistic.in_words} | {outcome.statistic.n} |" in page
     assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
     assert "![The steps of the bound](images/atlas/X3_at_smoke_scale.png)" in page
-    assert "once more" in atlas.page([replace(found, again=found.outcomes)])
+    assert "re-run |" in atlas.page([replace(found, again=found.outcomes)])

@@ -98,7 +98,7 @@ def reproduce(
     if scale not in SCALES:
         raise UnknownName.among("scale", scale, SCALES)
     studies = experiment.studies(scale)
-    _claim(out, experiment, scale)
+    _mark(out, experiment, scale)
 
     def run(studies: Mapping[str, Study], into: Path) -> Results:
         return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
@@ -117,7 +117,7 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
         BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
     """
     out = Path(out)
-    experiment, scale = _claimed(out)
+    experiment, scale = _marked(out)
     results = {study: load_study(out / study) for study in experiment.studies(scale)}
     return _concluded(out, experiment, scale, results, _weighed(experiment, results))
 
@@ -130,18 +130,19 @@ def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
 def _concluded(
     out: Path, experiment: Experiment, scale: Scale, results: Results, outcomes: tuple[Outcome, ...]
 ) -> Reproduction:
-    second = _second(out, experiment, results)
+    second = _of_rerun(out, experiment, results)
     found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second)
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
 
-def _second(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
+def _of_rerun(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
     """Return the outcomes of the re-run; none, unless all its studies are complete."""
     if not all((out / AGAIN / study).is_dir() for study in results):
         return ()
-    again = {study: load_study(out / AGAIN / study) for study in results}
-    return () if any(one.unfinished for one in again.values()) else _weighed(experiment, again)
+    rerun_results = {study: load_study(out / AGAIN / study) for study in results}
+    unfinished = any(one.unfinished for one in rerun_results.values())
+    return () if unfinished else _weighed(experiment, rerun_results)
 
 
 def is_reproduction(out: Path) -> bool:
@@ -149,7 +150,7 @@ def is_reproduction(out: Path) -> bool:
     return (out / MARK).is_file()
 
 
-def _claim(out: Path, experiment: Experiment, scale: Scale) -> None:
+def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
     """Write into the folder which experiment it holds; two processes may do so at the same time."""
     if out.exists() and not out.is_dir():
         raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
@@ -161,12 +162,12 @@ def _claim(out: Path, experiment: Experiment, scale: Scale) -> None:
             )
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
-    there, at = _claimed(out)
+    there, at = _marked(out)
     if (there.id, at) != (experiment.id, scale):
         raise BadFolder(f"the output folder {str(out)!r} holds {there.id} at {at} scale: name another --out")
 
 
-def _claimed(out: Path) -> tuple[Experiment, Scale]:
+def _marked(out: Path) -> tuple[Experiment, Scale]:
     if not is_reproduction(out):
         raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
     try:

@@ -177,7 +177,7 @@ def _x4_predictions() -> tuple[Prediction, ...]:
 
 
 def _compared(study: str) -> list[Prediction]:
-    """Return the claims about which correlations are strong, and which are stronger than others."""
+    """Return the predictions about which correlations are strong, and which are stronger than others."""
     shown, kind = _shown(study), _KINDS[study]
     strong = [
         Prediction(

@@ -97,7 +97,7 @@ DIMENSION_AND_SHARPNESS = "|Kendall tau-b| of sharpness and local dimension over
 
 
 def _in_training_predictions(figures: str, *, top: bool) -> tuple[Prediction, ...]:
-    """Return the claims about both networks: which setting ends lower."""
+    """Return the predictions about both networks: which setting ends lower."""
     predictions = []
     sides: tuple[tuple[str, str, str, Side], ...] = (
         ("learning_rates", "lr", "Higher learning rates", "below"),

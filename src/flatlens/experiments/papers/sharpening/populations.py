@@ -85,7 +85,7 @@ _FIGURES = {
 
 
 def _line(study: str, name: str, says: str, among: Table, setting: str, word: str, side: Side) -> Prediction:
-    """Return a claim about the lines of a figure."""
+    """Return a prediction about the lines of a figure."""
     found = along(among, setting, _WORDS[word], _ALIKE[setting])
     slug, source = f"{study}.{name}.{word.split()[0].lower()}", f"sharpening section 6, {_FIGURES[study, setting]}"
     return Prediction(slug, f"{_KINDS[study]}: {says} {word}.", source, found, side)
