@@ -152,11 +152,11 @@ def _along_weight(
     W = weight.value
     product = _sample_product(Runner(problem, model), f"model.{weight.parameter}", W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
-    counted = tree_map(
+    sample_axes = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
     )
     along = vmap(product, in_dims=(None, None, 0))
-    over_samples = vmap(along, in_dims=(counted, 0, None))
+    over_samples = vmap(along, in_dims=(sample_axes, 0, None))
 
     def forms(V: Tensor) -> Tensor:
         try:
@@ -164,15 +164,15 @@ def _along_weight(
         except RuntimeError as error:  # a forward() that branches on its data: one sample at a time
             if "memory" in str(error):
                 raise
-        return torch.stack([along(_sample(batch, counted, i), slope[i], V).detach() for i in range(len(f))])
+        return torch.stack([along(_sample(batch, sample_axes, i), slope[i], V).detach() for i in range(len(f))])
 
     blocks = _blocks(directions.of_weight(weight.adapter.matrix(W)))
     return torch.cat([forms(weight.adapter.as_stored(V, W.shape)) for V in blocks], 1)
 
 
-def _sample(batch: Batch, counted: Batch, i: int) -> Batch:
+def _sample(batch: Batch, sample_axes: Batch, i: int) -> Batch:
     """Return what belongs to one sample, without the sample axis."""
-    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, counted)
+    return tree_map(lambda leaf, axis: leaf if axis is None else leaf[i], batch, sample_axes)
 
 
 def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Tensor, Tensor], Tensor]:

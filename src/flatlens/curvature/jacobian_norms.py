@@ -82,7 +82,7 @@ def jacobian_norms(
                 values, residual, steps = top_of_each(apply, shape, tolerance, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
-                grams[place] = _known(f, x, values.to(f.device), softmax, problem.precision)
+                grams[place] = _with_top_alone(f, x, values.to(f.device), softmax, problem.precision)
             yield TopGrams(number, grams, residuals, products)
 
 
@@ -139,7 +139,7 @@ def _squared(
     return apply, f.shape
 
 
-def _known(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
+def _with_top_alone(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precision: float) -> LayerGrams:
     """Return Gram matrices that hold one eigenvalue and no entries."""
     outputs = f.detach().to(torch.float64)
     grams = LayerGrams(outputs.new_empty(len(f), 0, 0), outputs, precision, x=x, x_norm2=norm2(x))

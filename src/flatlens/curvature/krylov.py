@@ -135,7 +135,7 @@ class Krylov:
         """Return the Ritz vectors, (k, P), whose coefficients are the columns of S."""
         return S.T.to(self.Q) @ self.Q[: self.steps]
 
-    def turn(self, fresh: Callable[[], Tensor]) -> bool:
+    def continue_with(self, fresh: Callable[[], Tensor]) -> bool:
         """Continue an invariant basis with a new vector orthogonal to it; return False if the basis spans all."""
         for _ in range(4):  # a vector drawn before lies in the basis: draw another
             if self.steps == self.Q.shape[1]:
@@ -215,7 +215,7 @@ def lanczos(
             enough = block_is_random and wanted.cannot_improve(krylov, block)
             grown = krylov.ritz()[0] if grown is None else grown
             block, block_is_random = krylov.steps, True
-            if enough or krylov.full or not krylov.turn(fresh):
+            if enough or krylov.full or not krylov.continue_with(fresh):
                 closed = enough or krylov.steps == len(start)
                 break
         elif wanted.met(krylov, 0, FIRST_SHARE) and wanted.settled(krylov, block):

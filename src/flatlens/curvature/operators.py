@@ -284,7 +284,7 @@ class Fisher(_Squared):
         loss = self.problem.loss
         if self.kind == "exact":
             return loss.fisher(f, y)
-        if self.kind == "sampled":  # a batch made anew draws the same targets
+        if self.kind == "sampled":  # a batch built again draws the same targets
             generator = torch.Generator().manual_seed(self._seed + number)
             s = loss.draw_slopes(f, y, self.draws, generator) / self.draws**0.5
         else:

@@ -39,9 +39,9 @@ def skewed(values: Tensor, wider: float = 0.0) -> tuple[Tensor, Tensor]:
     m = len(values)
     if m < 3:
         return mean, stderr * (1 + wider)
-    off = values - mean
-    off = (off / off.abs().amax(0)).nan_to_num()  # all values equal: no skewness
-    biased = off.pow(3).mean(0) / off.square().mean(0).clamp(min=0.1 / m).pow(1.5)
+    centred = values - mean
+    centred = (centred / centred.abs().amax(0)).nan_to_num()  # all values equal: no skewness
+    biased = centred.pow(3).mean(0) / centred.square().mean(0).clamp(min=0.1 / m).pow(1.5)
     skewness = biased * (m * (m - 1)) ** 0.5 / (m - 2)
     return mean, stderr * (1 + wider + 2.16 * skewness.square() / m)
 

@@ -69,7 +69,7 @@ def recall(
         if (unmet == top and len(model.W) > top) or len(model.W) >= min(most, len(fresh)):
             break
         target = ends_of(len(values), top, 0)[min(unmet, top - 1)]
-        model.ask(vectors, coefficients[:, target], fresh)
+        model.set_next(vectors, coefficients[:, target], fresh)
 
     def combine(columns: Tensor) -> Tensor:
         return columns.T.to(vectors) @ vectors
@@ -115,14 +115,14 @@ class _Model:
         k = len(self.Q)
         basis = torch.linalg.qr(torch.cat([self.Q, self.V, residual[None]]).T).Q.T  # dependent rows: random
         basis[:k] = self.Q
-        beside = basis[k:]
-        across, overlap = self.W @ beside.T, beside @ self.V.T
+        outside = basis[k:]
+        across, overlap = self.W @ outside.T, outside @ self.V.T
         old = (overlap * self.values.to(overlap)) @ overlap.T
         whole = torch.cat([torch.cat([self.Q @ self.W.T, across], 1), torch.cat([across.T, old], 1)])
         values, coefficients = _eigh(whole)
         return values, basis, coefficients
 
-    def ask(self, basis: Tensor, column: Tensor, fresh: Tensor) -> None:
+    def set_next(self, basis: Tensor, column: Tensor, fresh: Tensor) -> None:
         """Set the next direction to the part of a model's vector outside the basis; no cancellation can occur."""
         v = column[len(self.Q) :].to(basis) @ basis[len(self.Q) :]
         v = fresh if length(v) == 0 else v / length(v)

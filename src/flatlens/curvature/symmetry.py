@@ -63,20 +63,20 @@ class SymmetryCheck:
         The tensors `like` have the shapes of w and v. The graph of `of` must include the Jacobian's outputs.
         """
 
-        def apart() -> float:
+        def error_of() -> float:
             w, v = random_like(like)
             JTw, Jv = jacobian[0](w), jacobian[1](v)
             return _relative(_dot([w], [Jv]) - _dot([v], [JTw]), [Jv], [JTw])
 
-        self._require(batch, [of], apart)
+        self._require(batch, [of], error_of)
 
-    def _require(self, batch: Batch, graph: _Gradients, apart: Callable[[], float]) -> None:
+    def _require(self, batch: Batch, graph: _Gradients, error_of: Callable[[], float]) -> None:
         kinds, foreign = operations(graph)
         eps = torch.finfo(self._problem.dtype).eps
         if (kinds <= self._known and not foreign) or self._problem.precision > eps:
             return
         self.products += 2
-        found = apart()
+        found = error_of()
         if found > eps**0.5 or foreign:
             with saved_tensors_hooks(lambda t: t, lambda t: t):  # the counting of saved bytes leaves this out
                 self._examine(batch, found, foreign)
@@ -190,12 +190,12 @@ def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
         for hook in hooks:
             hook.remove()
     for name, module in reversed(list(twin.named_modules())):  # reversed: submodules come before their module
-        if name in calls and _alone(module, *calls[name]) > WRONG:
+        if name in calls and _faults_alone(module, *calls[name]) > WRONG:
             return f"{name!r} ({type(module).__name__})" if name else f"the network itself ({type(module).__name__})"
     return "the loss"
 
 
-def _alone(module: nn.Module, args: Any, kwargs: Any) -> float:
+def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
     """Return the `faults` of a scalar function of one module's outputs, in its floating inputs and parameters."""
     inputs = [t.requires_grad_() for t in _floating(tree_leaves((args, kwargs)))]
 

@@ -135,16 +135,16 @@ class _Chunk:
             steps = {name: step * self.others[name].detach() for name, step in steps.items()}
         onto = [self.seen[layer].as_output(_added(parts)) for layer, parts in moves.items()] + list(steps.values())
         live = [(slope, step) for slope, step in zip(self.slopes, onto, strict=True) if _is_curved(slope)]
-        bent: tuple[Tensor | None, ...] = (None,) * len(self.at)
+        Hv: tuple[Tensor | None, ...] = (None,) * len(self.at)
         if live:
-            bent = torch.autograd.grad(
+            Hv = torch.autograd.grad(
                 [slope for slope, _ in live], self.at, [step for _, step in live], retain_graph=True, allow_unused=True
             )
         shares = {}
-        for (layer, parts), row in zip(moves.items(), bent, strict=False):
+        for (layer, parts), row in zip(moves.items(), Hv, strict=False):
             for name, U in parts.items():
                 shares[name] = _overlap(U, None if row is None else self.seen[layer].by_position(row))
-        for (name, step), row in zip(steps.items(), bent[len(moves) :], strict=True):
+        for (name, step), row in zip(steps.items(), Hv[len(moves) :], strict=True):
             shares[name] = _overlap(step, row)
         return torch.stack([shares[name] for name in self.curved.names])
 
@@ -184,8 +184,8 @@ def _added(parts: dict[str, Tensor]) -> Tensor:
     return torch.stack(list(parts.values())).sum(0) if len(parts) > 1 else next(iter(parts.values()))
 
 
-def _overlap(move: Tensor, bent: Tensor | None) -> Tensor:
-    return move.new_zeros((), dtype=torch.float64) if bent is None else (move * bent).sum(dtype=torch.float64)
+def _overlap(move: Tensor, Hv: Tensor | None) -> Tensor:
+    return move.new_zeros((), dtype=torch.float64) if Hv is None else (move * Hv).sum(dtype=torch.float64)
 
 
 def _is_curved(slope: Tensor | None) -> bool:

@@ -50,13 +50,13 @@ def _levels(value: float, draws: Array, left_out: Array) -> Array:
     `left_out` (n,) has the statistic with each point left out in turn.
     """
     below = (draws < value).mean() + 0.5 * (draws == value).mean()
-    plain = ndtri([0.025, 0.975])
+    normal = ndtri([0.025, 0.975])
     if not 0 < below < 1:
         return np.array([0.025, 0.975])
     bias = ndtri(below)
-    pull = left_out[np.isfinite(left_out)]
-    pull = pull.mean() - pull
-    scale = (pull**2).sum() ** 1.5
-    acceleration = (pull**3).sum() / (6 * scale) if scale > 0 else 0.0
-    shifted = bias + plain
+    influence = left_out[np.isfinite(left_out)]
+    influence = influence.mean() - influence
+    scale = (influence**2).sum() ** 1.5
+    acceleration = (influence**3).sum() / (6 * scale) if scale > 0 else 0.0
+    shifted = bias + normal
     return np.asarray(ndtr(bias + shifted / (1 - acceleration * shifted)), dtype=np.float64)

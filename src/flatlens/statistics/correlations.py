@@ -16,7 +16,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import keep, side_by_side
+from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
 CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
@@ -51,7 +51,7 @@ def correlate(
     require_counts(resampled=resampled, permuted=permuted)
     if names[0] == names[1]:
         raise BadInput(f"correlate(names={names!r}): two names are needed")
-    kept = keep(side_by_side(**{names[0]: x, names[1]: y}), names, log)
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}), names, log)
     rng = generator(seed)
     counts = resamples(len(kept.table), rng, resampled)
     orders = permutations(len(kept.table), rng, permuted)

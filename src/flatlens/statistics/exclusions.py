@@ -61,7 +61,7 @@ def _exclude(reasons: pd.Series, these: Any, why: str) -> None:
     reasons[these & (reasons == "").to_numpy()] = why
 
 
-def side_by_side(**columns: Any) -> pd.DataFrame:
+def as_columns(**columns: Any) -> pd.DataFrame:
     """Return a table of columns of equal length; pandas indices are ignored."""
     arrays = {name: np.asarray(values) for name, values in columns.items()}
     shapes = {name: values.shape for name, values in arrays.items()}

@@ -16,7 +16,7 @@ from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, GroupNumbers, signs
 from flatlens.statistics.correlations import methods, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import keep, side_by_side
+from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
 _LARGEST = 10**7
@@ -60,7 +60,7 @@ def granulated_kendall(
     held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
     if not held or names[0] == names[1]:
         raise BadInput("granulated_kendall(...): two names and at least one column of axes are needed")
-    kept = keep(side_by_side(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
     a, b = (kept.table[name].to_numpy() for name in names)
     title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)
     if n < FEWEST_POINTS:
@@ -71,14 +71,14 @@ def granulated_kendall(
     rng = generator(seed)
     counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
     parts = {}
-    for name, (groups, apart) in groupings.items():
-        found = with_interval(lambda c, g=groups, d=apart: _psi(a, b, g, d, c), counts)  # type: ignore[misc]
+    for name, (groups, compared) in groupings.items():
+        found = with_interval(lambda c, g=groups, d=compared: _psi(a, b, g, d, c), counts)  # type: ignore[misc]
         within = permutations(n, rng, permuted, groups)
-        p = p_value(found.value, _permuted(a, b, [(groups, apart)], within))
+        p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
         method = methods(resampled, permuted, "permutations within groups")
-        told = _counted(groups, apart)
+        remark = _counted(groups, compared)
         parts[name] = Statistic(f"{title}, along {name}", found.value, n, found.low, found.high, p,
-                                kept.excluded, method, told)  # fmt: skip
+                                kept.excluded, method, remark)  # fmt: skip
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
     skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
     if not counted:
@@ -99,18 +99,18 @@ def _groups(levels: dict[str, GroupNumbers], axis: str) -> tuple[GroupNumbers, A
     return groups, ((groups[:, None] == groups) & (levels[axis][:, None] != levels[axis])).astype(np.float64)
 
 
-def _psi(x: Array, y: Array, groups: GroupNumbers, apart: Array, counts: Array) -> Array:
+def _psi(x: Array, y: Array, groups: GroupNumbers, compared: Array, counts: Array) -> Array:
     """Return psi, the mean over groups of the mean of sign times sign, in each resample, (B,)."""
     member = np.eye(1 + int(groups.max()))[groups]
-    both = ((counts @ (signs(x) * signs(y) * apart)) * counts) @ member  # (B, groups)
-    return _mean_of_groups(both, ((counts @ apart) * counts) @ member)
+    both = ((counts @ (signs(x) * signs(y) * compared)) * counts) @ member  # (B, groups)
+    return _mean_of_groups(both, ((counts @ compared) * counts) @ member)
 
 
 def _permuted(x: Array, y: Array, groupings: list[tuple[GroupNumbers, Array]], orders: NDArray[np.int64]) -> Array:
     """Return Psi of x with y in each of the orders, (B,), over the axes of these groupings."""
     found = []
-    for groups, apart in groupings:
-        i, j = np.nonzero(np.triu(apart))
+    for groups, compared in groupings:
+        i, j = np.nonzero(np.triu(compared))
         member = np.eye(1 + int(groups.max()))[groups[i]]  # (pairs, groups)
         sign_x = np.sign(x[i] - x[j])
         pieces = np.array_split(orders, 1 + len(orders) * len(i) // _LARGEST)
@@ -133,8 +133,8 @@ def _mean(psis: list[Array]) -> Array:
     return np.where(known > 0, np.nansum(stacked, axis=0) / np.maximum(known, 1), np.nan)
 
 
-def _counted(groups: GroupNumbers, apart: Array) -> str:
+def _counted(groups: GroupNumbers, compared: Array) -> str:
     """Return in words how many groups have networks to compare."""
     total = len(np.unique(groups))
-    counted = len(np.unique(groups[apart.any(1)]))
+    counted = len(np.unique(groups[compared.any(1)]))
     return f"{counted} of {total} groups have networks to compare"

@@ -14,7 +14,7 @@ from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts, undefined_because
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import keep, side_by_side
+from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
 
@@ -47,7 +47,7 @@ def partial_correlation(
     held = {f"control {name}": controls[name].to_numpy() for name in controls}
     if not held or set(names) & set(held) or names[0] == names[1]:
         raise BadInput("partial_correlation(...): two names and at least one control beside them are needed")
-    kept = keep(side_by_side(**{names[0]: x, names[1]: y}, **held), [*names, *held])
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), [*names, *held])
     n, fewest = len(kept.table), FEWEST_POINTS + len(held)
     title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {_listed(controls)}"
     if why := undefined_because(kept.table[list(names)], fewest):

@@ -13,7 +13,7 @@ from flatlens.statistics.bootstrap import with_interval
 from flatlens.statistics.coefficients import pearson, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import keep, side_by_side
+from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.relations import FEWEST_WITHIN
 from flatlens.statistics.statistic import NAN, Statistic
 
@@ -41,7 +41,7 @@ def within_groups(
     require_counts(resampled=resampled, permuted=permuted)
     if len({*names, "group"}) < 3:
         raise BadInput(f"within_groups(names={names!r}): two names, neither of them 'group', are needed")
-    kept = keep(side_by_side(**{names[0]: x, names[1]: y}, group=groups), names, present=["group"])
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, group=groups), names, present=["group"])
     n = len(kept.table)
     title = f"Pearson r of {names[0]} and {names[1]} within groups"
     labels, known = pd.factorize(kept.table["group"])
