@@ -109,8 +109,10 @@ def run_study(
 
 
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
-    """The networks and their relations as table.csv, relations.csv and gap.csv in the study's folder; what was followed
-    in training as histories.csv."""
+    """Write the networks and their relations as table.csv, relations.csv and gap.csv into the study's folder.
+
+    Values that were followed in training go to histories.csv.
+    """
     store = Store.open(Path(out).absolute())
     store.write_table("table.csv", result.networks)
     store.write_table("relations.csv", result.relations)
@@ -120,7 +122,7 @@ def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
 
 
 def load_study(out: str | os.PathLike[str]) -> StudyResult:
-    """The result of a study from its folders alone, complete or not.
+    """Read the result of a study from its folders, complete or not.
 
     Raises:
         BadFolder: `out` holds no study, no finished network, or a damaged one.

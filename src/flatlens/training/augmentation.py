@@ -1,4 +1,4 @@
-"""What is done to a batch before it is learned from: crops, flips, and mixing with other samples."""
+"""Changes to a batch before each training step: crops, flips, and mixing with other samples."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Augmentation:
             raise BadInput(f"Augmentation(pad={self.pad}): it must not be negative")
 
     def apply(self, x: Tensor, generator: Generator) -> Tensor:
-        """The batch, some of its images moved."""
+        """Return the batch with some of its images cropped and flipped."""
         if x.ndim != 4:
             raise BadData(f"Augmentation: images of shape (n, C, h, w) are needed, got {tuple(x.shape)}")
         chosen = torch.rand(len(x), generator=generator) < self.p
@@ -68,17 +68,17 @@ class Mixup:
             raise BadInput(f"Mixup(beta={self.beta}): it must not be negative")
 
     def draw(self, generator: Generator) -> float:
-        """theta, by inversion of its distribution function."""
+        """Draw theta, by inverting its distribution function."""
         u = float(torch.rand((), generator=generator, dtype=torch.float64))
         return float(u < 0.5) if self.beta == 0 else float(beta_law.ppf(u, self.beta, self.beta))
 
     def apply(self, x: Tensor, targets: Tensor, generator: Generator) -> tuple[Tensor, Tensor]:
-        """The batch mixed with a permutation of itself; targets are (n, N)."""
+        """Return the batch mixed with a permutation of itself; targets are (n, N)."""
         theta = self.draw(generator)
         order = torch.randperm(len(x), generator=generator).to(x.device)
         return theta * x + (1 - theta) * x[order], theta * targets + (1 - theta) * targets[order]
 
 
 def _each(which: Tensor, x: Tensor) -> Tensor:
-    """One truth a sample, to go with images."""
+    """Reshape one flag for each sample, (n,), to (n, 1, 1, 1), to broadcast over images."""
     return which.to(x.device)[:, None, None, None]

@@ -1,4 +1,4 @@
-"""Batches without end, in an order that can be taken up again anywhere."""
+"""An endless stream of batches; its position can be saved and restored."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 from torch import Generator, Tensor
 
 GATHERED = 64 * 2**20
-"""Bytes of inputs put in order at a time: small batches are then mere views, and large data is never held twice."""
+"""Bytes of inputs that are reordered at a time: small batches are then views, and large data is never copied whole."""
 
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """A batch, and where it stands."""
+    """A batch, and its position in the epoch."""
 
     x: Tensor
     targets: Tensor  #: (n, N)
@@ -34,7 +34,7 @@ class Batches:
         self._begun = generator.get_state()  #: of the generator, before this epoch's permutation
 
     def __iter__(self) -> Iterator[Taken]:
-        """From where the state says."""
+        """Yield batches from the current position on."""
         while True:
             for number, (x, targets, last) in enumerate(self._of_epoch(self.taken), start=self.taken):
                 epoch = self.epoch
@@ -42,24 +42,24 @@ class Batches:
                 yield Taken(x, targets, epoch, last)
 
     def order(self) -> Tensor:
-        """The samples' numbers in the order of the epoch under way, (n,)."""
+        """Return the samples' numbers in the order of the current epoch, (n,)."""
         if self.size is None:
             return torch.arange(len(self.x), device=self.x.device)
         self.generator.set_state(self._begun)
         return torch.randperm(len(self.x), generator=self.generator).to(self.x.device)
 
     def stand(self, taken: int, *, over: bool) -> None:
-        """So many batches of the epoch are taken; `over`: they were all, and the next epoch begins."""
+        """Record that `taken` batches of the epoch were used; with `over`, the next epoch begins."""
         self.taken = taken
         if over:
             self.epoch, self.taken, self._begun = self.epoch + 1, 0, self.generator.get_state()
 
     def state_dict(self) -> dict[str, int | Tensor]:
-        """Where the next batch comes from."""
+        """Return the position of the next batch."""
         return {"epoch": self.epoch, "taken": self.taken, "begun": self._begun}
 
     def load_state_dict(self, state: dict[str, int | Tensor]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from the position in a `state_dict`."""
         self.epoch, self.taken = int(state["epoch"]), int(state["taken"])
         self._begun = torch.as_tensor(state["begun"])
 

@@ -1,4 +1,4 @@
-"""A training run on disk, so that a killed one goes on where it was: one file, replaced whole, never unpickled."""
+"""The state of a training run on disk, for runs that are killed: one file, replaced whole, never unpickled."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from flatlens.training.settings import Training
 
 FORMAT = 1
 INTERVAL = 10.0
-"""Seconds between two checkpoints: what a kill can cost."""
+"""Seconds between two checkpoints: the most training time that a kill loses."""
 
 
 def identity(
     model: nn.Module, data: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor] | None, settings: Training
 ) -> str:
-    """What a checkpoint belongs to: the settings, the data, the network and the weights that training began from."""
+    """Return a digest of what a checkpoint belongs to: settings, data, network and initial weights."""
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     said = f"{canonical(as_plain(settings))}{model!r}{frozen}{list(model.state_dict())}"
     total = zlib.crc32(said.encode())
@@ -35,7 +35,7 @@ def identity(
 
 
 def require_place(path: Path) -> None:
-    """Refuse at once what could not be written to at the end."""
+    """Refuse a path that could not be written to at the end."""
     if path.is_dir():
         raise BadFolder(f"train(save={str(path)!r}): that is a folder: name a file in it")
     if not path.parent.is_dir():
@@ -63,7 +63,7 @@ def save(path: Path, whose: str, state: dict[str, Any]) -> None:
 
 
 def load(path: Path, whose: str) -> dict[str, Any] | None:
-    """The state of a run; None if there is no file.
+    """Read the state of a run; return None if there is no file.
 
     Raises:
         BadFolder: the file is damaged, or belongs to another run.

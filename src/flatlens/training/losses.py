@@ -38,13 +38,15 @@ class TrainingLoss:
             raise BadInput(f"Training(label_smoothing={self.label_smoothing}): a number from 0 to 1 is needed")
 
     def measured(self) -> Loss:
-        """What `flatlens.Problem` takes as loss."""
+        """Return the loss that `flatlens.Problem` takes."""
         if self.name == "cross_entropy":
             return CrossEntropy(label_smoothing=self.label_smoothing)
         return SquaredError(self.name, label_smoothing=self.label_smoothing)
 
     def targets(self, y: Tensor, outputs: Tensor, what: str = "data") -> Tensor:
-        """What the outputs, (., N), are compared with: (n, N) in their dtype; labels become one-hot, then smooth.
+        """Return the targets that outputs (., N) are compared with, (n, N) in the dtype of the outputs.
+
+        Labels become one-hot vectors, and are then smoothed.
 
         Integers are labels whatever the loss; a regression's targets are floating numbers.
         """
@@ -63,11 +65,11 @@ class TrainingLoss:
         return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 
     def values(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """A loss per sample, (n,), on targets as `targets` makes them."""
+        """Return the loss of each sample, (n,), for targets as `targets` makes them."""
         return self._plain.values(outputs, targets)
 
     def curved(self, outputs: Tensor, u: Tensor) -> Tensor:
-        """R u with R R^T = C, the loss's second derivative in the outputs; itself differentiable in them.
+        """Return R u, differentiable in the outputs, with R R^T = C, the loss's Hessian in the outputs.
 
         For cross-entropy sqrt p comes from the logarithm: the root itself has no slope where p underflows.
         """
@@ -89,7 +91,7 @@ _PLAIN: dict[str, Loss] = {
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The share of right classes, or NaN for regression."""
+    """Return the share of samples whose class is right; NaN for regression."""
     if labels.is_floating_point():
         return float("nan")
     return float((outputs.argmax(1) == labels).to(torch.float64).mean())

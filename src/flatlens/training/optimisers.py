@@ -1,4 +1,4 @@
-"""The optimisers that experiments train with: settings, and the torch optimisers they stand for."""
+"""Settings of the optimisers that experiments train with, and the torch optimisers that they build."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SGD:
             raise BadInput("SGD(nesterov=True): it needs a momentum")
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """torch's optimiser."""
+        """Build the torch optimiser."""
         return torch.optim.SGD(
             parameters,
             lr=self.lr,
@@ -59,7 +59,7 @@ class Adam:
         _require(self, lr=self.lr, weight_decay=self.weight_decay, rates={"beta1": self.beta1, "beta2": self.beta2})
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """torch's optimiser."""
+        """Build the torch optimiser."""
         kind = torch.optim.AdamW if self.decoupled else torch.optim.Adam
         return kind(
             parameters,
@@ -87,7 +87,7 @@ class RMSProp:
         )
 
     def build(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """torch's optimiser."""
+        """Build the torch optimiser."""
         return torch.optim.RMSprop(
             parameters,
             lr=self.lr,
@@ -104,7 +104,7 @@ Optimiser: TypeAlias = Stepping | Ridge
 
 
 def _require(settings: Stepping, *, lr: float, weight_decay: float, rates: dict[str, float]) -> None:
-    """Refuse what cannot train."""
+    """Refuse settings with which nothing can be trained."""
     name = type(settings).__name__
     if not (lr > 0 and math.isfinite(lr)):
         raise BadInput(f"{name}(lr={lr}): the learning rate must be positive")

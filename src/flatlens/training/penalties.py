@@ -1,4 +1,4 @@
-"""Regularisers of the network's derivatives: what is added to the loss of a batch, each from one random backward pass.
+"""Regularisers of the network's derivatives: terms of the loss of a batch, each from one random backward pass.
 
     InputJacobian       coefficient * mean_i ||df_i/dx_i||_F^2
     ParameterJacobian   coefficient * mean_i ||df_i/dtheta||_F^2
@@ -35,7 +35,7 @@ PenaltyForm: TypeAlias = Literal["mean_square", "published"]
 
 @dataclass(frozen=True, eq=False)
 class Pass:
-    """A forward pass over a batch, all of it in the graph."""
+    """A forward pass over a batch, with its autograd graph."""
 
     x: Tensor  #: (n, ...), asks for its gradient
     outputs: Tensor  #: (n, N)
@@ -46,7 +46,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class InputJacobian:
-    """Of the outputs with respect to the inputs."""
+    """Penalty on the Jacobian of the outputs with respect to the inputs."""
 
     coefficient: float
     form: PenaltyForm = "mean_square"
@@ -55,13 +55,13 @@ class InputJacobian:
         _require(self, self.coefficient, self.form)
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
-        """The penalty on a batch, before its coefficient; differentiable."""
+        """Return the penalty on a batch, without its coefficient; differentiable."""
         return _jacobian_penalty(self.form, seen, [seen.x], generator)
 
 
 @dataclass(frozen=True)
 class ParameterJacobian:
-    """Of the outputs with respect to the trainable parameters."""
+    """Penalty on the Jacobian of the outputs with respect to the trainable parameters."""
 
     coefficient: float
     form: PenaltyForm = "mean_square"
@@ -70,7 +70,7 @@ class ParameterJacobian:
         _require(self, self.coefficient, self.form)
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
-        """The penalty on a batch, before its coefficient; differentiable."""
+        """Return the penalty on a batch, without its coefficient; differentiable."""
         return _jacobian_penalty(self.form, seen, seen.parameters, generator)
 
 
@@ -97,7 +97,7 @@ class RelativeFlatness:
         _require(self, self.coefficient)
 
     def value(self, seen: Pass, generator: Generator) -> Tensor:
-        """The penalty on a batch, before its coefficient; differentiable."""
+        """Return the penalty on a batch, without its coefficient; differentiable."""
         calls = self._chosen(seen.linear)
         u = random_signs(tuple(seen.outputs.shape), seen.outputs, generator)
         slopes = torch.autograd.grad(
@@ -107,7 +107,7 @@ class RelativeFlatness:
         return torch.stack(found).sum() / len(u)
 
     def _chosen(self, calls: Mapping[str, Call]) -> list[Call]:
-        """The calls of the layers meant."""
+        """Return the calls of the chosen layers."""
         known = list(dict.fromkeys(call.name for call in calls.values()))
         if not known:
             raise BadModel("RelativeFlatness: the network has no linear layer")
@@ -127,7 +127,7 @@ Penalty: TypeAlias = InputJacobian | ParameterJacobian | RelativeFlatness
 
 
 def _jacobian_penalty(form: PenaltyForm, seen: Pass, at: Sequence[Tensor], generator: Generator) -> Tensor:
-    """||u^T J||^2 / n for signs u, or ||u^T J|| for u on the unit sphere."""
+    """Return ||u^T J||^2 / n for random signs u, or ||u^T J|| for u on the unit sphere."""
     f = seen.outputs
     if form == "published":
         u = torch.randn(f.shape, generator=generator, dtype=torch.float64)
@@ -142,7 +142,7 @@ def _jacobian_penalty(form: PenaltyForm, seen: Pass, at: Sequence[Tensor], gener
 
 
 def _squared_norm(call: Call, slope: Tensor, n: int) -> Tensor:
-    """sum_i ||W^T M_i||_F^2, M_i = sum_p slope_ip (x) phi_ip; never the m x m product itself."""
+    """Return sum_i ||W^T M_i||_F^2 with M_i = sum_p slope_ip (x) phi_ip; no m x m product is formed."""
     assert is_linear(call.module)
     layer = layer_of(call.module)
     W, phi, J = layer.matrix(call.module.weight), layer.patches(call.x, n), layer.by_position(slope, n)

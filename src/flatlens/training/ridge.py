@@ -1,4 +1,4 @@
-"""Ridge regression of a network's last linear layer on the features below it: solved, where others take steps."""
+"""Ridge regression of a network's last linear layer on its input features, solved in one step."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _last(model: nn.Module) -> nn.Linear:
 
 
 def _features(model: nn.Module, last: nn.Linear, x: Tensor) -> Tensor:
-    """What the layer reads, (n, m)."""
+    """Return the layer's input features, (n, m)."""
     seen: list[Tensor] = []
     handle = last.register_forward_hook(lambda _, inputs, outputs: seen.extend((inputs[0], outputs)))
     was = model.training

@@ -1,4 +1,4 @@
-"""A training run under way: its steps, its check points, and the state it can be taken up from."""
+"""A training run: its steps, its check points, and the state from which it can be continued."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.training.batches import Batches, Taken
 from flatlens.training.checkpoint import INTERVAL
-from flatlens.training.training_data import TrainingData, Pair, require_trainable
 from flatlens.training.settings import Training
 from flatlens.training.step import Stepper, global_states, set_global_states
+from flatlens.training.training_data import Pair, TrainingData, require_trainable
 
 Ending: TypeAlias = Literal["converged", "finished", "out of steps", "diverged"]
 REACHED: tuple[Ending, ...] = ("converged", "finished")
-"""How training ends as it should: its conditions met, or its steps over where there were none."""
+"""The endings of a successful run: its conditions are met, or, without conditions, all its steps are taken."""
 CURVE_SPACING = 1.05
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")
 
 
 class Watcher(Protocol):
-    """What follows a run from beside it: a `flatlens.Tracker`, say."""
+    """An observer of a run, such as a `flatlens.Tracker`."""
 
     def step(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> object:
-        """Called before the first step, with 0, and after each."""
+        """Observe the network before the first step (step 0) and after each step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers, strings, lists, dicts and tensors; kept in the checkpoint."""
+        """Return the observer's state, of numbers, strings, lists, dicts and tensors, for the checkpoint."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from a state."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
@@ -53,12 +53,12 @@ class TrainingResult:
 
     @property
     def reached(self) -> bool:
-        """Whether training ended as it should."""
+        """Whether training ended successfully."""
         return self.outcome in REACHED
 
 
 class TrainingRun:
-    """A training run under way."""
+    """A training run."""
 
     def __init__(
         self, model: nn.Module, data: Pair, test: Pair | None, settings: Training, watch: Watcher | None
@@ -81,7 +81,7 @@ class TrainingRun:
         self.epoch_loss = [0.0, 0.0]  # summed over this epoch's samples so far, and how many they were
 
     def go(self, write: Callable[[], None] | None, progress: Progress | None) -> None:
-        """From here to the end; `write` now and then."""
+        """Train to the end; call `write` at intervals."""
         wrote = time.monotonic()
         self.begin()
         for batch in self.batches if self.outcome is None else ():
@@ -97,18 +97,18 @@ class TrainingRun:
             write()
 
     def begin(self) -> None:
-        """Look before the first step, unless that is done."""
+        """Evaluate before the first step, unless that is done."""
         if self.step == 0 and not self.rows:
             self.tell_watcher(epoch=0)
             self._look(last=False)
 
     @property
     def is_check_point(self) -> bool:
-        """Whether the loss over all data is looked at, and progress told, at this step."""
+        """Whether the loss over all data is evaluated, and progress reported, at this step."""
         return self.step % self.settings.check_every == 0 or self.step == self.total
 
     def must_look(self, last: bool) -> bool:
-        """Whether to look after the step just taken, with the `last` batch of its epoch or another."""
+        """Return whether to evaluate after this step; `last`: it used the last batch of its epoch."""
         return self.is_check_point or (last and self.settings.until.loss_over == "epoch")
 
     def _take(self, batch: Taken) -> None:
@@ -121,12 +121,12 @@ class TrainingRun:
             self.epoch_loss = [0.0, 0.0]
 
     def count(self, loss: float, n: int) -> None:
-        """A step has been taken on `n` samples, whose loss was `loss` before it."""
+        """Record a step on `n` samples whose loss was `loss` before it."""
         self.step += 1
         self.epoch_loss = [self.epoch_loss[0] + loss * n, self.epoch_loss[1] + n]
 
     def tell_watcher(self, epoch: int) -> None:
-        """The optimiser as it is for the step to come; none where the step is taken elsewhere than it seems."""
+        """Show the watcher the optimiser of the next step; None where the step uses a gradient from elsewhere."""
         if self.watch is not None:
             self.stepper.set_rate(self.settings.factor(self.step, epoch))
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
@@ -143,8 +143,10 @@ class TrainingRun:
         return not (goes_on and math.isfinite(loss)) or self.step >= min(self.next_row, self.total)
 
     def judge(self, seen: list[float], last: bool) -> bool:
-        """Take loss and accuracy over all data as they are `seen`, and find whether that is the end; whether a row of
-        the curves is due."""
+        """Record loss and accuracy over all data, decide on the end, and return whether a row of curves is due.
+
+        `seen` is (loss, accuracy).
+        """
         until = self.settings.until
         loss, right = self.last = seen
         if until.loss_over == "data":
@@ -162,12 +164,12 @@ class TrainingRun:
         return self.step >= self.next_row or self.outcome is not None
 
     def write_row(self, held_out: list[float]) -> None:
-        """A row of the curves, with loss and accuracy on the held-out data."""
+        """Add a row to the curves, with loss and accuracy on the held-out data."""
         self.rows.append([self.step, *self.last, *held_out])
         self.next_row = max(self.step + 1, math.ceil(self.step * CURVE_SPACING))
 
     def result(self) -> TrainingResult:
-        """The end of it."""
+        """Return the result of the run."""
         assert self.outcome is not None
         each = math.ceil(len(self.data.x) / (self.settings.batch_size or len(self.data.x)))
         columns = torch.tensor(self.rows, dtype=torch.float64).T

@@ -42,7 +42,7 @@ class Steps:
         _require_unit(self.unit, "Steps")
 
     def factor(self, step: int, epoch: int) -> float:
-        """The factor on the learning rate of step `step`, in epoch `epoch`, both counted from 0."""
+        """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
         now = epoch if self.unit == "epochs" else step
         return float(self.factor_each ** sum(now >= at for at in self.at))
 
@@ -65,7 +65,7 @@ class Cosine:
         _require_unit(self.unit, "Cosine")
 
     def factor(self, step: int, epoch: int) -> float:
-        """The factor on the learning rate of step `step`, in epoch `epoch`, both counted from 0."""
+        """Return the factor on the learning rate at step `step` of epoch `epoch`, both counted from 0."""
         share = min((epoch if self.unit == "epochs" else step) / self.length, 1.0)
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
 

@@ -92,6 +92,6 @@ class Training:
         return min(bound for bound in bounds if bound is not None)
 
     def factor(self, step: int, epoch: int) -> float:
-        """What the optimiser's learning rate is multiplied by in a step, counted from 0."""
+        """Return the factor on the optimiser's learning rate at a step, counted from 0."""
         rising = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
         return rising * self.schedule.factor(step, epoch)

@@ -42,7 +42,7 @@ class Stepper:
         return loss
 
     def set_rate(self, factor: float) -> None:
-        """The learning rate, as a multiple of the optimiser's own."""
+        """Set the learning rate to a multiple of the optimiser's own."""
         for group in self.optimiser.param_groups:
             group["lr"] = factor * self.settings.optimiser.lr
 
@@ -52,8 +52,10 @@ class Stepper:
         return self.settings.ascent is not None and self.settings.ascent.rho > 0
 
     def differentiate(self, x: Tensor, targets: Tensor) -> float:
-        """Put the gradient of loss and penalties into `.grad`; the loss comes back. Ghost batch by ghost batch, each
-        weighted by its samples."""
+        """Write the gradient of loss and penalties into `.grad`, and return the loss.
+
+        Ghost batches are taken one by one, each weighted by its number of samples.
+        """
         self.optimiser.zero_grad()
         n, loss = len(x), 0.0
         most = self.settings.ghost_batch or n
@@ -65,7 +67,7 @@ class Stepper:
         return loss
 
     def _forward(self, x: Tensor, targets: Tensor, n: int) -> tuple[Tensor, Tensor | None]:
-        """A part's share in the mean loss over n samples, and in the penalties."""
+        """Return a part's share of the mean loss over n samples, and of the penalties."""
         if not self.penalties:
             return self.loss.values(self.model(x), targets).sum() / n, None
         x = x.detach().clone()
@@ -78,7 +80,7 @@ class Stepper:
         return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
 
     def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
-        """The gradient at theta + eps, with the same probes and the same dropout as the one that led there."""
+        """Return the gradient at theta + eps, with the probes and the dropout of the gradient that gave eps."""
         assert self.settings.ascent is not None
         noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
         loss = self.differentiate(x, targets)
@@ -98,7 +100,7 @@ class Stepper:
 
 
 def stream(seed: int, name: str) -> Generator:
-    """A generator for one kind of noise; the order of the samples has the seed itself."""
+    """Return a generator for one kind of noise; the order of the samples uses the seed itself."""
     digest = hashlib.sha256(f"{name} {seed}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
 

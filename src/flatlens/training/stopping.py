@@ -12,8 +12,9 @@ from flatlens.errors import BadInput
 
 @dataclass(frozen=True)
 class Until:
-    """Conditions on a check point: training has converged when all that are set hold at once. With none set it goes on
-    to the end of its steps or epochs.
+    """Conditions at a check point: training has converged when all that are set hold at once.
+
+    With none set, training continues to the end of its steps or epochs.
 
     >>> rule = Until(loss_below=0.1, loss_window=2)
     >>> rule.met([0.3, 0.09], accuracy=1.0, gradient_norm=0.0), rule.met([0.1, 0.09], 1.0, 0.0)

@@ -15,11 +15,11 @@ from flatlens.errors import BadModel
 from flatlens.estimate import Progress
 from flatlens.problem.state import modes_kept
 from flatlens.training import checkpoint
-from flatlens.training.training_data import TrainingData, Pair, pair
 from flatlens.training.ridge import Ridge, solve
-from flatlens.training.run import ROW, TrainingRun, TrainingResult, Watcher, require_followed
+from flatlens.training.run import ROW, TrainingResult, TrainingRun, Watcher, require_followed
 from flatlens.training.settings import Training
 from flatlens.training.step import stream
+from flatlens.training.training_data import Pair, TrainingData, pair
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
 def _solved(
     model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None
 ) -> TrainingResult:
-    """A run of the one step that solves; nothing of it lasts long enough for a checkpoint."""
+    """Solve the one step of a ridge regression; it is too short for a checkpoint."""
     require_followed(watch, model)
     held = TrainingData(model, data, settings, "data")
     held_out = None if test is None else TrainingData(model, test, settings, "test")

@@ -56,13 +56,15 @@ class TrainingData:
         return norm(total)
 
     def _pieces(self) -> Iterator[Pair]:
-        """(inputs, targets) in chunks; the inputs are copies, for a network may write to what it is fed."""
-        for x, targets in zip(torch.split(self.x, EVALUATED_TOGETHER), torch.split(self.targets, EVALUATED_TOGETHER), strict=True):
+        """Yield (inputs, targets) in chunks; the inputs are copies, because a network may write to its input."""
+        for x, targets in zip(
+            torch.split(self.x, EVALUATED_TOGETHER), torch.split(self.targets, EVALUATED_TOGETHER), strict=True
+        ):
             yield x.clone(), targets
 
 
 def pair(data: object, what: str) -> Pair:
-    """Inputs and targets, tensors or arrays, as tensors."""
+    """Return inputs and targets, given as tensors or arrays, as tensors."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         got = f"{type(data).__name__}{f' of {len(data)}' if isinstance(data, tuple | list) else ''}"
         raise BadData(
@@ -76,7 +78,7 @@ def pair(data: object, what: str) -> Pair:
 
 
 def first_outputs(model: nn.Module, x: Tensor, what: str) -> Tensor:
-    """What the network gives for one sample, (1, N)."""
+    """Return the outputs of the network for one sample, (1, N)."""
     try:
         with evaluating(model), torch.no_grad():
             outputs = model(x[:1].clone())

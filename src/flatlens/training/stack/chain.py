@@ -14,10 +14,10 @@ ELEMENTWISE: tuple[type[nn.Module], ...] = (
     nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus, nn.ELU, nn.LeakyReLU, nn.Identity,
 )  # fmt: skip
 _ALIGNED = 16
-"""Numbers: where a parameter begins in its lane's row, so that its address is a multiple of 64 bytes in every lane."""
+"""Entries to which the start of each parameter in a row is rounded: every address is then a multiple of 64 bytes."""
 
 Views: TypeAlias = list[tuple[Tensor, Tensor | None]]
-"""Of each linear layer the weights, (L, out, in), and the biases, (L, 1, out)."""
+"""For each linear layer: the weights, (L, out, in), and the biases, (L, 1, out)."""
 
 
 class Apart(Exception):
@@ -42,7 +42,7 @@ class Linear:
 
 @dataclass(frozen=True)
 class ForwardRecord:
-    """What the backward pass needs of the forward pass, layer by layer."""
+    """The tensors of a forward pass that the backward pass needs, layer by layer."""
 
     inputs: list[Tensor]  #: of each linear layer, (L, B, in)
     graphs: list[tuple[Tensor, Tensor] | None]  #: of activations but ReLU: before and after, with a graph
@@ -95,7 +95,7 @@ class LayerChain:
         return begins
 
     def views(self, rows: Tensor) -> Views:
-        """The layers' weights and biases in rows (L, size)."""
+        """Return views of the layers' weights and biases in rows (L, size)."""
         return [
             (
                 rows[:, one.weight : one.weight + one.outputs * one.inputs].view(-1, one.outputs, one.inputs),
@@ -105,11 +105,11 @@ class LayerChain:
         ]
 
     def of_row(self, row: Tensor) -> list[Tensor]:
-        """One lane's row as tensors of the shapes of `model.parameters()`, in their order."""
+        """Return one lane's row as tensors of the shapes of `model.parameters()`, in their order."""
         return [row[begins : begins + shape.numel()].view(shape) for begins, shape in self.places]
 
     def forward(self, views: Views, x: Tensor) -> ForwardRecord:
-        """x is (L, B, in)."""
+        """Run the forward pass on inputs x, (L, B, in)."""
         inputs, graphs, h = [], [], x
         for layer, (weight, bias) in zip(self.layers, views, strict=True):
             inputs.append(h)
@@ -124,7 +124,7 @@ class LayerChain:
         return ForwardRecord(inputs, graphs, h)
 
     def backward(self, views: Views, tape: ForwardRecord, slope: Tensor, into: Views) -> None:
-        """Put the gradients into `into`; `slope` is the loss's at the outputs, (L, B, N)."""
+        """Write the gradients into `into`; `slope` is the gradient of the loss in the outputs, (L, B, N)."""
         after = [*tape.inputs[1:], tape.outputs]
         for number in reversed(range(len(self.layers))):
             if (graph := tape.graphs[number]) is not None:
@@ -151,7 +151,7 @@ class LayerChain:
         return torch.bmm(a, b)
 
     def outputs(self, views: Views, x: Tensor) -> Tensor:
-        """Of x (L, B, in), without what a backward pass needs: (L, B, N)."""
+        """Return the outputs (L, B, N) for inputs x (L, B, in), without a record for a backward pass."""
         for layer, (weight, bias) in zip(self.layers, views, strict=True):
             x = self._linear(x, weight, bias)
             if layer.rectifies:
@@ -171,7 +171,7 @@ def _activated(activations: Sequence[nn.Module], z: Tensor) -> Tensor:
 
 
 def _flat(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a `Sequential` of `Sequential`s, in order."""
+    """Yield the modules of a `Sequential` of `Sequential`s, in order."""
     if model._forward_hooks or model._forward_pre_hooks or model._backward_hooks or model._backward_pre_hooks:
         raise Apart("hooks")
     if type(model) is not nn.Sequential:

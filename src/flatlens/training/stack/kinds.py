@@ -1,4 +1,4 @@
-"""Which networks can take their steps together, and why others cannot."""
+"""The rules for which networks are trained in one stack, and why others are not."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def why_alone(model: nn.Module, settings: Training) -> str:
 
 
 def kind_of(run: TrainingRun) -> Hashable:
-    """What runs share that can be lanes of one stack: layers, loss, batch size, samples, kind of optimiser."""
+    """Return what runs in one stack must share: layers, loss, batch size, samples, kind of optimiser."""
     settings, chain = run.settings, LayerChain(run.model)
     assert not isinstance(settings.optimiser, Ridge)
     layers = tuple((one.inputs, one.outputs, one.bias is None, repr(one.activations)) for one in chain.layers)
@@ -60,5 +60,5 @@ def kind_of(run: TrainingRun) -> Hashable:
 
 
 def _memory(x: Tensor) -> int:
-    """Where the inputs are: lanes have them in common, each with targets of its own."""
+    """Return the address of the inputs: lanes share them, and each has its own targets."""
     return int(x.data_ptr())

@@ -1,4 +1,4 @@
-"""The networks that take their steps together: one row each of weights, gradients and what the optimiser keeps."""
+"""The networks that take their steps together: one row each of weights, gradients and optimiser state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
 from flatlens.training.losses import accuracy
 from flatlens.training.optimisers import Stepping
 from flatlens.training.ridge import Ridge
@@ -16,17 +15,17 @@ from flatlens.training.run import TrainingRun
 from flatlens.training.schedules import Constant
 from flatlens.training.stack.chain import LayerChain
 from flatlens.training.stack.updates import update_of
+from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
 
 _LOOKED_AT = 4
-"""Networks in one look at the loss over all data: more of them, and what they compute leaves the processor's cache."""
+"""Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
 
 
 class Lanes:
-    """Up to `capacity` runs of one kind (see `kinds.py`), all at the same batch of their epochs: so that batches have
-    the same size.
+    """Up to `capacity` runs of one kind (see `kinds.py`), all at the same batch of their epochs.
 
-    What is known of a run while it is in here is in its row; `put_down` writes it back into its network, its optimiser
-    and its batches.
+    Their batches then have the same size. The state of a run is in its row; `put_down` writes it back into the run's
+    network, optimiser and batches.
     """
 
     def __init__(self, like: TrainingRun, capacity: int, *, singly: bool = False) -> None:
@@ -45,7 +44,7 @@ class Lanes:
         self._packed()
 
     def enter(self, run: TrainingRun) -> None:
-        """Take in a run that stands at the same batch of its epoch; with none in here, at any."""
+        """Add a run at the same batch of its epoch as the others; the first may be at any."""
         if not self.runs:
             self.taken = run.batches.taken
         assert run.batches.taken == self.taken
@@ -62,7 +61,7 @@ class Lanes:
         self._packed()
 
     def leave(self, row: int) -> None:
-        """Put a run down; the last one takes its place."""
+        """Remove a run; the last one takes its row."""
         self.put_down(row)
         last = len(self.runs) - 1
         for rows in (self.theta, self.targets, self.order, *self.state.values()):
@@ -72,7 +71,7 @@ class Lanes:
         self._packed()
 
     def put_down(self, row: int) -> None:
-        """Write a run's row back."""
+        """Write a run's row back into its network, optimiser and batches."""
         run = self.runs[row]
         self.put_weights(row)
         kept = {name: self.chain.of_row(rows[row]) for name, rows in self.state.items()}
@@ -85,11 +84,11 @@ class Lanes:
         run.batches.stand(self.taken, over=False)
 
     def put_weights(self, row: int) -> None:
-        """Write the weights alone back: for a look from outside."""
+        """Write back the weights alone, for an evaluation from outside."""
         _write(self.runs[row].stepper.parameters, self.chain.of_row(self.theta[row]))
 
     def _packed(self) -> None:
-        """The number of lanes has changed, or which they are."""
+        """Adapt to another number, or another choice, of lanes."""
         L = len(self.runs)
         self.rows = self.theta[:L], self.grad[:L], {name: rows[:L] for name, rows in self.state.items()}
         self.views, self.slopes = self.chain.views(self.theta[:L]), self.chain.views(self.grad[:L])
@@ -101,11 +100,11 @@ class Lanes:
 
     @property
     def last(self) -> bool:
-        """Whether the batch to come is the last of its epoch."""
+        """Whether the next batch is the last of its epoch."""
         return (self.taken + 1) * self.size >= self.n
 
     def step(self) -> None:
-        """One step of every run, as `Stepper.take` and `TrainingRun.count` are for one; then all stand at the next batch."""
+        """Take one step of every run, as `Stepper.take` and `TrainingRun.count` do for one run."""
         x, targets = self._batch()
         n = x.shape[1]
         tape = self.chain.forward(self.views, x)
@@ -132,7 +131,7 @@ class Lanes:
         return x, self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen).view(L, x.shape[1], -1)
 
     def _slope(self, outputs: Tensor, targets: Tensor, n: int) -> tuple[Tensor, list[float]]:
-        """The slope of each lane's mean loss at its outputs; and the losses, 0 where no run asks for them."""
+        """Return the gradient of each lane's mean loss in its outputs, and the losses, 0 where no run asks for them."""
         flat = outputs.flatten(0, 1)
         share = torch.ones((), dtype=flat.dtype) / n
         if self.loss.name != "cross_entropy" and not self.summed:  # a graph would cost more than all the rest
@@ -145,7 +144,7 @@ class Lanes:
         return slope.view_as(outputs), losses.tolist()
 
     def _columns(self) -> None:
-        """The coefficients of the step to come, each a column (L, 1)."""
+        """Return the coefficients of the next step, each a column (L, 1)."""
         if self.rates and self.steady and not self.update.counts:
             return
         each = [stepping(run) for run in self.runs]
@@ -162,19 +161,19 @@ class Lanes:
     def looks(
         self, which: Sequence[int], datasets: Sequence[TrainingData], asked: Callable[[int, float], bool] | None = None
     ) -> list[list[float]]:
-        """Loss and accuracy of some lanes, each on its own of `datasets`, whose inputs are the same; as `TrainingData.look`.
+        """Return loss and accuracy of some lanes, as `TrainingData.look`; `datasets` have the same inputs.
 
         The accuracy is NaN where `asked`, called with the lane and its loss, says that nobody asks for it.
         """
         found: list[list[float]] = []
         for start in range(0, len(which), _LOOKED_AT):
-            rows, held = list(which[start : start + _LOOKED_AT]), datasets[start : start + _LOOKED_AT]
+            rows, data = list(which[start : start + _LOOKED_AT]), datasets[start : start + _LOOKED_AT]
             views = self.chain.views(self.theta[rows])
-            parts = torch.split(held[0].x.flatten(1), EVALUATED_TOGETHER)
+            parts = torch.split(data[0].x.flatten(1), EVALUATED_TOGETHER)
             outputs = torch.cat([self.chain.outputs(views, x.expand(len(rows), *x.shape)) for x in parts], 1)
-            values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in held]))
+            values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in data]))
             losses = values.view(len(rows), -1).to(torch.float64).mean(1).tolist()
-            for row, loss, f, each in zip(rows, losses, outputs, held, strict=True):
+            for row, loss, f, each in zip(rows, losses, outputs, data, strict=True):
                 found.append([loss, math.nan if asked and not asked(row, loss) else accuracy(f, each.y)])
         return found
 

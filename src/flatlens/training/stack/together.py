@@ -14,21 +14,21 @@ from torch import nn
 from flatlens.errors import BadFolder
 from flatlens.estimate import Progress
 from flatlens.training import checkpoint
-from flatlens.training.training_data import Pair, pair
-from flatlens.training.run import TrainingRun, TrainingResult, Watcher
+from flatlens.training.run import TrainingResult, TrainingRun, Watcher
 from flatlens.training.settings import Training
 from flatlens.training.stack.kinds import kind_of, why_alone
 from flatlens.training.stack.lanes import Lanes
 from flatlens.training.stack.trial import trial_of
 from flatlens.training.train import as_found, train
+from flatlens.training.training_data import Pair, pair
 
 LANES = 16
-"""Networks in a stack, unless told: on digits' MLPs more of them are no faster at batch 64, and a tenth at batch 4."""
+"""Default number of networks in a stack: for MLPs on digits, more are no faster at batch 64, a tenth faster at 4."""
 
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A network to train: what `train` takes."""
+    """A network to train: the arguments of `train`."""
 
     model: nn.Module
     data: Pair
@@ -41,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, eq=False)
 class Ended:
-    """A member whose training is over, well or not."""
+    """A member whose training has ended, with its result or its error."""
 
     number: int  #: of the member, from 0
     result: TrainingResult | None
@@ -66,7 +66,7 @@ def train_together(members: Iterable[Member], lanes: int = LANES) -> Iterator[En
 
 @dataclass(eq=False)
 class _Lane:
-    """A member whose run is under way."""
+    """A member that is being trained."""
 
     number: int
     member: Member
@@ -98,7 +98,7 @@ class _Together:
         self.clock = 0.0  #: seconds of stepping, each over the lanes there were
 
     def go(self) -> Iterator[Ended]:
-        """Until none is left."""
+        """Train until no member is left."""
         while True:
             yield from self._fetch()
             if not self.inside:
@@ -110,7 +110,7 @@ class _Together:
                 yield from self._step(self.lanes)
 
     def _fetch(self) -> Iterator[Ended]:
-        """Take members while there is room; those whose training is over at once, or is their own, come back."""
+        """Add members while there is room; return those that have ended at once, or that are trained alone."""
         while len(self.inside) + len(self.waiting) < self.capacity and (new := next(self.members, None)):
             number, member = new
             start = time.perf_counter()
@@ -136,7 +136,7 @@ class _Together:
                 yield lane.ended(lane.began)
 
     def _open(self) -> Iterator[Ended]:
-        """A new stack for the first that waits and its like; those of a kind that is better trained alone come back."""
+        """Make a stack for the first waiting lane and those of its kind; return those that are better trained alone."""
         self.lanes, self.kind = None, kind_of(self.waiting[0].run)
         alike = [lane for lane in self.waiting if kind_of(lane.run) == self.kind]
         verdict = trial_of(self.kind, [lane.run for lane in alike])
@@ -156,7 +156,7 @@ class _Together:
             yield lane.ended(lane.began + time.perf_counter() - start, error, verdict.why_alone)
 
     def _enter(self) -> None:
-        """Those that wait, are of the stack's kind and stand at the same batch of their epoch."""
+        """Return the waiting lanes of the stack's kind that are at the same batch of their epoch."""
         if self.lanes is None or not self.waiting or len(self.inside) == self.lanes.capacity:
             return
         for lane in list(self.waiting):
@@ -168,7 +168,7 @@ class _Together:
                 lane.entered = self.clock
 
     def _step(self, lanes: Lanes) -> Iterator[Ended]:
-        """One step of all lanes; those that end leave."""
+        """Take one step of all lanes; remove those that end."""
         start = time.perf_counter()
         last = lanes.last
         with torch.inference_mode(False), torch.no_grad():
@@ -195,7 +195,7 @@ class _Together:
                 yield lane.ended(lane.began + self.clock - lane.entered, error)
 
     def _tell_watchers(self, lanes: Lanes) -> dict[TrainingRun, Exception]:
-        """The errors that they raised."""
+        """Return the errors that they raised."""
         failed: dict[TrainingRun, Exception] = {}
         for row, run in enumerate(lanes.runs):
             due = getattr(run.watch, "due", None)
@@ -212,7 +212,7 @@ class _Together:
         return failed
 
     def _look(self, lanes: Lanes, last: bool) -> None:
-        """At the loss of those runs that look now, and on held-out data where a row of the curves is due."""
+        """Evaluate the runs at a check point, on held-out data, too, where a row of the curves is due."""
         runs = lanes.runs
         due = [row for row, run in enumerate(runs) if run.must_look(last)]
         looks = lanes.looks(due, [runs[row].data for row in due], lambda row, loss: runs[row].asks_accuracy(loss))
@@ -233,7 +233,7 @@ class _Together:
 
 
 def _begun(number: int, member: Member) -> _Lane:
-    """A member's run, taken up from its checkpoint if there is one, and looked at if it has not begun."""
+    """Return a member's run: continued from its checkpoint if there is one, else evaluated before its first step."""
     data, test = pair(member.data, "data"), None if member.test is None else pair(member.test, "test")
     with as_found(member.model, member.settings.seed):
         whose = ""

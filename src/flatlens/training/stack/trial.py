@@ -1,4 +1,4 @@
-"""Whether stacked networks end in the bits of each alone, on this machine, for these shapes; and whether it is faster.
+"""A trial of whether stacked networks end in the same bits as each alone, on this machine and shape, and faster.
 
 Nothing promises that a batched product has the bits of the single ones. On one thread it has for most shapes; where
 another kernel takes small products, or those of a single output, it has not, and each lane's are taken by themselves,
@@ -29,14 +29,14 @@ _KNOWN: dict[tuple[Hashable, int], TrialResult] = {}
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial found."""
+    """The result of a trial."""
 
     why_alone: str  #: "" where stacking keeps the bits and is faster
     singly: bool = False  #: whether each lane's products must be taken by themselves
 
 
 def trial_of(kind: Hashable, runs: Sequence[TrainingRun]) -> TrialResult:
-    """Try so many lanes, and all smaller numbers, on copies of `runs`; once a kind in this process."""
+    """Try this number of lanes, and all smaller ones, on copies of `runs`; once for each kind in a process."""
     if (known := _KNOWN.get((kind, len(runs)))) is None:
         known = _KNOWN[kind, len(runs)] = _try(runs)
     return known
@@ -55,7 +55,7 @@ def _try(runs: Sequence[TrainingRun]) -> TrialResult:
 
 
 def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
-    """Seconds of a network's step, all of them together; None where, together or fewer, they end in other digits."""
+    """Return the seconds of one network's step in the stack; None where some number of lanes gives other digits."""
     begun = [run.batches.state_dict() for run in runs]
     seconds = 0.0
     for count in range(1, len(runs) + 1):
@@ -72,8 +72,7 @@ def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly:
 
 
 def _copy(run: TrainingRun) -> TrainingRun:
-    """A run of its own from the same weights, that stands before the last but one batch of an epoch, and looks at no
-    loss in between."""
+    """Return a new run from the same weights, before the last but one batch of an epoch, without check points."""
     each = -(-len(run.data.x) // (run.settings.batch_size or len(run.data.x)))
     settings = replace(run.settings, until=Until(loss_over=run.settings.until.loss_over), max_epochs=None, max_steps=99)
     held = run.data.x, run.data.y
@@ -99,14 +98,14 @@ def _timed(step: Callable[[], None]) -> float:
 
 
 def _digits_alone(run: TrainingRun, look: list[float]) -> list[Tensor]:
-    """All that a run has come to: losses, weights, what the optimiser keeps."""
+    """Return the state of a run after its steps: losses, weights, optimiser state."""
     of, kept = run.stepper.parameters, run.stepper.optimiser.state
     names = update_of(stepping(run)).names
     return [_losses(run, look), *(p.detach() for p in of), *(kept[p][name] for name in names for p in of)]
 
 
 def _digits(lanes: Lanes, row: int, look: list[float]) -> list[Tensor]:
-    """The same of a lane."""
+    """Return the same numbers of a lane."""
     rows = [lanes.theta[row], *(kept[row] for kept in lanes.state.values())]
     return [_losses(lanes.runs[row], look), *(tensor for each in rows for tensor in lanes.chain.of_row(each))]
 

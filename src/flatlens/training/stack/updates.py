@@ -1,4 +1,4 @@
-"""What torch's optimisers do to weights, on rows of many networks at once: each row with its own coefficients.
+"""The updates of torch's optimisers, on rows of many networks at once: each row has its own coefficients.
 
 The same operations in the same order as torch's own (`torch/optim/sgd.py` and so on, their `foreach` forms); numbers
 that are the same for all rows there are columns (L, 1) here. torch multiplies and adds in one rounding, in
@@ -22,28 +22,28 @@ class Update(Protocol):
     """A kind of optimiser on rows."""
 
     names: tuple[str, ...]
-    """Of what torch keeps beside each parameter, in its shape."""
+    """Names of the tensors that torch keeps for each parameter, in its shape."""
     fresh: float
-    """What those hold before the first step."""
+    """Their values before the first step."""
     counts: bool
-    """Whether torch keeps the number of steps, and the coefficients change with it."""
+    """Whether torch counts the steps, and the coefficients depend on the count."""
 
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
-        """The coefficients of every lane's next step; `rates` are the learning rates, `steps` those taken before."""
+        """Return the coefficients of every lane's next step, from learning rates and numbers of steps taken."""
 
     def step(self, theta: Tensor, grad: Tensor, state: Columns, c: Columns) -> None:
         """Move `theta`, (L, size), in place; `grad` is used up."""
 
 
 def kind_of(settings: Stepping) -> tuple[Hashable, ...]:
-    """What optimisers must share to take their steps together."""
+    """Return what optimisers must share to take their steps together."""
     flags = [settings.weight_decay > 0, getattr(settings, "momentum", 0.0) > 0]
     flags += [getattr(settings, name, False) for name in ("nesterov", "decoupled")]
     return (type(settings).__name__, *flags)
 
 
 def update_of(settings: Stepping) -> Update:
-    """The update of a kind."""
+    """Return the update rule for an optimiser."""
     if isinstance(settings, SGD):
         return _SGD(settings)
     return _Adam(settings) if isinstance(settings, Adam) else _RMSProp(settings)
