@@ -1,4 +1,4 @@
-"""The measures: each one short function with a card; `Lens` and `measure` run them.
+"""The measures, each a short function with a card; `Lens` and `measure` run them.
 
 A measure of the catalogue is an attribute of this package by its name: `flatlens.measures.mls`.
 """

@@ -30,24 +30,26 @@ from flatlens.errors import BadInput
 from flatlens.grams.contractions import pieces
 
 EPS = torch.finfo(torch.float64).eps
-DIRECT = 2048  #: up to so many rows the Newton system is solved directly, beyond by conjugate gradients
-NEARLY = 1e-9  #: a gap below this that no longer halves in five sweeps is down to rounding
+DIRECT = 2048  #: rows up to which the Newton system is solved directly; beyond, by conjugate gradients
+NEARLY = 1e-9  #: relative gap below which no progress in five sweeps means the limit of rounding
 FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
 
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """A point near the infimum of F, and how near."""
+    """A point near the infimum of F, with a certified distance to it."""
 
     value: float  #: F at (u, v), over the entries within blocks: an upper bound of inf F
     gap: float  #: certified: value - inf F <= gap
-    u: Tensor  #: (d,), known up to one factor a block; free where there is no block
-    v: Tensor  #: (m,), likewise, up to its inverse
+    u: Tensor  #: (d,), known up to one factor per block; arbitrary where there is no block
+    v: Tensor  #: (m,), likewise, up to the inverse factors
     sweeps: int  #: rounds of half steps and one Newton step
 
 
 def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> Balance:
-    """Minimise F until gap <= tolerance * value, or as far as rounding or `most` sweeps let it, with the gap reached.
+    """Minimise F until gap <= tolerance * value, or as far as rounding or `most` sweeps allow.
+
+    Return the point and its gap.
 
     For Tsuzuku et al. (2019), as in compression Eq. 36, h is the Hessian's diagonal and w = W^2 / (4 lambda^2); u and v
     are sigma^2 and sigma'^2. Entries below 1e-300 of their matrix's largest count as 0.
@@ -56,7 +58,7 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
     12.0
     """
     h, w = _checked(h, w)
-    if h.shape[0] > h.shape[1]:  # the smaller side is the one solved for
+    if h.shape[0] > h.shape[1]:  # solve for the smaller side
         turned = balance(h.T, w.T, tolerance, most)
         return Balance(turned.value, turned.gap, turned.v, turned.u, turned.sweeps)
     u, v = h.new_ones(h.shape[0]), h.new_ones(h.shape[1])
@@ -72,7 +74,7 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
         value = float(p.sum() + q.sum())
         alpha, beta, decrement = _newton(p, q)
         last = len(gaps) + 1 >= most
-        if decrement > max(NEARLY, 10 * tolerance) * value and not last:  # about twice the gap: no need to look closer
+        if decrement > max(NEARLY, 10 * tolerance) * value and not last:  # the decrement is about twice the gap
             gaps.append(min(1.0, decrement / value))
         else:
             enough = math.inf if last else max(tolerance, NEARLY)
@@ -86,7 +88,7 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
 
 
 def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64; refused unless of one shape, finite and not negative."""
+    """Return both in float64; refuse different shapes, and entries that are negative or not finite."""
     if h.ndim != 2 or h.shape != w.shape:
         raise BadInput(f"balance(h, w): two matrices of one shape are needed, not {(*h.shape,)} and {(*w.shape,)}")
     for name, x in (("h", h), ("w", w)):
@@ -97,14 +99,14 @@ def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """h and w without the entries between blocks, and one row of each block that has entries."""
+    """Return h and w without the entries between blocks, and one row of each block that has entries."""
     if not h.numel():
         return h, w, torch.zeros(0, dtype=torch.long, device=h.device)
     there, back = h > 0, w > 0
     live = [there.any(axis) & back.any(axis) for axis in (1, 0)]
     start = live[0].nonzero()[: int(live[1].any()), 0]
     if all(torch.equal(m, reached) for m, reached in zip(live, _joined(there, back, start), strict=True)):
-        inside = live[0][:, None] & live[1]  # the usual case: but for dead units, one block
+        inside = live[0][:, None] & live[1]  # the usual case: one block, apart from dead units
         return h * inside, w * inside, start
     edges = [sparse.csr_array(x.cpu().numpy()) for x in (there, back.T)]
     graph = sparse.block_array([[None, edges[0]], [edges[1], None]], format="csr")
@@ -118,7 +120,7 @@ def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and columns on a cycle with a row: those that it leads to and that lead to it."""
+    """Return the rows and columns on a cycle through the rows `first`: reachable from them and leading to them."""
     both = []
     for out, home in ((there, back), (back, there)):
         rows = torch.zeros_like(there[:, 0]).index_fill(0, first, True)
@@ -134,17 +136,16 @@ def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """The best u for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j); 1 where there is nothing to choose."""
+    """Return the best u for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j); 1 where any u will do."""
     return ((w @ (1 / v)).sqrt() / (h @ v).sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
 
 
 def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
-    """The Newton step (alpha, beta) in (log u, log v) and how F slopes down along it: near the minimum twice the gap.
+    """Return the Newton step (alpha, beta) in (log u, log v) and the slope of -F there, near the minimum twice the gap.
 
-    With the columns eliminated: I - B B^T for the rows.
-
-    B is p + q with rows and columns divided by the roots of their sums. Each block has the null vector (1, -1); a shift
-    of rounding size makes the matrix definite. What it spoils shows in the certificate.
+    The columns are eliminated, which leaves I - B B^T for the rows. B is p + q with rows and columns divided by the
+    roots of their sums. Each block has the null vector (1, -1); a shift of rounding size makes the matrix definite. The
+    certificate includes the error of this shift.
     """
     sums = [(p.sum(axis), q.sum(axis)) for axis in (1, 0)]
     rows, columns = ((a + b).where(a + b > 0, 1.0).sqrt() for a, b in sums)
@@ -163,14 +164,14 @@ def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _conjugate_gradients(B: Tensor, right: Tensor) -> Tensor:
-    """x with (I - B B^T) x = right, to nine digits or as far as 300 products lead."""
+    """Return x with (I - B B^T) x = right, to nine digits or as far as 300 products lead."""
     K = B.cpu().numpy()
     product = LinearOperator((len(K), len(K)), lambda x: x - K @ (x @ K), dtype=np.float64)
     return torch.from_numpy(cg(product, right.cpu().numpy(), rtol=1e-9, maxiter=300)[0]).to(B.device)
 
 
 def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """The point along the step where F has stopped falling, roughly: full steps near the minimum, long ones far off."""
+    """Return the point along the step where F about stops falling: full steps near the minimum, long ones far away."""
 
     def at(length: float) -> tuple[Tensor, Tensor]:
         a, b = u * (length * alpha).exp(), v * (length * beta).exp()
@@ -192,7 +193,9 @@ def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tens
 
 
 def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
-    """A bound of F - inf F, both in units of F (p + q sums to 1); its last part is left out where it is above `enough`.
+    """Return a bound of (F - inf F) / F, for p + q that sum to 1.
+
+    Its last part is skipped if the rest exceeds `enough`.
 
     At the minimum each entry has moved to p e^t, q e^-t with t_ij = x_i - z_j, x = da, z = -db. For any y,
     p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s), whose minimum is where P = p e^s, Q = q e^-s make P - Q = y.
@@ -201,7 +204,7 @@ def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enoug
     the sign that a p or q of 0 asks for, counts with the largest |x_i|, |z_j| possible.
     """
     gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
-    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # so that a dozen temporaries stay in the cache
+    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
         more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
         gap += more
         rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
@@ -214,16 +217,16 @@ def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enoug
             (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
         ):
             gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
-    return gap if gap <= 1 else 1.0  # F itself, if nothing better (a NaN, too): inf F is not negative
+    return gap if gap <= 1 else 1.0  # F itself bounds the gap (also if this is NaN), because inf F >= 0
 
 
 def _above_tiny(x: Tensor) -> Tensor:
-    """Without what is so small that ratios overflow: a lower bound all the same."""
+    """Return x with entries set to 0 that are so small that ratios overflow: still a lower bound."""
     return threshold(x, 1e-290, 0.0)
 
 
 def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
-    """(sum KL(P | p) + KL(Q | q), y) of some rows."""
+    """Return (sum KL(P | p) + KL(Q | q), y) of some rows."""
     p, q = _above_tiny(p), _above_tiny(q)
     y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
     if min(p.min(), q.min()) == 0:
@@ -236,15 +239,16 @@ def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[floa
 
 
 def _kl(P: Tensor, p: Tensor) -> float:
-    """sum P log(P / p) - P + p, exact for P near p; where p = 0, P is 0."""
+    """Return sum P log(P / p) - P + p, accurate for P near p; where p = 0, P is 0."""
     off = (P / p).sub_(1).where(p > 0, 0.0)
     return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
 
 
 def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots: paths from there.
+    """Return bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots.
 
-    These bound a minimum, where no entry exceeds F: t <= -log p, -t <= -log q. Any path will do that reaches them.
+    The bounds are sums along paths from the roots. They hold at a minimum, where no entry exceeds F: t <= -log p and
+    -t <= -log q. Any path that reaches an entry gives a valid bound.
     """
     x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
     while True:

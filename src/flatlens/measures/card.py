@@ -1,5 +1,4 @@
-"""A measure is one short function with a card: what it means, where it stands, what it costs, what leaves it
-unchanged."""
+"""The definition of a measure: a short function, and a card with its meaning, source, cost and invariances."""
 
 from __future__ import annotations
 
@@ -18,10 +17,12 @@ from flatlens.grams import Weight
 from flatlens.measures.reduce import Reduced, mean
 from flatlens.registry import Registry
 
-LAYERWISE = "layerwise"  #: one layer times a, another divided by it
-NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by it
+LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
+NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
 PERMUTATION = "permutation"  #: neurons of a layer in another order
-FUNCTION = frozenset({LAYERWISE, NEURONWISE, PERMUTATION})  #: a property of the function alone survives them all
+FUNCTION = frozenset(
+    {LAYERWISE, NEURONWISE, PERMUTATION}
+)  #: all of them: a property of the function alone does not change
 
 Where: TypeAlias = Literal["input", "parameters", "weight"]
 Need: TypeAlias = Literal["C", "G", "K", "R", "diagonal", "columns", "adaptive"]
@@ -34,16 +35,16 @@ Parts: TypeAlias = "Mapping[tuple[str, str | None], Estimate]"
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one call of `measure` lends to measures that run products, searches or random draws."""
+    """The generator, the progress callback and the options of one call of `measure`, for measures that need a run."""
 
     generator: torch.Generator
     progress: Progress | None = None
-    frozen: bool = False  #: whether layers whose weight is not measured have rows, too, and count in sums
+    frozen: bool = False  #: whether layers with unmeasured weights get rows, too, and count in sums
 
 
 @dataclass(frozen=True)
 class Card:
-    """What is known of a measure before it is run."""
+    """The description of a measure, known before it is run."""
 
     name: str
     id: str  #: the catalogue's row
@@ -53,7 +54,7 @@ class Card:
     source: str
     unit: str
     cost: str
-    invariant_under: frozenset[str]  #: function-preserving moves that leave the network's answer unchanged
+    invariant_under: frozenset[str]  #: transforms that leave the network's answer unchanged
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,27 +64,29 @@ class Measure:
     card: Card
     compute: Callable[..., Any]
     options: tuple[tuple[str, Option], ...] = ()
-    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None  #: where an option changes the card's
-    on_request: bool = False  #: whether it runs only when asked for by name
+    invariances: Mapping[tuple[str, Option], frozenset[str]] | None = (
+        None  #: values of options that change the card's `invariant_under`
+    )
+    on_request: bool = False  #: whether it runs only when named
     held_out: bool = False  #: whether it needs held-out data
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
 
     @cached_property
     def key(self) -> str:
-        """The name with its options, as rows and the command line spell it; a default is never spelled."""
+        """Return the name with its options, as in rows and on the command line; defaults are left out."""
         spelled = ", ".join(f"{name}={value!r}" for name, value in self.options)
         return f"{self.card.name}({spelled})" if spelled else self.card.name
 
     @property
     def invariant_under(self) -> frozenset[str]:
-        """The card's, unless an option changes them."""
+        """Return the card's transforms, or those of the options."""
         for option in self.options:
             if self.invariances and option in self.invariances:
                 return self.invariances[option]
         return self.card.invariant_under
 
     def option(self, name: str) -> Option:
-        """The value of an option, its default if not set."""
+        """Return the value of an option, its default if not set."""
         default: Option = self._defaults()[name]
         return dict(self.options).get(name, default)
 
@@ -92,7 +95,7 @@ class Measure:
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def __call__(self, **options: Option) -> Self:
-        """The same measure with options set."""
+        """Return the same measure with options set."""
         defaults = self._defaults()
         for name in options:
             if name not in defaults:
@@ -104,7 +107,7 @@ class Measure:
         return replace(self, options=spelled)
 
     def evaluate(self, *arguments: Any) -> Any:
-        """The function itself, on one place of one chunk."""
+        """Return the function's value on one place of one chunk."""
         return self.compute(*arguments, **dict(self.options))
 
     def __repr__(self) -> str:
@@ -113,35 +116,39 @@ class Measure:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class PassMeasure(Measure):
-    """A measure made of the Gram matrices of the pass: one number for each sample and place."""
+    """A measure computed from the Gram matrices of the pass: one number for each sample and place."""
 
     place: Where  #: evaluated at inputs of layers, at parameters, or at weights of linear layers
-    answer: Answer  #: the network's: at its input, summed over layers, or of the last linear layer
+    answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
     reduce: Callable[[Tensor], Reduced] = mean
-    needs: frozenset[Need] = frozenset()  #: what it reads of the pass: one that reads nothing new comes along for free
+    needs: frozenset[Need] = (
+        frozenset()
+    )  #: what it reads from the pass; a measure that needs nothing more comes along for free
     sketched: Sketched = "never"
-    """How to estimate it from random combinations of many outputs: as a mean over them, from the largest eigenvalue of
-    G alone, or not at all."""
-    total: bool = False  #: a chunk gives a sum over its samples, of any shape, in place of one number per sample
+    """How the measure is estimated from random combinations of many outputs.
+
+    Either as a mean over them, or from the largest eigenvalue of G alone, or not at all.
+    """
+    total: bool = False  #: whether a chunk gives a sum over its samples, of any shape, instead of one number per sample
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
     curvature: Callable[..., Tensor] | None = None
-    """(lens, layer, measure, run) -> what is added where the outputs are curved in a layer's pre-activation."""
-    needs_full_precision: bool = False  #: whether it rests on small eigenvalues of G
+    """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
+    needs_full_precision: bool = False  #: whether it depends on small eigenvalues of G
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NetworkMeasure(Measure):
-    """A measure of the network as a whole, from a lens."""
+    """A measure of the whole network, computed from a lens."""
 
-    of_parameters: bool = True  #: whether it is about the parameters measured, and undefined without any
+    of_parameters: bool = True  #: whether it is about the measured parameters, and undefined without any
 
 
 FAMILIES = (
     "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
     "perturbation", "robustness", "variation", "densities", "generalisation",
 )  # fmt: skip
-"""The modules of measures, in the order in which a row of the catalogue with several measures lists them."""
+"""The modules of measures, in the order in which a catalogue row with several measures lists them."""
 
 
 def _family(measure: Measure) -> int:
@@ -155,7 +162,7 @@ MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_f
 
 
 def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
-    """Return the one-pass measures that read nothing of the pass beyond what those asked for read already."""
+    """Return the one-pass measures that read no more of the pass than the given ones."""
     asked = list(asked)
     keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
     known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
@@ -183,7 +190,7 @@ def per_sample(
     needs_feature_scale: str | None = None,
     needs_full_precision: bool = False,
 ) -> Callable[[Callable[..., Any]], PassMeasure]:
-    """Make a function of one place and one chunk, giving a number per sample (or a total over them), a measure."""
+    """Make a measure from a function of one place and one chunk that returns a number per sample (or their sum)."""
 
     def decorate(function: Callable[..., Any]) -> PassMeasure:
         made = PassMeasure(
@@ -225,10 +232,10 @@ def on_lens(
     of_parameters: bool = True,
     on_request: bool = False,
 ) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
-    """Make a function of the whole network, giving an Estimate or several parts, a measure.
+    """Make a measure from a function of the whole network that returns an Estimate or several parts.
 
-    The function takes the lens; with `on_request` the lens and the run: it costs products, searches or random draws,
-    and is run when asked for by name.
+    The function takes the lens; with `on_request` also the run, as it then costs products, searches or random draws. It
+    is run only when named.
     """
 
     def decorate(function: Callable[..., Estimate | Parts]) -> NetworkMeasure:
@@ -251,5 +258,5 @@ def on_lens(
 
 
 def _meaning(function: Callable[..., Any]) -> str:
-    """The docstring's first line."""
+    """Return the first line of the docstring."""
     return (inspect.getdoc(function) or "").partition("\n")[0]

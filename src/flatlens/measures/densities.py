@@ -1,4 +1,4 @@
-"""How well the sample stands for its distribution, guessed from the sample itself, and what that makes of the gap."""
+"""Representativeness of the sample, estimated from the sample itself, and its part in the gap."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def representativeness(
 def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, bandwidth: str) -> Parts:
     try:
         points = seen(lens.problem, lens.model, lens.layout, weight)
-    except BadInput as error:  # a label for each token, say
+    except BadInput as error:  # for example, one label per token
         return {("", None): undefined(str(error))}
     every = lens.outcomes("data").losses
     losses = every[points.counted.cpu()] * float(points.counted.double().mean())  # their mean is the risk
@@ -108,7 +108,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
 
 
 def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Parts:
-    """E_Rep through moved features, E_F through moved weights: that they add up to the gap is the key identity."""
+    """Return E_Rep (by moved features) and E_F (by moved weights): by the key identity they add up to the gap."""
     if why := unmovable(weight) or ("" if weight.dense else "the layer acts at several positions of a sample"):
         return {("split.representativeness", None): undefined(why)}
     test = lens.outcomes("test").losses

@@ -1,4 +1,4 @@
-"""The factors of the Gauss-Newton matrix, layer by layer."""
+"""Factors of the Gauss-Newton matrix, layer by layer."""
 
 from __future__ import annotations
 

@@ -12,13 +12,12 @@ from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Op
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, mean
 
-# with the features' standard deviations as units, their scale drops out
+# features in units of their standard deviation have no scale
 UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalize", "std"): FUNCTION}
 
 
 def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
-    """R, of the layer as it is or after Theorem 4's preprocessing: features divided by their spread, weights
-    multiplied."""
+    """Return R of the layer; with `normalize`, after Theorem 4's preprocessing: features divided by their spread."""
     if normalize is None:
         return g.R
     if normalize not in ("std", "variance"):
@@ -28,7 +27,7 @@ def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
 
 
 def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """What the literal definition adds where the outputs curve in the layer's pre-activation."""
+    """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
     weight, normalize = lens.layout.weights[layer].matrix, measure.option("normalize")
     if normalize is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
@@ -93,7 +92,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Ten
 
 
 def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """The same for ||W||^2 Tr H."""
+    """Return the same extra term for ||W||^2 Tr H."""
     W = lens.layout.weights[layer].matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
     return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
@@ -123,14 +122,14 @@ def kappa_trace(g: LayerGrams) -> Tensor:
 
 
 def columns_of(mean_columns: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """Their sum, the largest, and all of them."""
+    """Return the columns' sum, the largest, and all of them."""
     return Reduced(
         float(mean_columns.sum()), None, largest=float(mean_columns.max()), arrays={"columns": mean_columns.cpu()}
     )
 
 
 def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
-    """What the literal definition adds where the outputs curve in the layer's pre-activation."""
+    """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
     return lens.functional_hessian(layer, ColumnDirections(), run, each=True)
 
 

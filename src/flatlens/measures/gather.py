@@ -1,4 +1,4 @@
-"""From a pass to numbers per sample: every measure at every place, exactly, by probes, or by largest eigenvalues."""
+"""Values per sample for every measure at every place, from passes: exact, from probes, or from largest eigenvalues."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
 
-TOLERANCE = 0.03  #: relative residual of a squared spectral norm sought matrix-free: 1.5% of the norm
+TOLERANCE = 0.03  #: relative residual of a squared spectral norm found matrix-free: 1.5% of the norm
 
 
 @dataclass(eq=False)
 class Gathered:
-    """What a walk over the data gave."""
+    """The results of one pass over the data."""
 
-    values: dict[Key, Tensor]  #: (n,) a place, or the mean over samples; of a sketch (probes, ...)
+    values: dict[Key, Tensor]  #: (n,) per place, or the mean over samples; from a sketch (probes, ...)
     outcomes: Outcomes | None = None
-    residuals: dict[Key, Tensor] = field(default_factory=dict)  #: of largest eigenvalues, relative to them, (n,)
+    residuals: dict[Key, Tensor] = field(default_factory=dict)  #: relative residuals of largest eigenvalues, (n,)
     products: int = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Gatherer:
-    """One network whose measures are to be gathered."""
+    """The values of measures on one network, computed pass by pass."""
 
     problem: Problem
     model: nn.Module
     layout: Layout
-    scale: Mapping[str, Tensor]  #: the features' spread, where a measure asks for it
+    scale: Mapping[str, Tensor]  #: the features' spread, if a measure needs it
     progress: Progress | None
 
     def by_pass(self, measures: list[PassMeasure], sketch: Sketch | None = None) -> Gathered:
-        """Of every output, or of a sketch's combinations of them, each a pass of its own."""
+        """Return the measures from one pass over every output, or over a sketch's combinations of outputs."""
         probes = 1 if sketch is None else sketch.probes
         kept: ChunkBuffer[tuple[Key, int]] = ChunkBuffer()
-        ends: ChunkBuffer[str] = ChunkBuffer()  # losses and hits
-        totals: dict[tuple[Key, int], Tensor] = {}  # added up as they come: each may be as large as a weight
+        ends: ChunkBuffer[str] = ChunkBuffer()  # losses, and whether samples are classified correctly
+        totals: dict[tuple[Key, int], Tensor] = {}  # sums, added at once, as each may be as large as a weight
         needs = frozenset().union(*(measure.needs for measure in measures))
         ranks = self.problem.ranks
         walk = one_pass(self.problem, self.model, self.layout, self.scale, self.progress, needs, sketch, ranks)
-        with agreed(self.problem.ranks), closing(walk) as chunks:  # closed, too, where a measure raises
+        with agreed(self.problem.ranks), closing(walk) as chunks:  # the generator is also closed when a measure raises
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
                 if probe == 0:
@@ -67,12 +67,12 @@ class Gatherer:
         by_probe: dict[Key, list[Tensor]] = {}
         for (key, _), value in sorted(found.items(), key=lambda item: item[0][1]):
             by_probe.setdefault(key, []).append(value)
-        del found, totals  # each may be as large as a weight: none is held twice
+        del found, totals  # freed now: each may be as large as a weight, and is not held twice
         values = {key: each[0] if sketch is None else torch.stack(each) for key, each in _emptied(by_probe)}
         return Gathered(values, from_rows(ends.joined(ranks)))
 
     def by_top(self, measures: list[PassMeasure], generator: torch.Generator) -> Iterator[Gathered]:
-        """Of the largest eigenvalue of each G, for the logits and for the softmax in turn."""
+        """Yield the measures of the largest eigenvalue of each G, first for the logits, then for the softmax."""
         for softmax in (False, True):
             mine = [m for m in measures if bool(dict(m.options).get("softmax")) == softmax]
             wanted = list(dict.fromkeys(at for measure in mine for at in self._sought(measure)))
@@ -80,7 +80,7 @@ class Gatherer:
                 yield self._top(mine, wanted, softmax, generator)
 
     def _sought(self, measure: PassMeasure) -> list[CallOrInput]:
-        """The network's input, or every call of a layer where the measure adds them up."""
+        """Return the places: the network's input, or every call of a layer for measures that add layers up."""
         if measure.answer == "input":
             return [None] if self.layout.inputs else []
         return list(self.layout.batch_axis)
@@ -110,13 +110,13 @@ class Gatherer:
 
 
 def _emptied(lists: dict[Key, list[Tensor]]) -> Iterator[tuple[Key, list[Tensor]]]:
-    """Give the lists up one by one."""
+    """Yield the lists' entries, and empty the lists."""
     for key in list(lists):
         yield key, lists.pop(key)
 
 
 def places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
-    """Where a measure is evaluated."""
+    """Return the places where a measure is evaluated."""
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
             yield None, chunk.input
@@ -131,7 +131,7 @@ def places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None
 
 
 def frames(measures: Iterable[PassMeasure]) -> Iterator[tuple[bool, list[PassMeasure]]]:
-    """(whether weighted by the loss, measures) of each kind of combination asked for."""
+    """Return (whether weighted by the loss, measures) for each kind of combination that is needed."""
     for weighted in (False, True):
         mine = [measure for measure in measures if ("C" in measure.needs) == weighted]
         if mine:

@@ -1,4 +1,4 @@
-"""Traces over parameters."""
+"""Traces of the Gauss-Newton matrix and of the Jacobian's Gram matrix, over parameters."""
 
 from __future__ import annotations
 

@@ -19,12 +19,12 @@ CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 
 
 def stderr_of(samples: Tensor) -> float:
-    """Of the mean of independent samples; NaN for one."""
+    """Return the standard error of the mean of independent samples; NaN for one sample."""
     return float(samples.std()) / math.sqrt(len(samples)) if len(samples) > 1 else math.nan
 
 
 def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
-    """The mean over the data; of held-out data, as an estimate of its expectation."""
+    """Return the mean over the data; for held-out data, as an estimate of its expectation."""
     if samples is None:
         return undefined(NO_CLASSES)
     counted = samples[~torch.isnan(samples)]
@@ -56,7 +56,7 @@ def loss(lens: Lens, *, excess: bool = False) -> Estimate:
 
 
 def _least(lens: Lens) -> Tensor | None:
-    """The smallest loss of each sample, (n,), scaled as `Outcomes.losses` are."""
+    """Return the smallest possible loss of each sample, (n,), scaled as `Outcomes.losses` are."""
     problem, model = lens.problem, lens.model
     parts: list[Tensor] = []
     with problem.measuring(model), torch.no_grad():

@@ -23,15 +23,17 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 
-REMEMBERED = 10  #: Ritz pairs that a search leaves for that of a later moment
+REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
 Block: TypeAlias = Callable[[list[str] | None], Operator]
-"""From parameters, or None for all that are measured, to the matrix between them."""
+"""Maps names of parameters (None: all that are measured) to their block of the matrix."""
 NO_LAYER = "the network has no linear layer whose weight is a measured parameter"
 
 
 def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
-    """A Ritz value: a lower bound of the largest eigenvalue. Within its residual lies an eigenvalue, though not always
-    the largest."""
+    """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
+
+    An eigenvalue lies within the residual of it, but not always the largest.
+    """
     value = float(pairs.values[0])
     note = "" if pairs.exact else _near(float(pairs.residuals[0]), value + pairs.above)
     if not pairs.converged and not pairs.exact:
@@ -46,13 +48,13 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 
 
 def _near(residual: float, highest: float) -> str:
-    """What a residual says, and what it does not."""
+    """Return the note on what a residual proves and what it does not."""
     said = f"an eigenvalue lies within {residual:.1g}; a larger one can be missed"
     return f"{said}, but above {highest:.3g} with a chance of {CHANCE:.0%} at most" if highest < math.inf else said
 
 
 def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
-    """The ends of an operator's spectrum, begun with what an earlier lens found of it."""
+    """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
     earlier = lens.remembered.get((key, None))
     pairs = eigenpairs(
         operator,
@@ -71,19 +73,19 @@ def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: 
 
 
 def require_tolerance(tol: object) -> None:
-    """Refuse what no residual can meet."""
+    """Refuse a tolerance outside (0, 1)."""
     if not (isinstance(tol, int | float) and 0 < tol < 1):
         raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
-    """Layers whose weight is a parameter, those that are measured."""
+    """Return the layers whose weight is a measured parameter."""
     every = lens.layout.weights.items()
     return {name: w for name, w in every if w.parameter is not None and w.has_derivative and (w.measured or run.frozen)}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
-    """The measured parameters of each linear layer, by layer; every other one by itself."""
+    """Return the measured parameters of each linear layer, by layer; every other parameter under its own name."""
     found: dict[str, list[str]] = {}
     known = set()
     for layer, weight in lens.layout.weights.items():
@@ -95,7 +97,7 @@ def owners(lens: Lens) -> dict[str, list[str]]:
 
 
 def by_layer(lens: Lens, run: Run, of: Block, name: str, tol: float) -> Parts:
-    """The largest eigenvalue of each layer's block: its weight and bias together."""
+    """Return the largest eigenvalue of each layer's block: its weight and bias together."""
     return {("", place): top_of(lens, run, f"{name} {place}", of(names), tol) for place, names in owners(lens).items()}
 
 
@@ -157,7 +159,7 @@ def ggn_norm(
 
 
 def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[Block, str]:
-    """The matrix's blocks with BatchNorm as the problem has it, or as in training; what it is called."""
+    """Return the matrix's blocks with the given BatchNorm mode, and the matrix's name."""
     problem = lens.problem
     if batch_statistics is not None and not problem.coupled:
         problem, name = problem.in_ghost_batches(batch_statistics), f"{name} in ghost batches"
@@ -202,7 +204,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
 
 
 def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
-    """The layers whose blocks are had from one pass over every output."""
+    """Return the layers whose blocks one pass over every output gives."""
     return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
 
 
@@ -216,7 +218,7 @@ def _scaled(estimate: Estimate, factor: float) -> Estimate:
 
 
 def _noted(lens: Lens, layers: Iterable[str], estimate: Estimate) -> Estimate:
-    """Say which matrices the layers leave out."""
+    """Return the estimate with a note on the matrices that the layers leave out."""
     return replace(estimate, note="; ".join(part for part in (estimate.note, left_out(lens, layers)) if part))
 
 
@@ -282,7 +284,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
 
 
 def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
-    """The network's own part of D_i[s,s] of a dense layer, (n, d)."""
+    """Return the functional Hessian's part of D_i[s,s] of a dense layer, (n, d)."""
     rows, products = functional_hessian_along(
         lens.problem, lens.model, lens.layout, layer, ShiftDirections(), lambda forms: forms, run.progress
     )
@@ -291,8 +293,10 @@ def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
 
 
 def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, tol: float) -> Tensor:
-    """lmax of each row's block of a weight, by Lanczos on the Hessian between that row and itself; `axis` counts
-    rows."""
+    """Return lmax of each row's block of a weight, (rows,), by Lanczos on the Hessian restricted to that row.
+
+    `axis` is the axis of the weight that counts rows.
+    """
     operator = Hessian(lens.problem, [parameter], model=lens.model)
     shape = operator.space.tensors[0].shape
     rows = shape[axis]

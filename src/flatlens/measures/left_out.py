@@ -1,4 +1,4 @@
-"""What a sum over linear layers leaves out, said in its note: no matrix is missing without a word."""
+"""The note on parameters that a sum over linear layers leaves out."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 from flatlens.measures.lens import Lens
 
-NAMED = 3  #: names that a note spells out
+NAMED = 3  #: names that a note lists
 
 
 def left_out(lens: Lens, layers: Iterable[str]) -> str:
-    """A note that names the measured matrices which belong to none of these layers; empty where there are none."""
+    """Return a note that names the measured matrices outside these layers; empty if there are none."""
     weights = [lens.layout.weights[name] for name in layers]
     counted = {weight.parameter for weight in weights}
     made = tuple(f"{weight.layer}." for weight in weights if weight.parameter is None)

@@ -1,4 +1,4 @@
-"""The Lens: one network at one moment, and the only thing with a cache."""
+"""The Lens: one network at one moment; the only object with a cache."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from flatlens.problem.data import checksum
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.state import fingerprint
 
-EXACT = 128  #: outputs, and so backward passes, up to which each is taken
-PROBES = 16  #: combinations beyond
-REPLANS = 16  #: times that a plan is made anew; each time it claims less
+EXACT = 128  #: number of outputs up to which every output gets its own backward pass
+PROBES = 16  #: random combinations beyond that
+REPLANS = 16  #: largest number of new plans; each explains less than the one before
 T = TypeVar("T")
 
 
 @final
 class Lens:
-    """Looks at a problem's network as it is now; per-sample values are kept, Grams are not.
+    """A view of a problem's network as it is now; keeps per-sample values, but no Gram matrices.
 
-    A pass serves all one-pass measures that read nothing more of it than those asked for; a later one that does runs
-    another pass (`passes` counts them). A model changed since raises `StaleLens`. `after`: a lens on an earlier moment
-    of the same network, or what that had `remembered`: its leading eigenpairs, with which the search for the new ones
-    begins.
+    One pass serves all one-pass measures that read no more of it than the given ones; a later measure that reads more
+    runs another pass (`passes` counts them). If the model has changed since, `StaleLens` is raised. `after`: a lens on
+    an earlier moment of the same network, or that lens's `remembered`: its leading eigenpairs, with which new searches
+    start.
 
-    `outputs`: "exact", a backward pass for each of the network's N outputs; a number, that many random combinations of
-    them in their place (each combination for measures with the loss's curvature, and for those without), with which
-    traces are estimates with a standard error, spectral norms lower bounds with a residual, and volumes undefined.
-    Left out: exact up to `EXACT` outputs, `PROBES` combinations beyond.
+    `outputs`: "exact" runs one backward pass for each of the network's N outputs. A number runs passes over that many
+    random combinations of the outputs instead (one set for measures with the loss's curvature, one for those without).
+    Then traces are estimates with a standard error, spectral norms are lower bounds with a residual, and volumes are
+    undefined. Default: exact up to `EXACT` outputs, `PROBES` combinations beyond.
     """
 
     def __init__(
@@ -59,32 +59,32 @@ class Lens:
         require_finite_weights(problem.model)
         self.problem = problem
         self.model = problem.measured()
-        self.probes = _probes(outputs, problem.outputs)  #: None where every output is taken
+        self.probes = _probes(outputs, problem.outputs)  #: None if every output is taken
         self.passes = 0
-        self.products = 0  #: curvature-vector products over all the data, since the lens was made
+        self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
         self.remembered = _remembered(after)  #: leading eigenpairs by search
-        self.residuals: dict[Key, Tensor] = {}  #: relative ones of the largest eigenvalues found matrix-free, (n,)
+        self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
-        self._met: list[Batch] = []  #: on which an earlier plan did not hold
-        self._distrusted: frozenset[str] = frozenset()  #: places whose samples lay elsewhere than planned
+        self._met: list[Batch] = []  #: batches on which an earlier plan did not hold
+        self._distrusted: frozenset[str] = frozenset()  #: places whose axis of samples differed from the plan
         self._outcomes: dict[str, Outcomes] = {}
         self._scale: dict[str, tuple[Tensor, int]] = {}
         self._versions = dict(_fingerprints(problem.model))
 
     @cached_property
     def layout(self) -> Layout:
-        """The plan of a pass: which parameter acts through which layer. Made anew if a chunk breaks it."""
+        """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return lay_out(self.problem, self.model)
 
     def planned(self, work: Callable[[], T]) -> T:
-        """What `work` gives under a plan that holds on every chunk it meets."""
+        """Return the result of `work` under a plan that holds on every chunk."""
         for _ in range(REPLANS):
             try:
                 return work()
             except PlanBroken as broken:
                 self._met += broken.batches
-                self._scale = {}  # its features may have been read along the wrong axis
+                self._scale = {}  # the features may have been read along the wrong axis
                 self._distrusted |= broken.distrusted
                 self.layout = lay_out(self.problem, self.model, self._met, self._distrusted)
         return work()
@@ -95,9 +95,9 @@ class Lens:
         progress: Progress | None = None,
         generator: torch.Generator | None = None,
     ) -> Mapping[Key, Tensor]:
-        """One number per sample, (n,) float64, for each measure and place: a layer, or None for the network's input.
+        """Return one number per sample, (n,) float64, by measure and place: a layer, or None for the network's input.
 
-        Of a measure that adds up its samples, their mean. Of one that is had by probes, each probe's, (probes, ...).
+        For measures that sum over samples: the mean. For measures estimated with probes: one row per probe.
         """
         missing = [measure for measure in measures if measure.key not in self.seconds]
         if missing:
@@ -117,7 +117,7 @@ class Lens:
             self._gather(measures, progress, generator)
         except PlanBroken:
             if generator is not None and state is not None:
-                generator.set_state(state)  # the draws of a walk that is begun anew
+                generator.set_state(state)  # the pass starts again with the same draws
             raise
         self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
 
@@ -138,7 +138,10 @@ class Lens:
     def _walks(
         self, gatherer: Gatherer, measures: list[PassMeasure], generator: torch.Generator | None
     ) -> Iterator[Gathered]:
-        """One walk where every output is taken; else one for each kind of combination, and one for spectral norms."""
+        """Yield one pass if every output is taken.
+
+        Else one for each kind of combination, and one for spectral norms.
+        """
         if self.probes is None:
             yield gatherer.by_pass(measures)
             return
@@ -149,7 +152,7 @@ class Lens:
         yield from gatherer.by_top([m for m in measures if m.sketched == "top"], generator)
 
     def outcomes(self, which: Literal["data", "test"]) -> Outcomes:
-        """Losses and hits on the data (free once a pass has run) or on the held-out data."""
+        """Return losses and correctness on the data (free after a pass) or on the held-out data."""
         if which not in self._outcomes:
             self.require_fresh()
             self._outcomes[which] = self._forward(which)
@@ -166,18 +169,20 @@ class Lens:
             return outcomes(problem, mine, lambda batch: problem.run(model, batch))
 
     def feature_scale(self) -> Mapping[str, Tensor]:
-        """The spread over the data of the features each linear layer reads, (g, m)."""
+        """Return the spread over the data of the features that each linear layer reads, (g, m)."""
         if not self._scale:
             self._scale = feature_spread(self.problem, self.model, self.layout)
         return {layer: scale for layer, (scale, _) in self._scale.items()}
 
     def constant_features(self, layer: str) -> int:
-        """How many of the features a layer reads never change over the data; 0 where nobody asked for their spread."""
+        """Return how many features of a layer are constant over the data; 0 if no measure needed their spread."""
         return self._scale[layer][1] if layer in self._scale else 0
 
     def functional_hessian(self, layer: str, directions: Directions, run: Run, *, each: bool = False) -> Tensor:
-        """The network's own curvature along directions of a weight, weighted by the loss's slope: summed over
-        directions, (n,), or with `each` summed over samples, (directions,)."""
+        """Return the functional Hessian along directions of a weight.
+
+        Summed over directions, (n,); or with `each` summed over samples, (directions,).
+        """
         self.require_fresh()
         rows, products = functional_hessian_along(
             self.problem, self.model, self.layout, layer, directions,
@@ -187,7 +192,7 @@ class Lens:
         return rows.sum(0) if each else rows
 
     def count(self, products: int) -> None:
-        """Add to the products with curvature matrices that were taken."""
+        """Add to the number of products with curvature matrices."""
         self.products += products
 
     def remember(self, key: Key, found: Remembered) -> None:
@@ -195,7 +200,7 @@ class Lens:
         self.remembered[key] = found
 
     def require_fresh(self) -> None:
-        """Refuse to mix numbers of two networks."""
+        """Refuse to mix values of two networks: raise if the model has changed."""
         now = dict(_fingerprints(self.problem.model))
         changed = [name for name in {**now, **self._versions} if now.get(name) != self._versions.get(name)]
         if changed:
@@ -205,9 +210,10 @@ class Lens:
 
 
 def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """What tells a change: the modules themselves; a tensor's identity and values; a parameter's version and freezing.
+    """Yield the facts that show a change: identity of modules; identity, version, freezing and values of parameters.
 
-    Values too, for writing to `.data` bumps no version; and no versions of buffers, which forward() may write to.
+    Values are included because writing to `.data` does not change the version. Versions of buffers are not, because
+    forward() may write to them.
     """
     for name, module in model.named_modules():
         yield f"module {name}", (id(module),)
@@ -218,7 +224,7 @@ def _fingerprints(model: nn.Module) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _remembered(after: object) -> dict[Key, Remembered]:
-    """What an earlier moment left for the searches of this one."""
+    """Return the eigenpairs that an earlier moment left for this one's searches."""
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
         raise BadInput(
@@ -228,11 +234,11 @@ def _remembered(after: object) -> dict[Key, Remembered]:
 
 
 def _probes(outputs: object, N: int) -> int | None:
-    """How many combinations stand for N outputs."""
+    """Return how many combinations replace N outputs; None for every output."""
     if outputs is None:
         return None if N <= EXACT else PROBES
     if outputs == "exact":
         return None
     if isinstance(outputs, bool) or not (isinstance(outputs, int) and outputs >= 2):
         raise BadInput(f"Lens(outputs={outputs!r}): 'exact', or a number of combinations, at least 2, is needed")
-    return outputs if outputs < N else None  # every output costs no more
+    return outputs if outputs < N else None  # taking every output costs no more

@@ -1,4 +1,4 @@
-"""fl.measure: from a lens and names to a report."""
+"""fl.measure: a report from a lens and names of measures."""
 
 from __future__ import annotations
 
@@ -55,16 +55,16 @@ def measure(
 
 
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
-    """`measure`, at frozen layers, too, where the run says so."""
+    """Return what `measure` does, with rows for frozen layers if the run includes them."""
     lens.require_fresh()
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
     with measuring(
         lens.model
-    ):  # around what reads weights only, too: in train mode a spectral norm moves with each look
+    ):  # also around measures of weights alone: in train mode, reading a spectral norm changes it
         defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
         from_pass = [m for m in defined if isinstance(m, PassMeasure)]
-        # of Grams that overflow: each measure says so for itself
+        # overflowing Gram matrices are reported by each measure
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
             lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
@@ -84,7 +84,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
 
 
 def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estimate]:
-    """All rows of a measure; undefined where the network cannot be differentiated as it asks."""
+    """Return all rows of a measure; undefined where the network lacks the derivatives that it needs."""
     try:
         if isinstance(one, PassMeasure):
             return dict(_assemble(lens, one, asked, run))
@@ -103,7 +103,7 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
 
 
 def _finite(lens: Lens, estimate: Estimate) -> Estimate:
-    """Undefined where a number on the way overflowed, and left the value NaN or infinite."""
+    """Return undefined where a number overflowed and made the value NaN or infinite."""
     if estimate.kind == "undefined" or (math.isfinite(estimate.value) and math.isfinite(estimate.stderr)):
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
@@ -120,21 +120,21 @@ COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for
 
 
 def _default(lens: Lens) -> list[Measure]:
-    """Whatever needs no products."""
+    """Return every measure that needs no products."""
     exact = [m for m in MEASURES.values() if not m.on_request]
     return [m for m in exact if lens.problem.test is not None or not m.held_out]
 
 
 def _parts(one: Measure, result: Estimate | Parts) -> dict[Key, Estimate]:
-    """The rows of a measure that answers for the network as a whole."""
+    """Return the rows of a measure of the network as a whole."""
     if isinstance(result, Estimate):
         return {(one.key, None): result}
-    rows = sorted(result.items(), key=lambda row: row[0][1] is not None)  # the network's before the layers'
+    rows = sorted(result.items(), key=lambda row: row[0][1] is not None)  # the network's row before the layers'
     return {(f"{one.key}.{part}" if part else one.key, layer): estimate for (part, layer), estimate in rows}
 
 
 def about(lens: Lens) -> dict[str, Any]:
-    """What was measured, where and with what."""
+    """Return what was measured, where, and with which versions."""
     problem = lens.problem
     return {
         "model": type(problem.model).__name__,
@@ -158,7 +158,7 @@ def about(lens: Lens) -> dict[str, Any]:
 
 
 def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
-    """The network's answer, its parts and every layer's value."""
+    """Return the network's answer, its parts and every layer's value."""
     if why := _unsketched(lens, one, asked):
         yield (one.key, None), undefined(why)
         return
@@ -197,12 +197,12 @@ def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         if one.place != "input":
             yield (f"{one.key}.max", None), _without(frozen, _over_layers({**layers, **peaks}, max))
         yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
-    if one.place != "input" or one.answer == "input":  # the layers of `nmls` are those of `mls`
+    if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
 
 def _unsketched(lens: Lens, one: PassMeasure, asked: bool) -> str:
-    """Why a measure is not taken of a few combinations of the outputs; empty where it is."""
+    """Return why a measure cannot be estimated from combinations of outputs; empty if it can."""
     if lens.probes is None or one.sketched == "probes":
         return ""
     if one.sketched == "never":
@@ -211,14 +211,14 @@ def _unsketched(lens: Lens, one: PassMeasure, asked: bool) -> str:
 
 
 def _at_input(lens: Lens, one: PassMeasure, values: Tensor) -> Estimate:
-    """The network's answer at its own input."""
+    """Return the network's answer at its own input."""
     if lens.probes is not None and one.sketched == "probes":
         return _estimate(lens, by_probes(one.reduce, values))
     return _bounded(lens, (one.key, None), _estimate(lens, one.reduce(values)))
 
 
 def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
-    """Say it where a spectral norm is a Ritz value, from below."""
+    """Return the estimate as a lower bound, with a note, if a spectral norm is a Ritz value."""
     residuals = lens.residuals.get(key)
     if residuals is None or estimate.kind == "undefined":
         return estimate
@@ -227,7 +227,7 @@ def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
 
 
 def _of_input(lens: Lens, estimate: Estimate) -> Estimate:
-    """Say it where the input is not what the user fed in."""
+    """Return the estimate with a note if the input is not the user's own."""
     if not lens.layout.input_is_embedded:
         return estimate
     return _with_note(estimate, "to the first embedding's output")
@@ -241,7 +241,7 @@ ALL = "Problem(parameters='all') measures frozen ones, too"
 
 
 def _without(frozen: set[str], estimate: Estimate, others: str = "") -> Estimate:
-    """Say it where layers, or other matrices, were left out."""
+    """Return the estimate with a note if layers or other matrices were left out."""
     estimate = _with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
     return estimate if estimate.kind == "undefined" else _with_note(estimate, others)
 
@@ -252,7 +252,7 @@ def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
 
 
 def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -> tuple[Estimate, Estimate | None]:
-    """A layer's value, and the largest of its terms where the measure has one."""
+    """Return a layer's value, and the largest of its terms if the measure has `.max`."""
     before = lens.products
     values = lens.per_sample([one], run.progress, run.generator)[one.key, layer]
     if one.curvature is not None and layer not in lens.layout.affine:
@@ -277,7 +277,7 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
 
 
 def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
-    """The largest of a sum's terms."""
+    """Return the largest term of a sum."""
     if whole.kind == "undefined":
         return whole
     if probes is None:
@@ -289,13 +289,13 @@ def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduce
     if one.finish is None:
         return one.reduce(values)
     weight = lens.layout.weights[layer]
-    if not (finite(values) and finite(weight.matrix.W.square())):  # nothing that a minimum could be sought of
+    if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
         return Reduced(math.nan, None)
     return one.finish(values, weight, one)
 
 
 def _noted(lens: Lens, one: PassMeasure, layer: str, estimate: Estimate) -> Estimate:
-    """Say it where features without any spread had to be given a unit."""
+    """Return the estimate with a note on constant features, which get the unit 1."""
     constant = lens.constant_features(layer) if one.needs_feature_scale and one.option(one.needs_feature_scale) else 0
     if not constant:
         return estimate
@@ -310,7 +310,7 @@ def _estimate(lens: Lens, reduced: Reduced) -> Estimate:
 
 
 def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], float]) -> Estimate:
-    """Sum or maximum of the layers' values."""
+    """Return the sum or maximum of the layers' values."""
     missing = [name for name, e in layers.items() if e.kind == "undefined"]
     if missing:
         return undefined(
@@ -325,7 +325,7 @@ def _over_layers(layers: dict[str, Estimate], combine: Callable[[list[float]], f
     kind: Kind = next((e.kind for e in layers.values() if e.kind != "exact"), "exact")
     value = combine([e.value for e in layers.values()])
     probes = [e.arrays["probes"] for e in layers.values() if "probes" in e.arrays]
-    if len(probes) == len(layers):  # they see the same probes: their errors go together
+    if len(probes) == len(layers):  # the layers share the probes, so their errors are correlated
         if combine is max:
             best = max(layers.values(), key=lambda e: e.value)
             return replace(best, samples=None, note="; ".join([*notes, "the largest of noisy values: biased upwards"]))

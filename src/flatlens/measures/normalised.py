@@ -1,4 +1,4 @@
-"""Sharpness in units of the weights themselves: what a rescaling of the network cannot change, in whole or in part."""
+"""Sharpness in units of the weights themselves, invariant to some or all rescalings of the network."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
 
 
 def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """||W|| sqrt(mean trace)."""
+    """Return ||W|| sqrt(mean trace)."""
     W = weight.matrix.W
     norm = float(W.square().sum().sqrt()) if measure.option("frobenius") else weight.spectral_norm
     return Reduced(norm * float(traces.mean().clamp(min=0)) ** 0.5, None)
@@ -65,7 +65,7 @@ def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Te
 
 
 def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
-    """The minimum of Eq. 36, of each group's block."""
+    """Return the minimum of Eq. 36, for each group's block."""
     lam = measure.option("lam")
     if not (isinstance(lam, int | float) and lam > 0):
         raise BadInput(f"normalized_sharpness(lam={lam!r}): a positive number is needed")

@@ -113,7 +113,9 @@ def fisher_rao(lens: Lens) -> Parts:
         for raw in problem.data.chunks(1024):
             f, y = problem.run(lens.model, problem.place(raw))
             f, mass = f.detach().to(torch.float64), problem.loss.mass(f, y)
-            g = slopes(problem, f, y) * problem.mass / mass.clamp(min=1e-300)[:, None]  # of a sample's own loss
+            g = (
+                slopes(problem, f, y) * problem.mass / mass.clamp(min=1e-300)[:, None]
+            )  # the gradient of a sample's own loss
             outer += float((mass * (g * f).sum(1).square()).sum()) / problem.mass
             if along is not None:
                 inner += float((mass * (g * along[start : start + len(f)]).sum(1).square()).sum()) / problem.mass
@@ -127,7 +129,7 @@ def fisher_rao(lens: Lens) -> Parts:
 
 
 def _along_parameters(lens: Lens) -> Tensor | None:
-    """sum_j theta_j df_i/dtheta_j, (n, N)."""
+    """Return sum_j theta_j df_i/dtheta_j, (n, N)."""
     if not lens.problem.parameters:
         return None
     jacobian = ParameterJacobian(lens.problem, model=lens.model)

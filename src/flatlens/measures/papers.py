@@ -1,4 +1,4 @@
-"""The papers that cards cite, by the short names they cite them with."""
+"""The papers that cards cite, by their short names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAPERS = {
 
 
 def paper(source: str) -> str:
-    """The paper that a card's source names.
+    """Return the paper that a card's source names.
 
     >>> paper("relative2021 Def. 3").partition(",")[0]
     'Petzka'

@@ -1,4 +1,4 @@
-"""How the risk changes when the weights are moved: on average, at worst, and how far they may move."""
+"""The risk at moved weights: its mean change, its largest change, and the distance that a given change allows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
 
 SCALES = ("curvature", "published46")
-LOOKS = 15  #: levels of noise that a search takes, more or less
+LOOKS = 15  #: approximate number of noise levels that a search tries
 NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
 
 
@@ -46,11 +46,11 @@ def require_count(least: int, **options: object) -> None:
 
 
 def units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
-    """What a step of 1 means in each parameter, (P,): its own size, or 1."""
+    """Return the size of a unit step in each parameter, (P,): the parameter's absolute value, or 1."""
     return elsewhere.here.abs() if adaptive else torch.ones_like(elsewhere.here)
 
 
-# in units of the weights themselves no rescaling of them shows
+# in units of the weights, a rescaling of them has no effect
 IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): FUNCTION}
 PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
 
@@ -100,7 +100,7 @@ def average_sharpness(
 
 
 def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
-    """Their mean, with an error no smaller than the rounding that all of them share."""
+    """Return the draws' mean, with an error at least as large as their common rounding error."""
     mean, stderr = (float(v) for v in skewed(changes))
     drowned = rounding > max(stderr, 0.01 * abs(mean))
     note = f"rounding counts for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
@@ -160,9 +160,9 @@ def worst_sharpness(
 def _worst_of(
     elsewhere: Elsewhere, group: Batch | None, rho: float, unit: Tensor, restarts: int, steps: int, run: Run
 ) -> tuple[float, float, Tensor]:
-    """(largest rise of the group's mean loss, its mass, the largest of each search)."""
+    """Return (largest rise of the group's mean loss, its mass, the largest rise of each search)."""
     mass = elsewhere.mass(group)
-    if mass == 0:  # every sample ignored
+    if mass == 0:  # every sample is ignored
         return 0.0, 0.0, torch.zeros(restarts, dtype=torch.float64)
     here, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(group), mass)
 
@@ -242,8 +242,8 @@ def pac_bayes_flatness(
 
 
 def _score(elsewhere: Elsewhere, theta: Tensor, of: str) -> float | None:
-    """What is to rise: the risk, or the share of errors; None where that is not defined."""
+    """Return the quantity that must rise: the risk, or the share of errors; None if it is not defined."""
     found = elsewhere.outcomes(theta)
-    if of == "loss" or not math.isfinite(found.risk):  # the class of NaN outputs means nothing
+    if of == "loss" or not math.isfinite(found.risk):  # NaN outputs have no class
         return found.risk if math.isfinite(found.risk) else math.inf
     return None if found.correct is None else 1 - float(found.correct.nanmean())

@@ -1,4 +1,4 @@
-"""From one number per sample to one number."""
+"""Reductions from one number per sample to one number."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from flatlens.estimate import Kind
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """The number, the per-sample values as a user wants them, and what has to be said of it."""
+    """One number with its per-sample values and its note."""
 
     value: float
     samples: Tensor | None
     note: str = ""
     kind: Kind = "exact"
     stderr: float = 0.0
-    probes: Tensor | None = None  #: what each of a sketch's probes gives, (probes,): their mean is the value
-    largest: float | None = None  #: of the terms of a sum, where the measure has a `.max` of its own at a layer
+    probes: Tensor | None = None  #: the value from each of a sketch's probes, (probes,); their mean is the value
+    largest: float | None = None  #: largest term of a sum, if the measure has a `.max` at a layer
     largest_probes: Tensor | None = None
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def mean(values: Tensor) -> Reduced:
-    """Over samples."""
+    """Return the mean over samples."""
     return Reduced(float(values.mean()), values)
 
 
 def largest(values: Tensor) -> Reduced:
-    """Over samples."""
+    """Return the maximum over samples."""
     return Reduced(float(values.max()), values)
 
 
 def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
-    """The mean over a sketch's probes, (probes, ...), reduced; with the probes' own error.
+    """Return the reduced mean over a sketch's probes, (probes, ...), with the probes' own error.
 
-    By the jackknife: a probe's share is what leaving it out changes. Of a measure linear in the probes that is its own
-    value; of a root or a minimum the bias of first order drops out, too.
+    The error is a jackknife: a probe's share is the change when it is left out. For a measure linear in the probes that
+    is the probe's own value; for a root or a minimum it also removes the bias of first order.
     """
     k = len(values)
     whole, total = reduce(values.mean(0)), values.sum(0)
@@ -64,13 +64,13 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
 
 
 def mean_of_exp(logs: Tensor) -> Reduced:
-    """Mean of exp(values), worked in logs so that nothing overflows on the way."""
-    value = float((torch.logsumexp(logs, 0) - math.log(len(logs))).exp())  # inf where it is beyond float64
+    """Return the mean of exp(values), computed in logarithms so that nothing overflows."""
+    value = float((torch.logsumexp(logs, 0) - math.log(len(logs))).exp())  # inf where it exceeds float64
     return Reduced(value, logs.exp(), _missing(logs, "rank-deficient, their volume counted as 0"))
 
 
 def mean_of_finite(values: Tensor, why: str = "rank-deficient") -> Reduced:
-    """Mean over the samples where the value exists; how many do not is said."""
+    """Return the mean over the samples with a value; the note counts the others."""
     there = torch.isfinite(values)
     if not bool(there.any()):
         return Reduced(math.nan, values, f"every sample is {why}", "undefined")

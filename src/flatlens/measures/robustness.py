@@ -1,4 +1,4 @@
-"""How the risk changes when the features that a layer reads are moved, and whether labels hold still there."""
+"""The risk at moved features of a layer, and whether labels stay constant near them."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def feature_robustness(
 
 
 def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, draws: int) -> Estimate:
-    """A and -A, drawn again and again."""
+    """Return the estimate from several pairs A and -A."""
     changes = []
     for number in range(draws):
         WA = features.draw(delta, law, sigma, run.generator)
@@ -94,7 +94,7 @@ def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, s
 
 
 def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Estimate:
-    """Every sample in a direction of its own, and in the opposite one."""
+    """Return the estimate that moves every sample in its own random direction, and in the opposite one."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     here = lens.outcomes("data").losses
     changes, samples = torch.empty(draws, dtype=torch.float64), torch.zeros_like(here)

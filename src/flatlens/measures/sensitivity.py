@@ -1,4 +1,4 @@
-"""How strongly the outputs follow the input: spectral norms of df/dx."""
+"""Sensitivity of the outputs to the input: norms of df/dx."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flatlens.measures.reduce import largest, mean
 
 
 def spectral_norm(g: LayerGrams) -> Tensor:
-    """||df/dx||_2 per sample, (n,)."""
+    """Return ||df/dx||_2 per sample, (n,)."""
     return g.eigenvalues[:, -1].sqrt()
 
 
 def softmax_norm(g: LayerGrams) -> Tensor:
-    """||d softmax(f)/dx||_2 per sample, (n,)."""
+    """Return ||d softmax(f)/dx||_2 per sample, (n,)."""
     return g.softmax_eigenvalues[:, -1].sqrt()
 
 

@@ -1,5 +1,4 @@
-"""Traces of the Hessian: the exact Gauss-Newton part from the pass, and the functional Hessian, exact or by
-probes."""
+"""Traces of the Hessian: the exact Gauss-Newton part from the pass, and the functional Hessian, exact or by probes."""
 
 from __future__ import annotations
 
@@ -31,18 +30,18 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
 
-FIRST = 8  #: probes to begin with: fewer tell too little of their own spread
-FEW = 64  #: directions up to which all are taken: few of them give probes no normal law
-MOST = 4096  #: probes at most
+FIRST = 8  #: probes at first: fewer do not show their own spread
+FEW = 64  #: directions up to which all are taken: probes of few directions are far from normal
+MOST = 4096  #: largest number of probes
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How a trace is to be had."""
+    """How accurately a trace is estimated, and how."""
 
     rtol: float  #: standard error wanted, relative to the value
-    probes: int | None  #: exactly so many, whatever the error
-    exact: bool  #: every direction, no probes
+    probes: int | None  #: exactly this many, whatever the error
+    exact: bool  #: whether to use every direction and no probes
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rtol, int | float) and self.rtol > 0):
@@ -58,15 +57,17 @@ class Effort:
 def sampled(
     draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int
 ) -> tuple[Tensor, int | None] | None:
-    """(probes, of which the first so many are a pilot): draw(m) gives m rows whose sums are the values, `size` to be
-    added. None where all `everything` directions in turn are asked for, or fewer products."""
+    """Return (probes, how many of them are the pilot); None if all `everything` directions cost less, or are requested.
+
+    draw(m) gives m rows whose sums are the values; `size` is added to them.
+    """
     if effort.probes is not None:
         return draw(effort.probes), None
     if effort.exact or everything <= FEW:
         return None
     rows = draw(FIRST)
     pilot = of_probes(rows.sum(1), FIRST)
-    if pilot.stderr == 0:  # equal values tell nothing of their spread
+    if pilot.stderr == 0:  # equal values show nothing of their spread
         return None
     allowed = effort.rtol * abs(size + pilot.value)
     enough = allowed > 0 and pilot.stderr < allowed * MOST
@@ -77,8 +78,10 @@ def sampled(
 
 
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
-    """Their mean. After a pilot its spread alone makes the error (Stein's two stages): had the spread of all decided
-    how many to draw, the interval would cover too little."""
+    """Return the mean of the probes. After a pilot, the pilot's spread alone gives the error (Stein's two stages).
+
+    If the spread of all probes decided how many to draw, the interval would cover too little.
+    """
     mean = float(values.mean())
     _, stderr = mean_of_forms(values if pilot is None else values[:pilot])
     scale = 1.0 if pilot is None else (pilot / len(values)) ** 0.5
@@ -87,15 +90,15 @@ def of_probes(values: Tensor, pilot: int | None) -> Estimate:
 
 @dataclass(frozen=True, eq=False)
 class FunctionalHessianPart:
-    """What a trace has beyond its Gauss-Newton part, by parameter: numbers, or probes."""
+    """The part of a trace beyond its Gauss-Newton part, by parameter: numbers, or probes."""
 
     names: tuple[str, ...]
-    values: Tensor  #: (names,) or, of probes, (m, names)
+    values: Tensor  #: (names,), or from probes (m, names)
     pilot: int | None
     products: int
 
     def over(self, names: Collection[str]) -> Estimate:
-        """Of some parameters together: they share their probes, so they add probe by probe."""
+        """Return the sum over some parameters: they share their probes, so the sum is taken per probe."""
         chosen = [number for number, name in enumerate(self.names) if name in names]
         total = self.values[..., chosen].sum(-1)
         if self.values.ndim == 1:
@@ -104,7 +107,7 @@ class FunctionalHessianPart:
 
 
 def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool, size: float) -> FunctionalHessianPart:
-    """Of every curved parameter; `size` is the Gauss-Newton part that it is to be added to."""
+    """Return the part of every curved parameter; `size` is the Gauss-Newton part that it is added to."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     curved = curved_parameters(problem, layout)
     if not curved.names:
@@ -133,7 +136,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
 def traced(
     lens: Lens, run: Run, gauss_newton: PassMeasure, effort: Effort, weighted: bool
 ) -> dict[tuple[str, str | None], Estimate]:
-    """The Gauss-Newton part plus the bending, at every place and in all."""
+    """Return the Gauss-Newton part plus the functional Hessian's, at every place and in total."""
     places = passed(lens, run, gauss_newton)
     if not places:
         return {("", None): undefined("no parameter is measured")}
@@ -154,13 +157,13 @@ def traced(
 
 
 def passed(lens: Lens, run: Run, measure: PassMeasure) -> dict[str, Tensor]:
-    """What the pass gives for a measure at each of its places."""
+    """Return the values that the pass gives for a measure at each of its places."""
     values = lens.per_sample([measure], run.progress, run.generator)
     return {at: v for (key, at), v in list(values.items()) if key == measure.key and at is not None}
 
 
 def mean_of(lens: Lens, values: Tensor | int) -> Estimate:
-    """Over samples, and over the probes of a sketch."""
+    """Return the mean over samples, and over the probes of a sketch."""
     assert isinstance(values, Tensor)
     if lens.probes is None:
         return Estimate(float(values.mean()))
@@ -169,7 +172,7 @@ def mean_of(lens: Lens, values: Tensor | int) -> Estimate:
 
 
 def _plus(a: Estimate, b: Estimate) -> Estimate:
-    """Of independent errors; b's probes moved to the sum."""
+    """Return the sum of estimates with independent errors; the probes of b are shifted to the sum."""
     arrays = {"probes": a.value + b.arrays["probes"]} if b.arrays else {}
     kind: Kind = "exact" if a.kind == b.kind == "exact" else "estimate"
     return replace(b, value=a.value + b.value, stderr=math.hypot(a.stderr, b.stderr), kind=kind, arrays=arrays)
@@ -201,7 +204,7 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
 
 
 def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
-    """Where samples are coupled there is no pass: plain probes on the Hessian, or unit vectors."""
+    """Return the trace where samples are coupled and there is no pass: from random probes, or from unit vectors."""
     operator = Hessian(lens.problem, model=lens.model)
     like = torch.empty(0, dtype=operator.dtype, device=operator.space.device)
 
@@ -291,7 +294,10 @@ def _is_half_square(lens: Lens) -> bool:
 
 
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
-    """mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|, every parameter in turn; of a dense layer one direction a row."""
+    """Return mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|, parameter by parameter.
+
+    For a dense layer one direction per row.
+    """
     if not _is_half_square(lens):
         return undefined("Lemma B.1 is about the half squared error")
     curved = curved_parameters(lens.problem, lens.layout)
@@ -321,5 +327,5 @@ def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
 
 
 def _weighed(forms: Tensor, scale: Tensor | None) -> Tensor:
-    """Each sample's sum of absolute values, each times its direction's scale."""
+    """Return each sample's sum of absolute values, each times its direction's scale."""
     return (forms.abs() if scale is None else forms.abs() * scale).sum(1)

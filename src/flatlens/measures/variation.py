@@ -1,4 +1,4 @@
-"""What a search finds around each sample: how much the input-output Jacobian varies, how steep a secant gets."""
+"""Searches around each sample: for the variation of the input-output Jacobian, and for the steepest secant."""
 
 from __future__ import annotations
 

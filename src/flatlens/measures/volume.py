@@ -1,4 +1,4 @@
-"""How much of input space survives: volumes and dimension of the image of a small ball."""
+"""Volumes and dimension of the image of a small ball of inputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from flatlens.measures.reduce import mean_of_exp, mean_of_finite
 
 
 def rank_tolerance(precision: float) -> float:
-    """lmin(G) below this share of lmax(G) is zero: 100 eps of float64, in which G is accumulated, or (100 eps)^2 of the
-    slopes' own arithmetic where that is coarser (G squares them: 1.4e-10 for a float32 network)."""
+    """Return the share of lmax(G) below which lmin(G) counts as zero.
+
+    It is 100 eps of float64, in which G is accumulated, or (100 eps)^2 of the arithmetic of the derivatives where that
+    is larger (G squares them: 1.4e-10 for a float32 network).
+    """
     return max(100 * torch.finfo(torch.float64).eps, (100 * precision) ** 2)
 
 
 def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
-    """log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,).
+    """Return log sqrt(det G_i), or of the `top_k` largest eigenvalues; -inf where the rank is lower. (n,).
 
-    Of the rows that a sample has: those of masked tokens are none, and their eigenvalues, all 0, do not count.
+    Only the sample's own rows count: rows of masked tokens have eigenvalue 0, and are left out.
     """
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
