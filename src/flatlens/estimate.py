@@ -91,11 +91,11 @@ class Report(Result, Mapping[Key, Estimate]):
         return named and pair in self._estimates
 
     def measures(self) -> list[str]:
-        """The measures' names, in the order they were asked for."""
+        """Return the measures' names, in the order in which they were asked for."""
         return list(dict.fromkeys(name for name, _ in self._estimates))
 
     def frame(self) -> pd.DataFrame:
-        """Tidy: one row an estimate; `layer` is empty for the network's answer."""
+        """Return a tidy table: one row per estimate; `layer` is empty for the network's number."""
         columns = ["measure", "layer", "value", "stderr", "kind", "source", "unit", "seconds", "products", "note"]
         rows = [
             {"measure": name, "layer": layer or "", **{c: getattr(e, c) for c in columns[2:]}}
@@ -135,5 +135,5 @@ class Report(Result, Mapping[Key, Estimate]):
 
 
 def undefined(note: str) -> Estimate:
-    """A number that does not exist here, with the reason: its value is NaN, never a guess."""
+    """Return the estimate of a number that does not exist here, with the reason: its value is NaN, never a guess."""
     return Estimate(float("nan"), kind="undefined", note=note)
