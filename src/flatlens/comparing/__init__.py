@@ -1,4 +1,4 @@
-"""Comparing checkpoints: ranked by each measure, and how far the rankings agree."""
+"""Comparison of checkpoints: rankings by each measure, and their agreement."""
 
 from flatlens.comparing.agreement import Agreement
 from flatlens.comparing.compare import compare

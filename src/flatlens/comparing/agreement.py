@@ -1,4 +1,4 @@
-"""How far the rankings by several measures agree: Kendall's W, tau of each pair, tau with the generalisation gap."""
+"""Agreement of the rankings by several measures: Kendall's W, tau of each pair, tau with the generalisation gap."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from flatlens.statistics.correlations import p_value
 
 PERMUTED = 9999
 FEW = 5
-"""Fewer networks than this can hardly show agreement that is not chance."""
+"""Fewer networks than this can hardly show agreement beyond chance."""
 Table = Mapping[str, Mapping[str, Estimate]]
 """Estimates by measure and network."""
 
 
-@dataclass(frozen=True, eq=False)  # eq would compare tables
+@dataclass(frozen=True, eq=False)  # == would compare tables
 class Agreement:
-    """How far the rankings agree."""
+    """The agreement of rankings."""
 
     overall: Statistic  #: Kendall's W of all counted measures
-    surviving: Statistic  #: of those that both rescalings of the weights leave alone
+    surviving: Statistic  #: of the measures that both rescalings of the weights leave unchanged
     counted: list[str]  #: the measures that are counted
-    left_out: Mapping[str, str]  #: the others, and why
-    taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN where one ties them all
+    left_out: Mapping[str, str]  #: the other measures, with the reason
+    taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN if one ties them all
     gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
-    remarks: tuple[str, ...]  #: what to make of it, in words
+    remarks: tuple[str, ...]  #: what the numbers allow to conclude, in words
 
 
 def agreement(
@@ -42,7 +42,7 @@ def agreement(
     gaps: Mapping[str, Estimate],
     rounding: float,
 ) -> Agreement:
-    """Of rankings in which ties and overlapping intervals stay open.
+    """Return the agreement of rankings in which ties and overlapping intervals stay open.
 
     Args:
         estimates: by measure and network.
@@ -74,7 +74,7 @@ def agreement(
 
 
 def _left_out(estimates: Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
-    """Measures that do not count as a ranking of their own, and why."""
+    """Return the measures that do not count as a ranking of their own, with the reason."""
     found: dict[str, str] = {}
     before: dict[str, Array] = {}
     for name, row in estimates.items():
@@ -93,7 +93,7 @@ def _left_out(estimates: Table, pointing: Collection[str], rounding: float) -> d
 
 
 def _proportional(a: Array, b: Array, rounding: float) -> bool:
-    """Whether two measures are one, in other units."""
+    """Return whether two measures are proportional."""
     if not (np.isfinite(a).all() and np.isfinite(b).all() and a.any() and b.any()):
         return False
     at = int(np.abs(a).argmax())
@@ -105,13 +105,13 @@ def _w(ranks: pd.DataFrame, name: str) -> Statistic:
 
 
 def _tau(a: Array, b: Array) -> float:
-    """Kendall's tau-b of two orders, given as the signs of all differences."""
+    """Return Kendall's tau-b of two orders, given as the signs of all differences."""
     both, in_a, in_b = (np.array([signs.sum()]) for signs in (a * b, a**2, b**2))
     return float(ratio(both, in_a, in_b)[0])
 
 
 def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding: float) -> pd.DataFrame:
-    """Each measure's tau with the gap as measured, and its p from the gaps in other orders."""
+    """Return each measure's tau with the measured gap, and its p from permuted gaps."""
     rows = []
     values = np.array([gap.value for gap in gaps.values()])
     if len(values) and np.isfinite(values).all():
@@ -125,7 +125,7 @@ def _with_gap(signs: Mapping[str, Array], gaps: Mapping[str, Estimate], rounding
 
 
 def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
-    """How much W may be made of."""
+    """Return remarks on how much W says."""
     if w.value != w.value:
         return [f"How far the rankings agree cannot be said: {w.note}."]
     told = [
@@ -145,7 +145,7 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
 
 
 def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
-    """How many pairs of gaps the held-out data can tell apart."""
+    """Return a remark on how many pairs of gaps the held-out data can order."""
     if not gaps:
         return []
     known = [gap for gap in gaps.values() if gap.value == gap.value]

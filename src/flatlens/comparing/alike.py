@@ -1,4 +1,4 @@
-"""What lenses must have in common to be compared, and what is only worth telling."""
+"""The requirements for comparing lenses, and remarks on differences that are allowed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ SAME = {
     "held-out data": "give the same test data to all, or to none",
     "batchnorm": "give all the same batchnorm and ghost_batch",
 }
-"""What must be equal, and what to do where it is not."""
+"""The facts that must be equal, and the advice if they are not."""
 
 
 def require_alike(lenses: Mapping[str, Lens]) -> None:
-    """Refuse networks that do not answer the same question on the same data, naming the first two that differ."""
+    """Refuse networks that are not measured on the same task and data; name the first two that differ."""
     if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
         raise BadInput('compare(...): lenses by name are needed: compare({"a": Lens(...), "b": Lens(...)})')
     if len(lenses) < 2:
@@ -52,7 +52,7 @@ def _facts(problem: Problem) -> dict[str, object]:
 
 
 def _require_same_data(lenses: Mapping[str, Lens]) -> None:
-    """The same bytes in the same order; a data object that is shared is not read again."""
+    """Require the same bytes in the same order; a shared data object is read once."""
     for which, name in (("data", "data"), ("test", "held-out data")):
         (a, first), *others = ((model, getattr(lens.problem, which)) for model, lens in lenses.items())
         print_of_first: int | None = None
@@ -73,7 +73,7 @@ def _print(data: Data) -> int:
 
 
 def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
-    """What differs and may be compared all the same, a sentence each."""
+    """Return the allowed differences, one sentence each."""
     told = []
     sizes = {name: sum(p.numel() for p in lens.problem.model.parameters()) for name, lens in lenses.items()}
     if len({_shape(lens) for lens in lenses.values()}) > 1:

@@ -1,4 +1,4 @@
-"""fl.compare: several networks, measured alike and ranked."""
+"""fl.compare: several networks, measured in the same way and ranked."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def compare(
 
 
 def _ranking(chosen: list[Measure]) -> list[Measure]:
-    """What was asked for, if there is something to rank by."""
+    """Return the requested measures; refuse a list with nothing to rank by."""
     if all(one.card.family == RISK for one in chosen):
         asked = ", ".join(one.key for one in chosen) or "none"
         raise BadInput(f"compare(measures=...): {asked}: at least one measure to rank by is needed; loss, accuracy and "
@@ -57,7 +57,7 @@ def _ranking(chosen: list[Measure]) -> list[Measure]:
 
 
 def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
-    """The risk, and with held-out data the gap, which stand beside whatever was asked for."""
+    """Return the risk and, with held-out data, the gap, which are always shown."""
     keys = {one.key for one in chosen}
     risk = [one for one in MEASURES.values() if one.card.family == RISK]
     return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

@@ -1,4 +1,4 @@
-"""What a comparison found, as tables."""
+"""The result of a comparison, as tables."""
 
 from __future__ import annotations
 
@@ -27,50 +27,52 @@ BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
 
-@dataclass(frozen=True, eq=False, repr=False)  # eq would compare reports
+@dataclass(frozen=True, eq=False, repr=False)  # == would compare reports
 class Comparison(Result):
     """Networks ranked by each measure: `comparison["mls"]` has estimates by network, `["mls", "net"]` one of them."""
 
     _KIND = "comparison"
 
     reports: Mapping[str, Report]  #: by network, with layers, parts and samples
-    measures: Mapping[str, Measure]  #: the ranked ones, by the name of their row
+    measures: Mapping[str, Measure]  #: the ranked measures, by the name of their row
     notes: tuple[str, ...] = ()  #: what differs between the networks beside their weights
 
     @cached_property
     def about(self) -> dict[str, Any]:  # type: ignore[override]  # it cannot be set
-        """What was measured, by network, as their reports tell."""
+        """Return what was measured, by network, from their reports."""
         return {name: report.about for name, report in self.reports.items()}
 
     @property
     def models(self) -> list[str]:
-        """The networks' names, in the order given."""
+        """Return the networks' names, in the order given."""
         return list(self.reports)
 
     @cached_property
     def places(self) -> dict[str, dict[str, Place]]:
-        """By measure and network, the rank and whom it cannot be told from."""
+        """Return each network's rank by each measure, and the networks whose order to it is open."""
         return {name: places(self.estimates(name), self.rounding) for name in self.measures}
 
     @property
     def rounding(self) -> float:
-        """Values closer than this, relatively, tie: half the digits of the coarsest network's precision (a volume loses
-        as many in nearly singular Jacobians)."""
+        """Return the relative difference below which values tie: half the digits of the lowest precision.
+
+        A volume loses that many digits in nearly singular Jacobians.
+        """
         kinds = {str(report.about["dtype"]).removeprefix("torch.") for report in self.reports.values()}
         coarse = {str(report.about.get("arithmetic", "full")) for report in self.reports.values()} - {"full"}
         eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [REDUCED_PRECISION[kind] for kind in coarse]
         return math.sqrt(max(eps))
 
     def estimates(self, measure: str) -> dict[str, Estimate]:
-        """One measure's estimates by network."""
+        """Return one measure's estimates by network."""
         return {name: report[measure] for name, report in self.reports.items()}
 
     def survives(self, measure: str) -> bool:
-        """Whether both rescalings of the weights leave it alone, so that it speaks of the function."""
+        """Return whether both rescalings of the weights leave the measure unchanged: it is about the function."""
         return self.measures[measure].invariant_under >= RESCALINGS
 
     def frame(self) -> pd.DataFrame:
-        """Tidy: a row a measure and network.
+        """Return the tidy table: one row per measure and network.
 
         `rank` is 1 for the smallest value, shared where it is tied or the 95% intervals overlap (`undecided_with` says
         with whom), NaN where undefined. `small_means` is "flat", "compressed" or, where no direction is known, empty.
@@ -85,13 +87,15 @@ class Comparison(Result):
         return pd.DataFrame(rows, columns=COLUMNS)
 
     def ranks(self) -> pd.DataFrame:
-        """The ranks, a row a measure and a column a network."""
+        """Return the ranks: one row per measure, one column per network."""
         found = {name: {model: place.rank for model, place in row.items()} for name, row in self.places.items()}
         return pd.DataFrame.from_dict(found, orient="index", columns=self.models, dtype=float)
 
     def networks(self) -> pd.DataFrame:
-        """A row a network: loss, accuracy, with held-out data the gap and its standard error; and its mean rank over
-        the measures that `agreement` counts, and over those of them that survive both rescalings."""
+        """Return one row per network: loss, accuracy, mean ranks; with held-out data the gap and its standard error.
+
+        The mean ranks are over the measures that `agreement` counts, and over those that survive both rescalings.
+        """
         counted = self.agreement().counted
         ranks = self.ranks()
         rows: list[dict[str, Any]] = []
@@ -106,7 +110,7 @@ class Comparison(Result):
         return pd.DataFrame(rows)
 
     def agreement(self) -> Agreement:
-        """How far the rankings agree with each other, and with held-out data with the gap."""
+        """Return how far the rankings agree with each other and, with held-out data, with the gap."""
         return self._agreement
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Which way a measure points: for most a small value means flat, or compressed; for some nothing is known."""
+"""The direction of a measure: for most, a small value means flat or compressed; for some it is not known."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SMALL = {
     "sensitivity": "compressed",
     "compression": "compressed",
 }
-"""By family, what a small value means. Norms and the sample's own properties mean neither."""
-NEITHER = frozenset({"interpolation_gap"})  # how far two traces are apart, of either sign
-RISK = "generalisation"  #: the family of what one would like to predict: shown beside, not ranked
+"""The meaning of a small value, by family. For norms and the sample's own properties there is none."""
+NEITHER = frozenset({"interpolation_gap"})  # the difference of two traces, of either sign
+RISK = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 
 def direction(card: Card) -> str:
-    """What a small value means, "flat" or "compressed"; "" where that is not known.
+    """Return the meaning of a small value, "flat" or "compressed"; "" if not known.
 
     >>> from flatlens.measures import MEASURES
     >>> [direction(MEASURES[name].card) for name in ("ggn_trace", "mls", "weight_norm")]

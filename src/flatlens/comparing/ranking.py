@@ -1,4 +1,4 @@
-"""Ranks of estimates: where two 95% intervals overlap, which is smaller is left open."""
+"""Ranks of estimates; the order of overlapping 95% intervals stays open."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ ROUNDING = 1.5e-8  # half the digits of float64
 
 @dataclass(frozen=True)
 class Place:
-    """Where a network stands by one measure."""
+    """A network's place by one measure."""
 
     rank: float  #: 1 is the smallest; NaN where undefined
-    open: tuple[str, ...] = ()  #: the networks it cannot be told from: equal, or with overlapping intervals
+    open: tuple[str, ...] = ()  #: networks whose order is open: equal values, or overlapping intervals
 
 
 def places(estimates: Mapping[str, Estimate], rounding: float = ROUNDING) -> dict[str, Place]:
-    """Each network's place among those with a value.
+    """Return each network's place among those with a value.
 
     A rank is 1 + how many are surely smaller + half of how many cannot be told from it, so that ties share their mean
     rank, and so do networks with overlapping intervals. Bounds are ranked by their values.
@@ -42,9 +42,9 @@ def places(estimates: Mapping[str, Estimate], rounding: float = ROUNDING) -> dic
 
 
 def larger_of(estimates: Sequence[Estimate], rounding: float = ROUNDING) -> NDArray[np.float64]:
-    """Which of two is surely larger, (n, n): 1 in row i, column j where i is, 0 where it cannot be told.
+    """Return which of two is surely larger, (n, n): 1 in row i, column j if i is, 0 if the order is open.
 
-    Values closer than `rounding`, relative to the larger, tie. An error that is not known leaves all open.
+    Values closer than `rounding`, relative to the larger, tie. An unknown error leaves all orders open.
     """
     values = np.array([one.value for one in estimates], dtype=np.float64)
     reach = Z * np.array([np.inf if np.isnan(one.stderr) else one.stderr for one in estimates])

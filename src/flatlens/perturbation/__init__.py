@@ -1,4 +1,4 @@
-"""The network near where it is: at other weights, at other features, between other labels."""
+"""The network at other weights, other features, and other labels."""
 
 from flatlens.perturbation.features import feature_change
 from flatlens.perturbation.labels import LabelTerms, label_change_terms

@@ -1,4 +1,4 @@
-"""The largest value on a ball that a search finds: a lower bound of the largest there is."""
+"""Gradient ascent in a ball: a lower bound of the largest value there."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Peak:
-    """The highest place met."""
+    """The highest point that a search found."""
 
-    value: float  #: its rise above the centre, 0 if nothing rises; NaN where nothing finite was met
+    value: float  #: rise above the centre, 0 if nothing rises; NaN if no value was finite
     where: Tensor  #: (P,)
-    restarts: Tensor  #: the largest rise of each search, (restarts,) float64: how far they agree
+    restarts: Tensor  #: largest rise of each search, (restarts,) float64: their agreement shows how reliable it is
 
 
 def climb(slope: Callable[[Tensor], tuple[float, Tensor]], starts: Iterator[Tensor], radius: float, steps: int) -> Peak:
-    """Projected gradient ascent in the ball of `radius`, from each start; the largest rise met anywhere counts.
+    """Return the largest rise that projected gradient ascent finds in the ball of `radius`, from each start.
 
     `slope`: place -> (rise above the centre, gradient). A step goes `radius` along the gradient's direction and back
-    onto the ball: of a convex function it ends where place and gradient point the same way. Later steps are shorter, in
-    case it is not.
+    onto the ball. For a convex function, this ends where place and gradient have the same direction. Later steps are
+    shorter, for other functions.
     """
     best, where = 0.0, torch.zeros(0)
     reached = []
@@ -49,6 +49,6 @@ def climb(slope: Callable[[Tensor], tuple[float, Tensor]], starts: Iterator[Tens
 
 
 def onto_ball(e: Tensor, radius: float) -> Tensor:
-    """The nearest point of the ball."""
+    """Return the nearest point of the ball."""
     norm = float(e.norm())
     return e if norm <= radius else e * (radius / norm)

@@ -1,8 +1,9 @@
-"""How much the input-output Jacobian can vary in a ball around every sample: a certified upper bound.
+"""Certified upper bounds of the variation of the input-output Jacobian in a ball around every sample.
 
-Of a chain f = W_L a(... a(W_1 x + b_1)) + b_L the Jacobian is W_L D_{L-1} ... D_1 W_1, D_l = diag(a'(z_l)). Intervals
-are carried through it over a ball: of each z_l, hence of each slope, hence of each entry of dz_l/dx and of df/dh_l. All
-in float64, and wider by `MARGIN` of what is added up: room for the rounding of sums of up to some 10^5 terms.
+The Jacobian of a chain f = W_L a(... a(W_1 x + b_1)) + b_L is W_L D_{L-1} ... D_1 W_1, D_l = diag(a'(z_l)). Intervals
+over a ball are carried through the chain: first of z_l, then of the activations' slopes, then of each entry of dz_l/dx
+and df/dh_l. They are in float64, and each is widened by `MARGIN` times the absolute sum of the terms added: enough for
+the rounding of sums of about 10^5 terms.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MARGIN = 1e-11  #: relative to the sum of the absolute values of a sum's terms
 
 @dataclass(frozen=True, eq=False)
 class Box:
-    """Matrices (n, r, c) known entry by entry, within `radius` of `centre`, of spectral norms up to `cap`, (n,)."""
+    """Matrices (n, r, c) with entries within `radius` of `centre`, and with spectral norms up to `cap`, (n,)."""
 
     centre: Tensor
     radius: Tensor
@@ -29,20 +30,20 @@ class Box:
 
     @classmethod
     def of(cls, W: Tensor, n: int) -> Box:
-        """One matrix, for each of n samples."""
+        """Return one matrix, repeated for each of n samples."""
         return cls(W.expand(n, *W.shape), torch.zeros_like(W).expand(n, *W.shape), norms(W[None]).expand(n))
 
     @property
     def largest(self) -> Tensor:
-        """What no absolute value of an entry exceeds."""
+        """Return an upper bound of each entry's absolute value."""
         return self.centre.abs() + self.radius
 
     def rows_times(self, low: Tensor, high: Tensor) -> Box:
-        """Row k times a number of [low_k, high_k], (n, r) each."""
+        """Return the box with row k times a number in [low_k, high_k], (n, r) each."""
         return self._times(low.unsqueeze(2), high.unsqueeze(2))
 
     def columns_times(self, low: Tensor, high: Tensor) -> Box:
-        """Column k times a number of [low_k, high_k], (n, c) each."""
+        """Return the box with column k times a number in [low_k, high_k], (n, c) each."""
         return self._times(low.unsqueeze(1), high.unsqueeze(1))
 
     def _times(self, low: Tensor, high: Tensor) -> Box:
@@ -51,20 +52,20 @@ class Box:
         return Box(self.centre * middle, self.radius * middle.abs() + self.largest * spread, self.cap * most)
 
     def before(self, W: Tensor) -> Box:
-        """W times the box."""
+        """Return W times the box."""
         return Box(W @ self.centre, W.abs() @ self._blurred, (1 + MARGIN) * norms(W[None]) * self.norm())
 
     def after(self, W: Tensor) -> Box:
-        """The box times W."""
+        """Return the box times W."""
         return Box(self.centre @ W, self._blurred @ W.abs(), (1 + MARGIN) * norms(W[None]) * self.norm())
 
     @property
     def _blurred(self) -> Tensor:
-        """The radius, wide enough for the rounding of a product."""
+        """Return the radius, widened by the rounding of a product."""
         return self.radius + MARGIN * self.centre.abs()
 
     def norm(self) -> Tensor:
-        """What no matrix in the box exceeds in spectral norm, (n,)."""
+        """Return an upper bound of the spectral norms in the box, (n,)."""
         entrywise = torch.minimum(norms(self.centre) + norms(self.radius), norms(self.largest))
         return torch.minimum(entrywise, self.cap)
 
@@ -72,10 +73,10 @@ class Box:
 def certified_variation(
     problem: Problem, model: nn.Module, delta: float, *, progress: Progress | None = None
 ) -> Tensor:
-    """sup ||Jf(u) - Jf(v)||_2 over u, v in the ball of radius `delta` around each sample, from above: (n,) float64.
+    """Return upper bounds of sup ||Jf(u) - Jf(v)||_2 over the balls of radius `delta` around the samples, (n,) float64.
 
-    sharpening Eq. (5), of the Jacobian. 0 where no slope of an activation can vary in the ball. Raises `Refused` where
-    the network is no chain of affine maps and activations of known slopes, or where its matrices outgrow the memory.
+    sharpening Eq. (5), for the Jacobian. It is 0 if no activation's slope varies in the ball. Raises `Refused` if the
+    network is not a chain of affine maps and activations with known slopes, or if its matrices exceed the memory.
 
     >>> net = nn.Linear(2, 1)
     >>> problem = Problem(net, "mse", (torch.ones(3, 2), torch.zeros(3, 1)))
@@ -97,7 +98,7 @@ def certified_variation(
 
 
 def variation_bound(chain: Chain, x: Tensor, delta: float) -> Tensor:
-    """The smallest of three bounds, (n,).
+    """Return the smallest of three bounds, (n,).
 
     With s_l the spread of layer l's slopes, B_l = dz_l/dx, A_l = df/dh_l:
 
@@ -119,10 +120,12 @@ def variation_bound(chain: Chain, x: Tensor, delta: float) -> Tensor:
 
 
 def _from_below(chain: Chain, x: Tensor, delta: float) -> tuple[list[tuple[Tensor, Tensor]], list[Box]]:
-    """(the least and largest slope of each activation, (n, m_l) each; boxes of dz_l/dx, (n, m_l, M), the last one Jf).
+    """Return the activations' least and largest slopes, (n, m_l) each, and boxes of dz_l/dx, (n, m_l, M).
 
-    z_l is bounded twice: through the values of the layer before, and by delta times the norm of dz_l/dx row by row,
-    which for z_1 is exact.
+    The last is Jf.
+
+    z_l is bounded twice: by the values of the layer before, and by delta times the norm of each row of dz_l/dx, which
+    is exact for z_1.
     """
     slopes: list[tuple[Tensor, Tensor]] = []
     below = [Box.of(chain.maps[0][0], len(x))]
@@ -141,7 +144,7 @@ def _from_below(chain: Chain, x: Tensor, delta: float) -> tuple[list[tuple[Tenso
 
 
 def _from_above(chain: Chain, slopes: list[tuple[Tensor, Tensor]]) -> list[Box]:
-    """Boxes of df/dh_l, (n, N, m_l), for the output h_l of each activation."""
+    """Return boxes of df/dh_l, (n, N, m_l), for the output h_l of each activation."""
     boxes = [Box.of(chain.maps[-1][0], len(slopes[0][0]))] if slopes else []
     for (low, high), (W, _) in zip(slopes[:0:-1], chain.maps[-2:0:-1], strict=True):
         boxes.append(boxes[-1].columns_times(low, high).after(W))
@@ -149,7 +152,7 @@ def _from_above(chain: Chain, slopes: list[tuple[Tensor, Tensor]]) -> list[Box]:
 
 
 def norms(A: Tensor) -> Tensor:
-    """||A||_2 of matrices (n, r, c), from above but for rounding."""
+    """Return ||A||_2 of matrices (n, r, c), an upper bound except for rounding."""
     G = A @ A.mT if A.shape[1] <= A.shape[2] else A.mT @ A
     largest: Tensor = torch.linalg.eigvalsh(G)[:, -1]
     return largest.clamp(min=0).sqrt()

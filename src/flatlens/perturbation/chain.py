@@ -1,4 +1,4 @@
-"""A network read as a chain: affine maps, written out as matrices, with elementwise activations between them."""
+"""Networks as chains: affine maps, written out as matrices, with elementwise activations between them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from flatlens.operations.tracing import Trace
 from flatlens.perturbation.inputs import Refused
 from flatlens.problem import Problem
 
-AGREEMENT = 1e-7  #: of the chain's outputs with the network's, both in float64
+AGREEMENT = 1e-7  #: allowed difference of the chain's outputs from the network's, both in float64
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """f(x) = W_L a_{L-1}( ... a_1(W_1 x + b_1) ... ) + b_L, of flat x, in float64."""
+    """A chain f(x) = W_L a_{L-1}( ... a_1(W_1 x + b_1) ... ) + b_L of flat x, in float64."""
 
     maps: list[tuple[Tensor, Tensor]]  #: (W_l (m_l, m_{l-1}), b_l (m_l,))
-    activations: list[Activation]  #: one less
+    activations: list[Activation]  #: one fewer than maps
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The outputs (n, N) of flat inputs (n, M)."""
+        """Return the outputs (n, N) of flat inputs (n, M)."""
         for (W, b), between in zip(self.maps, self.activations, strict=False):
             x = between.value(x @ W.mT + b)
         return x @ self.maps[-1][0].mT + self.maps[-1][1]
 
 
 def read_chain(problem: Problem, model: nn.Module) -> Chain:
-    """The network as a chain, from a symbolic trace of a float64 copy; it must give the network's outputs.
+    """Return the network as a chain, from a symbolic trace of a float64 copy; both must give the same outputs.
 
-    Raises `Refused`, naming the operation that is no part of a chain, or where the matrices outgrow the memory.
+    Raises `Refused`, naming the operation that is not part of a chain, or if the matrices exceed the memory.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
     >>> problem = Problem(net, "mse", (torch.ones(4, 2), torch.zeros(4, 1)))
@@ -55,7 +55,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
             apart = float((chain(x.flatten(1)) - f).abs().max())
     except Refused:
         raise
-    except Exception as error:  # whatever the network's own forward() makes of symbols
+    except Exception as error:  # the network's own forward() may raise anything under tracing
         raise Refused(f"torch.fx cannot read the network ({one_line(error, 120)})") from error
     if apart > AGREEMENT * (1 + float(f.abs().max())):
         raise Refused(f"the chain read from the network gives other outputs (by {apart:.1g})")
@@ -63,7 +63,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
 
 
 class _Reader(Trace):
-    """Runs the graph with every activation cut: what goes in is kept, and a leaf goes on in place of what comes out."""
+    """A run of the graph that is cut at every activation: its input is kept, and a leaf tensor replaces its output."""
 
     def __init__(self, model: nn.Module, memory: int) -> None:
         super().__init__(model)
@@ -75,7 +75,7 @@ class _Reader(Trace):
         _require_chain(self, self.valueless)
 
     def read(self, x: Tensor) -> Chain:
-        """All matrices, from the derivative of one batch as large as the widest layer: row k gives their rows k."""
+        """Return all matrices, from the derivative of one batch as large as the widest layer: sample k gives row k."""
         self._cut(x)
         widths = [leaf[0].numel() for leaf in self.after], [z[0].numel() for z in self.before]
         numbers = sum(m * d for m, d in zip(*widths, strict=True))
@@ -98,7 +98,7 @@ class _Reader(Trace):
             raise Refused("an operation takes the samples apart")
 
     def run_node(self, n: fx.Node) -> Any:
-        """One operation: an affine one as it is, an activation as a cut."""
+        """Run one operation; cut the graph at an activation."""
         if not n.op.startswith("call") or n in self.valueless:
             return super().run_node(n)
         what, found = self.what(n), self.operation(n)
@@ -117,7 +117,7 @@ class _Reader(Trace):
 
 
 def _require_chain(trace: Trace, valueless: frozenset[fx.Node]) -> None:
-    """Refuse what joins branches."""
+    """Refuse operations that join branches."""
     last: fx.Node | None = None
     for node in trace.nodes:
         if node in valueless:
@@ -129,9 +129,9 @@ def _require_chain(trace: Trace, valueless: frozenset[fx.Node]) -> None:
 
 
 def _is_affine(found: Operation, node: fx.Node, valueless: frozenset[fx.Node]) -> bool:
-    """Whether a call is affine in what the chain hands it: the first of its arguments, or a term or factor."""
+    """Return whether a call is affine in its first argument, or in a term or factor."""
     carried = [at for at, end in enumerate(node.args) if isinstance(end, fx.Node) and end not in valueless]
-    if found.name in ARITHMETIC and (len(node.args) != 2 or node.kwargs):  # a rounding, say
+    if found.name in ARITHMETIC and (len(node.args) != 2 or node.kwargs):  # for example, with rounding_mode
         return False
     return found.affine and (
         carried == [0] or (carried == [1] and found.name in ARITHMETIC and found.role != "quotient")

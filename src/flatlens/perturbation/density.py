@@ -1,4 +1,4 @@
-"""How well one part of a sample tells the density of another: kernel density estimates in feature space."""
+"""Kernel density estimates in feature space, and the mismatch of two parts of a sample."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from torch import Tensor
 from flatlens.errors import BadInput
 
 BANDWIDTHS = ("scott", "relative")
-ROWS = 2**22  #: kernels evaluated at a time
+ROWS = 2**22  #: kernels evaluated together
 
 
 @dataclass(frozen=True, eq=False)
 class KernelDensity:
-    """p(z) = mean_i N(z; phi_i, (width_i scale)^2), of points phi (n, m) float64."""
+    """A kernel density p(z) = mean_i N(z; phi_i, (width_i scale)^2) of points phi (n, m) float64."""
 
     points: Tensor
-    scale: Tensor  #: a unit for each feature, (m,)
-    width: Tensor  #: of each point's kernel in these units, (n,)
+    scale: Tensor  #: unit of each feature, (m,)
+    width: Tensor  #: width of each point's kernel in these units, (n,)
 
     def log_density(self, z: Tensor, *, leave_out: bool = False) -> Tensor:
-        """log p at z, (k,); with `leave_out` z are the points themselves, and each is left out of its own estimate."""
+        """Return log p at z, (k,); with `leave_out`, z are the points themselves, each left out of its own estimate."""
         n, m = self.points.shape
         known, logs, done = self.points / self.scale, [], 0
         for rows in torch.split(z / self.scale, max(1, ROWS // n)):
@@ -37,14 +37,14 @@ class KernelDensity:
 
 
 def units(phi: Tensor, bandwidth: str) -> Tensor:
-    """What kernels are measured in, (m,): each feature's standard deviation under "scott", else 1."""
+    """Return the unit of each feature for the kernels, (m,): the standard deviation under "scott", else 1."""
     if bandwidth not in BANDWIDTHS:
         raise BadInput(f"bandwidth {bandwidth!r}: one of {', '.join(map(repr, BANDWIDTHS))} is needed")
     return phi.std(0) if bandwidth == "scott" else torch.ones_like(phi[0])
 
 
 def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
-    """The estimate from some points.
+    """Return the kernel density of some points.
 
     Widths are delta = n^(-1/(m+4)) under "scott"; under "relative" those of Proposition 12, delta ||phi_i|| / sqrt(m).
     """
@@ -58,19 +58,19 @@ def kernel_density(phi: Tensor, bandwidth: str, scale: Tensor) -> KernelDensity:
 
 @dataclass(frozen=True, eq=False)
 class Mismatch:
-    """How two densities differ, seen from the points of both."""
+    """The difference of two densities, estimated at the points of both."""
 
     shift: float  #: int |p - q|, between 0 and 2
-    weighted: float  #: int (p - q) l, l what each point is weighed with
+    weighted: float  #: int (p - q) l, l the weight of each point
 
 
 def mismatch(a: Tensor, b: Tensor, values_a: Tensor, values_b: Tensor, bandwidth: str) -> Mismatch:
-    """Of the kernel densities of two parts of a sample, a and b (n, m), in units of both together.
+    """Return the mismatch of the kernel densities of two parts of a sample, a and b (n, m), in units of both together.
 
     The integral is a mean over the points of both under (p + q) / 2, whose weights 2 (p - q) / (p + q) are bounded by 2
     whatever the dimension; a point is left out of its own estimate.
     """
-    scale = units(torch.cat([a, b]), bandwidth)  # one for both: a feature may rest in either part alone
+    scale = units(torch.cat([a, b]), bandwidth)  # from both: a feature may be constant in one part
     p, q = (kernel_density(part, bandwidth, scale) for part in (a, b))
     at_a = p.log_density(a, leave_out=True), q.log_density(a)
     at_b = p.log_density(b), q.log_density(b, leave_out=True)

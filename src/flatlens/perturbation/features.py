@@ -1,7 +1,7 @@
-"""The risk with the features that a layer reads moved: phi -> (I + A) phi, or phi -> phi + xi for each sample apart.
+"""The risk at moved features of a layer: phi -> (I + A) phi, or phi -> phi + xi separately for each sample.
 
-A matrix acts through the weights: W (phi + A phi) = (W + W A) phi (the papers' key equation), for a convolution on
-every patch it reads, for a grouped one on each group's channels by themselves. Noise is added to the layer's input.
+A matrix acts through the weights: W (phi + A phi) = (W + W A) phi (the papers' key equation); for a convolution on
+every patch that it reads, for a grouped one on each group's channels. Noise is added to the layer's input.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.ranks import ALONE
 
 Move = Callable[[Tensor], Tensor]
-"""From a chunk's features, samples first, to moved ones of the same shape."""
+"""Maps a chunk's features, samples first, to moved ones of the same shape."""
 
 SEVERAL = "the layer is called more than once for a sample"
 ELSEWHERE = "the weight also acts outside this layer's calls, or is made from other parameters"
 
 
 def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
-    """Why a layer's features cannot be moved; empty where they can."""
+    """Return why a layer's features cannot be moved; empty if they can."""
     if by_noise or weight.unplaced:
         return weight.unplaced or (SEVERAL if len(weight.calls) > 1 else "")
     return "" if weight.explained and weight.parameter is not None else ELSEWHERE
 
 
 def chosen(layout: Layout, layer: str | None) -> Weight:
-    """The layer named, the last one if None."""
+    """Return the named layer, or the last one for None."""
     name = layout.last() if layer is None else layer
     if name is None:
         raise BadInput("the network has no linear layer")
@@ -57,7 +57,7 @@ def chosen(layout: Layout, layer: str | None) -> Weight:
 
 @contextmanager
 def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
-    """Inside, the layer's call reads features that `move` has moved."""
+    """Give the layer's call the features that `move` returns, inside this context."""
     axis = layout.batch_axis[weight.layer]
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -74,14 +74,14 @@ def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
 
 
 def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, move: Move) -> Outcomes:
-    """Losses and hits over the data."""
+    """Return the outcomes over the data with moved features."""
     with problem.measuring(model), moved(weight, layout, move):
-        whole = problem.shared(CHUNK, ALONE)  # a move may draw for one chunk after the other
+        whole = problem.shared(CHUNK, ALONE)  # a move may draw for one chunk after another
         return outcomes(problem, whole, lambda batch: problem.run(model, batch))
 
 
 def noise(delta: float, sign: float, generator: torch.Generator) -> Move:
-    """Every sample's features moved by delta ||phi_i|| in a direction of its own (reparam2019 D.1)."""
+    """Return the move of every sample's features by delta ||phi_i|| in its own random direction (reparam2019 D.1)."""
 
     def move(phi: Tensor) -> Tensor:
         flat = phi.flatten(1)
@@ -94,7 +94,7 @@ def noise(delta: float, sign: float, generator: torch.Generator) -> Move:
 
 @final
 class RotatedFeatures:
-    """E_F(f, S, A), the change of the risk under phi -> (I + A) phi at one layer, labels kept."""
+    """The change of the risk E_F(f, S, A) under phi -> (I + A) phi at one layer, labels kept."""
 
     def __init__(self, problem: Problem, model: nn.Module, weight: Weight) -> None:
         assert weight.parameter is not None
@@ -104,24 +104,26 @@ class RotatedFeatures:
 
     @property
     def m(self) -> int:
-        """Features that one group's A acts on."""
+        """Return the number of features that one group's A acts on."""
         return self.W.shape[2]
 
     def change(self, WA: Tensor) -> float:
-        """Of the risk, the weight moved by W A, (g, d, m)."""
+        """Return the change of the risk when the weight moves by W A, (g, d, m)."""
         return self._elsewhere.outcomes(self._at(WA)).risk - self.risk
 
     def _at(self, WA: Tensor) -> Tensor:
         return (self.W + WA).flatten().to(self._elsewhere.here)
 
     def draw(self, delta: float, law: str, sigma: float, generator: torch.Generator) -> Tensor:
-        """W A, A = delta r O with O of Haar's law and r of `law`."""
+        """Return W A, A = delta r O with a Haar-distributed rotation O and r of `law`."""
         r = delta * radius(law, self.m, sigma, generator)
         return r * self._rotated(generator)
 
     def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
-        """W A of rotations whose second moments are those of Haar's law with no error, (k, g, d, m): with -A beside
-        each A, they average what is quadratic in A exactly. None if there are more than `most`."""
+        """Return W A of rotations whose second moments are exactly those of Haar's law, (k, g, d, m).
+
+        With -A beside each A, they average a quadratic form of A exactly. None if there are more than `most`.
+        """
         g, d, m = self.W.shape
         r = min(d, m)
         if balanced_count(g, r, m) > most:
@@ -132,10 +134,10 @@ class RotatedFeatures:
         return torch.stack([rotated(block, generator) for block in self.W])
 
     def worst(self, delta: float, restarts: int, steps: int, generator: torch.Generator) -> tuple[float, Tensor]:
-        """(the largest change found over all ||A|| <= delta, the largest of each search).
+        """Return (the largest change found over all ||A|| <= delta, the largest of each search).
 
-        From a random rotation on, A becomes the partial isometry of largest inner product with the slope there, which
-        never descends where the risk is convex along A.
+        Each search starts from a random rotation. Each step sets A to the partial isometry with the largest inner
+        product with the gradient, which never descends where the risk is convex along A.
         """
         reached = []
         for _ in range(restarts):
@@ -154,27 +156,29 @@ class RotatedFeatures:
         return (max(0.0, float(found.max())) if max(reached) > -math.inf else math.nan), found
 
     def rounding(self) -> float:
-        """Of the risk, to hold changes against."""
+        """Return the rounding error of the risk, to compare changes with."""
         return self._elsewhere.rounding()
 
     def slope(self, WA: Tensor) -> tuple[float, Tensor]:
-        """(the change, its slope in the weight, (g, d, m)) at the weight moved by W A."""
+        """Return (the change, its gradient in the weight, (g, d, m)) at the weight moved by W A."""
         value, g = self._elsewhere.slope(self._at(WA), self._elsewhere.chunks(), self._elsewhere.problem.mass)
         return value - self.risk, g.to("cpu", torch.float64).reshape(self.W.shape)
 
     def steepest(self, G: Tensor) -> Tensor:
-        """W A for the A, ||A|| <= 1, of largest <W A, G>, G of the weight's shape."""
+        """Return W A for the A, ||A|| <= 1, with the largest <W A, G>, G of the weight's shape."""
         return torch.stack([_steepest(block, slope) for block, slope in zip(self.W, G, strict=True)])
 
 
 def _steepest(W: Tensor, G: Tensor) -> Tensor:
-    """W A for the A, ||A|| <= 1, of largest <A, W^T G>."""
+    """Return W A for the A, ||A|| <= 1, with the largest <A, W^T G>."""
     U, Vh = polar(W.mT, G)
     return (W @ U) @ Vh
 
 
 def feature_change(problem: Problem, A: Tensor, layer: str | None = None, *, model: nn.Module | None = None) -> float:
-    """E_F(f, S, A) for a given A, (m, m): the change of the risk under phi -> (I + A) phi at a layer, labels kept.
+    """Return E_F(f, S, A), the change of the risk under phi -> (I + A) phi at a layer, for a given A, (m, m).
+
+    Labels kept.
 
     `layer`: the last linear one if None. m: its inputs, of a convolution in/groups x kernel. Source: relative2021
     Eq. 4.

@@ -1,4 +1,4 @@
-"""The network as a function of its only floating input: what is moved when inputs are perturbed."""
+"""The network as a function of its only floating input."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
 
-ROUNDINGS = 100  #: a perturbation is at least so many roundings of what it is added to
+ROUNDINGS = 100  #: smallest perturbation, in rounding errors of the value that it is added to
 
 
 class Refused(Exception):
-    """Why something cannot be had of this network; the measures answer `undefined` with it."""
+    """The reason why a measure is undefined for this network."""
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """The inputs of one chunk of samples, and the outputs wherever they are moved."""
+    """The inputs of one chunk of samples, and the function that gives the outputs at other points."""
 
     x: Tensor  #: (n, M)
-    outputs: Callable[[Tensor], Tensor]  #: (n k, M) -> (n k, N): k points a sample, a sample's points together
+    outputs: Callable[[Tensor], Tensor]  #: (n k, M) -> (n k, N): k points per sample, a sample's points together
 
     def jacobians(self, points: Tensor) -> Tensor:
-        """df/dx at points (n k, M), in N backward passes: (n k, N, M) float64."""
+        """Return df/dx at points (n k, M), (n k, N, M) float64, by N backward passes."""
         leaf = points.detach().requires_grad_()
         f = self.outputs(leaf)
         if not f.requires_grad:
@@ -39,7 +39,7 @@ class Inputs:
         return torch.stack(rows, 1).to(torch.float64)
 
     def pulled_back(self, points: Tensor, s: Tensor) -> Tensor:
-        """(df/dx)^T s at points (n k, M), for s (n k, N): (n k, M) float64."""
+        """Return (df/dx)^T s at points (n k, M), for s (n k, N): (n k, M) float64."""
         leaf = points.detach().requires_grad_()
         f = self.outputs(leaf)
         if not f.requires_grad:
@@ -50,10 +50,10 @@ class Inputs:
 def inputs_of(
     problem: Problem, model: nn.Module, points: Callable[[int], int], floats: Callable[[int], int] = lambda _: 0
 ) -> Iterator[Inputs]:
-    """The data in chunks that can be looked at in so many points a sample at once, in half the problem's memory.
+    """Yield the data in chunks for which a given number of points per sample fits in half the problem's memory.
 
-    `points`: width of the input -> how many; `floats`: how many -> numbers held for each, beside the graph and its
-    Jacobian. Raises `Refused` where the outputs depend on no floating input, or on several.
+    `points`: width of the input -> points per sample; `floats`: points -> numbers stored for each, beside the graph and
+    its Jacobian. Raises `Refused` if the outputs depend on no floating input, or on several.
     """
     place, width = _where(problem, model)
     k = points(width)
@@ -81,7 +81,7 @@ def _counts(leaf: object, n: int) -> bool:
 
 
 def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
-    """(which leaf of a batch the outputs depend on, its entries per sample)."""
+    """Return (the index of the batch's tensor that the outputs depend on, its entries per sample)."""
     leaves, form = tree_flatten(problem.place(problem.probes[0]))
     fed = len(leaves) if problem.forward is not None else len(tree_leaves(tree_unflatten(leaves, form)[0]))
     floating = [i for i, leaf in enumerate(leaves[:fed]) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -100,7 +100,7 @@ def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
 
 
 def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
-    """Refuse a perturbation that is lost in the rounding of an input 1 / share times its length."""
+    """Refuse a perturbation smaller than rounding: `share` is its size relative to the input's norm."""
     least = ROUNDINGS * torch.finfo(dtype).eps
     if share < least:
         mend = "" if dtype == torch.float64 else ", or Problem(dtype=torch.float64)"

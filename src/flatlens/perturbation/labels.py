@@ -1,7 +1,7 @@
-"""Whether labels stay the same near the samples: what the theory of feature robustness assumes.
+"""Labels near the samples: whether they are locally constant, as the theory of feature robustness assumes.
 
-The label y[phi] of a point in feature space is known only where it is told (a function of the features), or guessed
-from the nearest sample.
+The label y[phi] of a point in feature space is given by a function of the features, or guessed from the nearest
+sample.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
 
 Labels = Callable[[Tensor], Tensor]
-"""From features (k, m) to targets (k, ...): what y[phi] is."""
+"""Maps features (k, m) to targets (k, ...): y[phi]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,15 +31,15 @@ class Seen:
 
     phi: Tensor  #: (n, m) float64
     y: Tensor  #: (n, ...)
-    counted: Tensor  #: which of all samples these are, (all,) bool
+    counted: Tensor  #: which samples these are, (all,) bool
 
     def nearest(self, at: Tensor) -> Tensor:
-        """The target of the nearest sample to each point, (k, m) -> (k, ...)."""
+        """Return the target of the nearest sample to each point, (k, m) -> (k, ...)."""
         return self.y[torch.cdist(at.to(self.phi), self.phi).argmin(1)]
 
 
 def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, held_out: bool = False) -> Seen:
-    """One forward over the data, or over the held-out data, too."""
+    """Return the features and targets from one forward over the data, or over the held-out data, too."""
     axis = layout.batch_axis[weight.layer]
     features, targets, counted = [], [], []
     with problem.measuring(model):
@@ -60,8 +60,11 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
 def label_changes(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
 ) -> tuple[Tensor, Tensor]:
-    """(|l(f', y[phi']) - l(f', y_i)| of each sample, scaled so that their mean is Definition 9's; whether the label
-    changed), both (n,) float64; f' the outputs at the moved features phi'. Of ignored samples 0 and NaN."""
+    """Return (|l(f', y[phi']) - l(f', y_i)| of each sample, whether its label changed), both (n,) float64.
+
+    The first is scaled so that its mean is Definition 9's; f' are the outputs at the moved features phi'. Ignored
+    samples have 0 and NaN.
+    """
     changes, changed, mass = [], [], 0.0
     with problem.measuring(model), torch.no_grad():
         for raw in problem.batches(256):
@@ -89,7 +92,7 @@ def label_changes(
 class LabelTerms:
     """The terms of gamma_i = l(f(phi_i + delta A phi_i), y[phi_i + delta A phi_i]) in delta, each (n,) float64.
 
-    gamma' = weights + labels (first order; the second is the one apart that no flatness sees); gamma'' = flatness +
+    gamma' = weights + labels, the first order; the term `labels` is not visible to any flatness. gamma'' = flatness +
     labels_squared + labels_bending + 2 mixed.
     """
 
@@ -104,7 +107,7 @@ class LabelTerms:
 def label_change_terms(
     problem: Problem, labels: Labels, A: Tensor, layer: str | None = None, *, model: nn.Module | None = None
 ) -> LabelTerms:
-    """Appendix B's terms for a label function that changes smoothly with the features.
+    """Return Appendix B's terms for a label function that is smooth in the features.
 
     `labels`: features (n, m) -> targets, differentiable; the loss must be differentiable in them, too (class
     probabilities, regression targets). `A`: (m, m). `layer`: the last linear one if None; the paper has the first.
@@ -121,7 +124,7 @@ def label_change_terms(
 def _terms(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, A: Tensor, raw: Batch
 ) -> tuple[Tensor, ...]:
-    """Of one chunk: gamma at phi + a A phi for the outputs, + b A phi for the labels, c along the labels' own slope."""
+    """Return the terms of one chunk: outputs at phi + a A phi, labels at phi + b A phi, c along their derivative."""
     batch = problem.place(raw)
     read: list[Tensor] = []
     at = next(model.parameters(), A).device
@@ -151,7 +154,7 @@ def _terms(
 
 
 def _straight(labels: Labels, phi: Tensor, step: Tensor, c: Tensor) -> Tensor:
-    """y + c y_x step: the labels without their bending."""
+    """Return y + c y_x step: the labels without their second derivative."""
     y: Tensor
     slope: Tensor
     y, slope = torch.func.jvp(labels, (phi,), (step,))  # type: ignore[misc]
@@ -159,7 +162,7 @@ def _straight(labels: Labels, phi: Tensor, step: Tensor, c: Tensor) -> Tensor:
 
 
 def _slope(values: Tensor, at: Tensor) -> Tensor:
-    """d values_i / d at_i, (n,); zeros where nothing depends on it."""
+    """Return d values_i / d at_i, (n,); zeros if nothing depends on it."""
     if not values.requires_grad:
         return torch.zeros_like(at)
     (g,) = torch.autograd.grad(values.sum(), at, create_graph=True, allow_unused=True)

@@ -1,4 +1,4 @@
-"""The largest noise that changes something by no more than a stated level, from noisy looks at the change."""
+"""The largest noise that changes a value by no more than a given level, from random draws of the change."""
 
 from __future__ import annotations
 
@@ -12,34 +12,37 @@ from torch import Tensor
 from flatlens.curvature.probes import skewed
 
 DOUBLINGS = 60
-HALVINGS = 8  #: of the last factor of 2: 0.3% of sigma, less where the mean is interpolated
-LEAST = 0.05  #: of the level, where the interval of the change reaches down to nothing
-FURTHER = 3  #: doublings beyond the crossing, after which a mean that stays below the interval's end tells enough
+HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
+LEAST = 0.05  #: share of the level, used if the interval of the change contains 0
+FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end
 
 
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """Where the mean change first crosses the level."""
+    """The first crossing of the level by the mean change."""
 
     log_sigma: float
-    stderr: float  #: of log_sigma, over the draws: half of the way between the interval's ends is 1.96 of it
-    sigmas: Tensor  #: looked at, ascending
-    changes: Tensor  #: the change of each draw there, (sigmas, draws)
+    stderr: float  #: of log_sigma, over the draws: the interval's half-width is 1.96 times this
+    sigmas: Tensor  #: levels tried, ascending
+    changes: Tensor  #: change of each draw at each sigma, (sigmas, draws)
 
 
 def first_crossing(change: Callable[[float], Tensor], level: float, start: float) -> Crossing | None:
-    """The sigma up to which the mean change stays below `level`; None where none reaches it, or overflow comes first.
+    """Return the sigma up to which the mean change stays below `level`.
 
-    `change`: sigma -> the change under each of m fixed draws scaled by sigma, (m,). Doubling from `start`, or halving
-    until the change is small, then bisection: the same draws at every sigma, so that the mean moves smoothly between
-    them. The error is that of the mean change at the crossing, read off as the levels at either end of its interval are
-    crossed: a mean that moves in steps, as hits do, has no slope to go by, and to leave out a draw moves it too little.
+    None if it never reaches it, or overflows first.
+
+    `change`: sigma -> the change under each of m fixed draws scaled by sigma, (m,). Sigma is doubled from `start`, or
+    halved until the change is small, then bisected. The draws are the same at every sigma, so that the mean varies
+    smoothly. The error is that of the mean change at the crossing, translated to sigma where the ends of its interval
+    cross the level. A derivative would not do: a mean of hits moves in steps. Nor would the jackknife: leaving out one
+    draw moves it too little.
     """
     seen: dict[float, Tensor] = {}
 
     def above(sigma: float) -> bool:
         seen[sigma] = change(sigma)
-        return not float(seen[sigma].mean()) <= level  # NaN and inf are above
+        return not float(seen[sigma].mean()) <= level  # NaN and inf count as above
 
     low = high = start
     if above(start):
@@ -71,8 +74,10 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
 
 
 def _interpolated(sigmas: list[float], means: Tensor, level: float) -> float:
-    """log sigma at the first crossing; between neighbours the mean is a power of sigma, or linear in log sigma where it
-    is not positive."""
+    """Return log sigma at the first crossing.
+
+    Between neighbours the mean is taken as a power of sigma, or as linear in log sigma if it is not positive.
+    """
     values = means.tolist()
     for number, value in enumerate(values):
         if not value <= level:

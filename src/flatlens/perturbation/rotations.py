@@ -1,4 +1,4 @@
-"""Random rotations, the laws of their radius, and the rotation that a matrix is nearest to."""
+"""Random rotations, the laws of their radius, and the nearest rotation to a matrix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNDERFLOW = 1e-250
 
 
 def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
-    """W A, A drawn from the orthogonal m x m matrices by Haar's measure; W of shape (d, m), float64.
+    """Return W A, A a Haar-distributed orthogonal m x m matrix; W of shape (d, m), float64.
 
     With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r orthonormal rows of uniform law: A itself is never drawn.
     """
@@ -25,10 +25,10 @@ def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
-    """r <= m orthonormal rows of uniform law, (r, m) float64: of r = m, a Haar-distributed rotation.
+    """Return r <= m uniformly distributed orthonormal rows, (r, m) float64; for r = m, a Haar-distributed rotation.
 
-    The QR factor of a Gaussian matrix, its signs made those for which the factorisation is unique (without that its law
-    is not uniform).
+    They are the QR factor of a Gaussian matrix, with the signs for which the factorisation is unique (other signs would
+    not give a uniform law).
 
     >>> rows = orthonormal_rows(2, 3, torch.Generator().manual_seed(0))
     >>> bool(torch.allclose(rows @ rows.T, torch.eye(2, dtype=torch.float64)))
@@ -40,11 +40,11 @@ def orthonormal_rows(r: int, m: int, generator: torch.Generator) -> Tensor:
 
 
 def balanced_rows(g: int, r: int, m: int, generator: torch.Generator) -> Tensor:
-    """k sets of g times r <= m orthonormal rows, (k, g, r, m) float64: each of uniform law, and the mean over the k of
-    every product of two entries is Haar's, with no error.
+    """Return k sets of g times r <= m orthonormal rows with exactly Haar's second moments, (k, g, r, m) float64.
 
-    Rows of one Haar rotation a block, shifted through all m places, with signs from a Hadamard matrix: k = m times the
-    least power of 2 that is not below g r, and no set smaller than m g r can do it.
+    Each set is uniformly distributed, and the mean over the k sets of every product of two entries is Haar's, with no
+    error. The rows are those of one Haar rotation per block, shifted through all m places, with signs from a Hadamard
+    matrix: k = m times the least power of 2 that is at least g r. No fewer than m g r sets can do it.
 
     >>> rows = balanced_rows(1, 2, 3, torch.Generator().manual_seed(0))[:, 0].flatten(1)
     >>> bool(torch.allclose(rows.T @ rows / len(rows), torch.eye(6, dtype=torch.float64) / 3))
@@ -58,19 +58,19 @@ def balanced_rows(g: int, r: int, m: int, generator: torch.Generator) -> Tensor:
 
 
 def balanced_count(g: int, r: int, m: int) -> int:
-    """How many sets `balanced_rows` gives."""
+    """Return how many sets `balanced_rows` gives."""
     return m * (1 << (g * r - 1).bit_length())
 
 
 def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Points of uniform law on the unit sphere, one a row of shape (n, M), float64."""
+    """Return uniformly distributed points on the unit sphere, one per row of shape (n, M), float64."""
     directions = torch.randn(shape, dtype=torch.float64, generator=generator)
     lengths: Tensor = directions.norm(dim=1, keepdim=True)
     return directions / lengths
 
 
 def radius(law: str, m: int, sigma: float, generator: torch.Generator) -> float:
-    """r of Proposition 2's A = r O, in units of delta: density proportional to k(r) r^(m-1) on (0, 1].
+    """Return r of Proposition 2's A = r O, in units of delta: density proportional to k(r) r^(m-1) on (0, 1].
 
     `rotations`: always 1. `ball`: k constant, so that A phi is uniform in the ball of radius ||phi||.
     `truncated_normal`: k the normal density of standard deviation `sigma`, cut off at 1.
@@ -88,16 +88,16 @@ def radius(law: str, m: int, sigma: float, generator: torch.Generator) -> float:
 
 
 def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:
-    """(r, weights) at 4000 midpoints of u = r^m, of which the ball's law is uniform.
+    """Return (r, weights) at 4000 midpoints of u = r^m, which is uniform under the ball's law.
 
-    Where the normal is far wider than the ball, all mass is at the rim and its density changes little there.
+    If the normal is far wider than the ball, all mass is at the rim, and its density changes little there.
     """
     r = ((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000) ** (1 / m)
     return r, torch.exp(-0.5 * (r.square() - 1) / sigma**2)
 
 
 def mean_square_radius(law: str, m: int, sigma: float) -> float:
-    """E[r^2]: the factor that the law puts before delta^2 kappa / (2 m).
+    """Return E[r^2]: the factor of the law before delta^2 kappa / (2 m).
 
     >>> round(mean_square_radius("ball", 4, 1.0), 6)  # m / (m + 2)
     0.666667
@@ -114,7 +114,7 @@ def mean_square_radius(law: str, m: int, sigma: float) -> float:
 
 
 def polar(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """The nearest partial isometry to left @ right, (m, d) @ (d, m): A = U V^T, given as (U, V^T).
+    """Return the nearest partial isometry to left @ right, (m, d) @ (d, m): A = U V^T, as (U, V^T).
 
     Among all ||A|| <= 1 it has the largest inner product with the matrix.
     """

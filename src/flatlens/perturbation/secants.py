@@ -21,7 +21,7 @@ def steepest_secants(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Tensor, int]:
-    """(max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||, (n,) float64; how many of them are rounding).
+    """Return (max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||, (n,) float64; how many are rounding).
 
     compression Eq. (47). A lower bound of each maximum: the largest met by `restarts` ascents of `steps` gradients. NaN
     where x_i = 0. `normalized`: each times ||x_i||. Differences are taken in float64, of outputs in the model's dtype.
@@ -51,7 +51,7 @@ def steepest_secants(
 def _steepest(
     inputs: Inputs, radius: float, restarts: int, steps: int, generator: torch.Generator
 ) -> tuple[Tensor, int]:
-    """(the steepest slope met from each sample, how many are differences of a few roundings)."""
+    """Return (the steepest secant from each sample, how many are differences of a few roundings)."""
     base = inputs.x.repeat_interleave(restarts, 0)
     length = radius * base.norm(dim=1, keepdim=True)
     with torch.no_grad():
@@ -62,9 +62,9 @@ def _steepest(
         leaf = (base + length * d).requires_grad_()
         rise = inputs.outputs(leaf).to(torch.float64) - f
         size = rise.detach().norm(dim=1)
-        moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # what rounding left of it
+        moved = (leaf.detach() - base).to(torch.float64).norm(dim=1)  # the part that survives rounding
         slope = size / moved
-        better = ~(slope <= steepest)  # NaN comes through
+        better = ~(slope <= steepest)  # NaN passes
         steepest = torch.where(better, slope, steepest)
         coarse = torch.where(
             better, (size > 0) & (size < ROUNDINGS * torch.finfo(base.dtype).eps * f.norm(dim=1)), coarse
@@ -73,13 +73,13 @@ def _steepest(
             break
         (g,) = torch.autograd.grad(rise.square().sum() / 2, leaf)
         norm = g.norm(dim=1, keepdim=True)
-        d = torch.where(norm > 0, g / norm, d)  # the whole step: of a linear map, power iteration
+        d = torch.where(norm > 0, g / norm, d)  # the whole step: for a linear map this is power iteration
     best = steepest.reshape(-1, restarts).max(1)
     return best.values.cpu(), int(coarse.reshape(-1, restarts).gather(1, best.indices[:, None]).sum())
 
 
 def _starts(n: int, restarts: int, width: int, generator: torch.Generator) -> Tensor:
-    """Unit vectors in pairs of opposites, (n restarts, width)."""
+    """Return unit vectors in opposite pairs, (n restarts, width)."""
     drawn = torch.randn(n, (restarts + 1) // 2, width, generator=generator, dtype=torch.float64)
     drawn = drawn / drawn.norm(dim=2, keepdim=True)
     return torch.stack([drawn, -drawn], 2).flatten(1, 2)[:, :restarts].flatten(0, 1)

@@ -1,4 +1,4 @@
-"""How much the input-output Jacobian varies in a ball around every sample: what a search finds."""
+"""A search for the variation of the input-output Jacobian in a ball around every sample: a lower bound."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from flatlens.estimate import Progress
 from flatlens.perturbation.inputs import ROUNDINGS, Inputs, inputs_of, require_seen
 from flatlens.problem import Problem
 
-POOL = 128  #: points drawn in a ball, of which all pairs are looked at
-FEW, COVERING = 3, 512  #: in so few dimensions so many points come near every kink
-INSIDE = 1 - 1e-6  #: a kink that touches the ball's rim is no part of it
-SHORTEST = 1e-3  #: step, in units of the ball's radius, after which a search strides out again
+POOL = 128  #: points drawn in a ball; all their pairs are compared
+FEW, COVERING = 3, 512  #: up to FEW dimensions, COVERING points come near every kink
+INSIDE = 1 - 1e-6  #: a kink that only touches the ball's boundary does not count
+SHORTEST = 1e-3  #: step, in units of the ball's radius, below which a search starts again with long steps
 
 
 def found_variation(
@@ -27,11 +27,11 @@ def found_variation(
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Tensor:
-    """sup ||Jf(u) - Jf(v)||_2 over u, v in the ball of radius `delta` around each sample, from below: (n,) float64.
+    """Return lower bounds of sup ||Jf(u) - Jf(v)||_2 over the balls of radius `delta` around the samples, (n,) float64.
 
-    sharpening Eq. (5), of the Jacobian, in output / input; `delta` is in the input's units. Of random points those
-    farthest apart make `restarts` disjoint pairs, and each pair is moved uphill `steps` times. 0 where the difference
-    is within rounding. Raises `Refused`.
+    sharpening Eq. (5), for the Jacobian, in output / input; `delta` is in the input's units. The random points with the
+    most different Jacobians make `restarts` disjoint pairs, and each pair is moved uphill `steps` times. The bound is 0
+    if the difference is within rounding. Raises `Refused`.
     """
     parts: list[Tensor] = []
     with problem.measuring(model):
@@ -64,7 +64,7 @@ class _Pairs:
         self.stuck = [torch.zeros_like(self.top[0], dtype=torch.bool) for _ in ends]
 
     def climb(self, steps: int) -> Tensor:
-        """The largest norm met, (n,)."""
+        """Return the largest norm found, (n,)."""
         for _ in range(steps):
             for end in (0, 1):
                 self._move(end)
@@ -72,9 +72,9 @@ class _Pairs:
         return torch.where(found > self.rounding, found, 0.0)[:, 0]
 
     def _move(self, end: int) -> None:
-        """Move one end of each pair, where that makes the norm larger; step lengths grow and shrink with success.
+        """Move one end of each pair if that makes the norm larger; steps grow after success and shrink after failure.
 
-        Uphill; but where no slope is seen, or the last step uphill failed, at random, over a random distance.
+        The direction is uphill. If no slope shows, or if the last uphill step failed, direction and length are random.
         """
         sign, other = 1 - 2 * end, self.J[1 - end]
         norm, uphill = unit(sign * self._slope(end))
@@ -92,10 +92,11 @@ class _Pairs:
         self.stuck[end] = informed & ~better
 
     def _slope(self, end: int) -> Tensor:
-        """Where s^T J t grows at one end, s and t the top singular vectors: (n, restarts, M), up to a positive factor.
+        """Return the gradient of s^T J t at one end, (n, restarts, M), up to a factor > 0.
 
-        The derivative of s^T J t is that of J^T s along t. As a difference over part of the step about to be taken, it
-        sees the kinks of piecewise linear networks, too, whose second derivative is 0 between them.
+        s and t are the top singular vectors. The derivative of s^T J t is that of J^T s along t. It is taken as a
+        difference over part of the next step. This sees the kinks of piecewise linear networks, whose second derivative
+        is 0 elsewhere.
         """
         _, s, t = self.top
         apart = self.length[end][..., None] * t / 4
@@ -105,25 +106,25 @@ class _Pairs:
         return ahead - behind
 
     def _anywhere(self) -> Tensor:
-        """A step in a random direction, of a length between the ball's diameter and a 256th of it."""
+        """Return a step in a random direction, of a length between the ball's diameter and a 256th of it."""
         n, restarts, width = self.w[0].shape
         directions = torch.randn(n, restarts, width, generator=self.generator, dtype=torch.float64)
         lengths = 2 * 4.0 ** (-4 * torch.rand(n, restarts, 1, generator=self.generator, dtype=torch.float64))
         return (lengths * unit(directions)[1]).to(self.w[0])
 
     def _at(self, w: Tensor) -> Tensor:
-        """The inputs at (n, k, M) in units of the ball, (n k, M)."""
+        """Return the inputs at (n, k, M) in units of the ball, (n k, M)."""
         points = self.inputs.x[:, None].to(torch.float64) + self.delta * w
         return points.flatten(0, 1).to(self.inputs.x.dtype)
 
 
 def pool_size(width: int, restarts: int) -> int:
-    """Points to draw in each ball."""
+    """Return the number of points to draw in each ball."""
     return max(COVERING if width <= FEW else POOL, 4 * restarts)
 
 
 def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Tensor:
-    """Random points of the unit ball in opposite pairs, half of them on its rim, (n, pool, width) float64."""
+    """Return random points of the unit ball in opposite pairs, half of them on its rim, (n, pool, width) float64."""
     pairs = pool_size(width, restarts) // 2
     directions = unit(torch.randn(n, pairs, width, generator=generator, dtype=torch.float64))[1]
     radii = torch.rand(n, pairs, 1, generator=generator, dtype=torch.float64)
@@ -132,14 +133,15 @@ def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Te
 
 
 def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each set of points (n, k, D) `count` disjoint pairs far apart, the farthest first: two (n, count) of indices.
+    """Return `count` disjoint pairs far apart from each set of points (n, k, D), the farthest first.
 
-    Among those equal within `rounding`, (n, 1), the first: so that rounding decides nothing.
+    The result is two tensors of indices, (n, count). Among distances equal within `rounding`, (n, 1), the first is
+    taken, so that rounding decides nothing.
 
     >>> farthest_pairs(torch.tensor([[[0.0], [5.0], [1.0], [3.0]]]), 2, torch.tensor([[1e-6]]))
     (tensor([[0, 2]]), tensor([[1, 3]]))
     """
-    centred = points - points.mean(1, keepdim=True)  # so that little cancels in what follows
+    centred = points - points.mean(1, keepdim=True)  # less cancellation in the distances
     far = torch.cdist(centred, centred, compute_mode="use_mm_for_euclid_dist")
     rows, pairs = torch.arange(len(far), device=far.device), []
     for _ in range(count):
@@ -152,7 +154,7 @@ def farthest_pairs(points: Tensor, count: int, rounding: Tensor) -> tuple[Tensor
 
 
 def singular(D: Tensor) -> tuple[Tensor, ...]:
-    """(sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma.
+    """Return (sigma, s, t): the largest singular value of matrices (..., N, M) and its vectors, s^T D t = sigma.
 
     >>> sigma, s, t = singular(torch.tensor([[3.0, 0.0], [0.0, -4.0]]))
     >>> float(sigma), float(s @ torch.tensor([[3.0, 0.0], [0.0, -4.0]]) @ t)
@@ -165,11 +167,11 @@ def singular(D: Tensor) -> tuple[Tensor, ...]:
 
 
 def unit(v: Tensor) -> tuple[Tensor, Tensor]:
-    """(norms, vectors (..., M) of norm 1); 0 stays 0."""
+    """Return (norms, vectors (..., M) of norm 1); 0 stays 0."""
     norm = v.norm(dim=-1)
     return norm, v / torch.where(norm > 0, norm, 1.0)[..., None]
 
 
 def chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """The new one where it is better, by pair (n, restarts)."""
+    """Return the new value where it is better, by pair (n, restarts)."""
     return torch.where(better.reshape(better.shape + (1,) * (new.ndim - 2)), new, old)

@@ -1,4 +1,4 @@
-"""The network at other weights, itself untouched: its risk there, and the risk's slope."""
+"""The network at other weights, without changing it: its risk, and the risk's gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
 
-CHUNK = 1024  #: samples at most
+CHUNK = 1024  #: largest number of samples
 
 
 @final
@@ -44,7 +44,7 @@ class Elsewhere:
         self._most: int | None = None
 
     def run(self, theta: Tensor, batch: Batch) -> tuple[Tensor, Any]:
-        """(outputs, targets) of a placed batch at theta; differentiable in theta."""
+        """Return (outputs, targets) of a placed batch at theta; differentiable in theta."""
         if theta.shape != self.here.shape:
             raise BadInput(f"theta: shape ({self.space.size},) is needed, got {tuple(theta.shape)}")
         values = {f"model.{name}": value for name, value in self.space.named(theta.to(self.here)).items()}
@@ -52,21 +52,20 @@ class Elsewhere:
         return found
 
     def outcomes(self, theta: Tensor) -> Outcomes:
-        """Losses and hits of every sample of the data at theta."""
+        """Return losses and correctness of every sample of the data at theta."""
         problem = self.problem
         with problem.measuring(self.model):
             return outcomes(problem, problem.shared(CHUNK), lambda batch: self.run(theta, batch))
 
     def rounding(self) -> float:
-        """How far the risk moves when every parameter moves by one rounding of its size, up or down: what the risk's
-        own arithmetic is worth."""
+        """Return the risk's own rounding error: its change when every parameter moves by one rounding, up or down."""
         here, step = self.outcomes(self.here).risk, torch.finfo(self.here.dtype).eps * self.here.abs()
         generator = torch.Generator().manual_seed(0)
         moved = [self.outcomes(self.here + step * random_signs(step.shape, step, generator)).risk for _ in range(4)]
         return max(abs(risk - here) for risk in moved)
 
     def slope(self, theta: Tensor, batches: Iterable[Batch], mass: float) -> tuple[float, Tensor]:
-        """(sum of losses / mass, its derivative (P,)) over some batches, a chunk's graph at a time."""
+        """Return (sum of losses / mass, its gradient (P,)) over some batches; only one chunk's graph is held."""
         risk, slope = 0.0, torch.zeros_like(theta)
         with self.problem.measuring(self.model):
             for raw in batches:
@@ -78,7 +77,7 @@ class Elsewhere:
         return risk, slope
 
     def mass(self, group: Batch | None) -> float:
-        """What a group of samples, or all the data, counts in the risk."""
+        """Return the mass in the risk of a group of samples, or of all the data."""
         if group is None:
             return self.problem.mass
         with self.problem.measuring(self.model), torch.no_grad():
@@ -86,7 +85,7 @@ class Elsewhere:
             return sum(float(self.problem.loss.mass(f, y).sum()) for f, y in found)
 
     def chunks(self, group: Batch | None = None) -> Iterator[Batch]:
-        """A group of samples, or all the data, in pieces whose graph fits in the problem's memory."""
+        """Yield a group of samples, or all the data, in pieces whose graph fits in the problem's memory."""
         if group is None:
             yield from self.problem.batches(self._fitting())
         else:
@@ -94,7 +93,7 @@ class Elsewhere:
                 yield take(group, start, min(start + self._fitting(), size(group)))
 
     def _fitting(self) -> int:
-        """How many samples' graphs fit in half the problem's memory."""
+        """Return how many samples' graphs fit in half the problem's memory."""
         if self._most is None:
             probe = self.problem.place(self.problem.probes[0])
             at = self.here.clone().requires_grad_()

@@ -1,9 +1,9 @@
-"""Measures followed through training: at which steps, at what cost, and how near the edge of stability.
+"""Measures followed during training: when they are due, what they cost, and how near the edge of stability is.
 
-    training loop -> Tracker.step -> due? -> Lens, begun with the last one's eigenpairs -> rows of the history
-                                                                                        -> a live line on stderr
+    training loop -> Tracker.step -> due? -> Lens, starts from the last eigenpairs -> rows of the history
+                                                                                   -> a live line on stderr
 
-`flatlens.tracking.lightning` and `flatlens.tracking.transformers` hang a tracker into those trainers.
+`flatlens.tracking.lightning` and `flatlens.tracking.transformers` connect a tracker to those trainers.
 """
 
 from flatlens.tracking.live import Live, Moment

@@ -1,4 +1,4 @@
-"""What was measured so far: one row a number."""
+"""The history of a tracker: one row per number."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ Row = list[int | float | str]
 
 
 class History:
-    """Rows of numbers, and how many measurements were left out."""
+    """The rows of the history, and how many measurements were skipped."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._skipped = 0
 
     def add(self, step: int, report: Report, edge: Edge) -> None:
-        """Every estimate of a report."""
+        """Add every estimate of a report."""
         for (measure, layer), e in report.items():
             row: Row = [step, edge.lr, edge.value, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
             self._rows.append([*row, e.products, e.note])
 
     def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
-        """A row a measure that was due and not taken."""
+        """Add one row for each measure that was due and skipped."""
         self._skipped += 1
         for measure in measures:
             row: Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
             self._rows.append([*row, why])
 
     def frame(self) -> pd.DataFrame:
-        """Tidy; `attrs` says whether the same run would give it again."""
+        """Return the tidy table; `attrs` says whether the same run would give it again."""
         table = pd.DataFrame(self._rows, columns=list(TYPES)).astype(TYPES)
         due = len({row[0] for row in self._rows})
         note = f"{self._skipped} of {due} due measurements were skipped to keep within the budget of wall time"
@@ -59,11 +59,11 @@ class History:
         return table
 
     def state(self) -> dict[str, Any]:
-        """Lists, strings and numbers."""
+        """Return the history as lists, strings and numbers."""
         return {"rows": [list(row) for row in self._rows], "columns": list(TYPES), "skipped": self._skipped}
 
     def load(self, state: dict[str, Any]) -> None:
-        """What `state` gave."""
+        """Restore the result of `state`."""
         if state["columns"] != list(TYPES):
             raise BadInput(
                 f"Tracker.load_state_dict(...): its history has other columns: {', '.join(state['columns'])}"
@@ -72,7 +72,7 @@ class History:
 
 
 def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
-    """A CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
+    """Write a CSV file, whole or not at all, without the seconds: the same run gives the same bytes.
 
     Raises:
         BadFolder: it cannot be written.
@@ -80,12 +80,12 @@ def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
     text = table.drop(columns="seconds").to_csv(index=False, float_format="%.17g", lineterminator="\n")
     try:
         return write_whole(Path(path), text)
-    except (OSError, TypeError, ValueError) as error:  # the latter two: what is no path
+    except (OSError, TypeError, ValueError) as error:  # TypeError and ValueError: not a path
         raise BadFolder(f"Tracker.save({str(path)!r}): the file cannot be written ({error})") from error
 
 
 def load_history(path: Path) -> pd.DataFrame:
-    """What `save_history` wrote; its seconds are NaN.
+    """Return the table that `save_history` wrote; its seconds are NaN.
 
     Raises:
         BadFolder: the file is damaged.

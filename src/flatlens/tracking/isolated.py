@@ -1,4 +1,4 @@
-"""Measuring in the middle of someone else's training, which must not notice."""
+"""A context that isolates a measurement from the training around it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch import nn
 
 @contextmanager
 def isolated(model: nn.Module) -> Iterator[None]:
-    """Gradients on and full precision inside; every global random state is as it was outside.
+    """Turn gradients on and autocast off inside; restore every global random state afterwards.
 
     Trainers call their hooks under no_grad, inference mode or autocast; a dataset may draw from Python's or numpy's
-    generator when read. What else a measurement touches (mode, buffers) the problem itself puts back.
+    generator when read. The problem itself restores everything else (mode, buffers).
     """
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     kinds = sorted({p.device.type for p in model.parameters()} | {"cpu"})

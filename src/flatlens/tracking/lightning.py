@@ -21,9 +21,9 @@ else:
 
 @final
 class TrackerCallback(Callback):
-    """Measures when training starts and after each optimiser step, and keeps its state in Lightning's checkpoints.
+    """A callback that measures when training starts and after each optimiser step; its state is in the checkpoints.
 
-    The tracker's problem is of the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
+    The tracker's problem uses the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
     that accumulated batches count once; with several processes the first one measures.
     """
 
@@ -33,13 +33,13 @@ class TrackerCallback(Callback):
         self.tracker = tracker
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Before the first step, or where a checkpoint left off."""
+        """Measure before the first step, or continue from a checkpoint."""
         self._step(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After a batch, whether or not the optimiser stepped."""
+        """Measure after a batch, whether or not the optimiser made a step."""
         self._step(trainer)
 
     def _step(self, trainer: Trainer) -> None:
@@ -49,9 +49,9 @@ class TrackerCallback(Callback):
             self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """The tracker's, for Lightning's checkpoint."""
+        """Return the tracker's state for Lightning's checkpoint."""
         return self.tracker.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """From Lightning's checkpoint."""
+        """Restore the tracker from Lightning's checkpoint."""
         self.tracker.load_state_dict(state_dict)

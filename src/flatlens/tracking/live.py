@@ -1,4 +1,4 @@
-"""What a tracker says while it works: one line on stderr."""
+"""The live line of a tracker on stderr."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.tracking.stability import Edge
 
 PAUSE = 15.0
-"""Seconds between two lines where stderr is no terminal (a log file)."""
+"""Seconds between two lines if stderr is not a terminal (a log file)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,18 +25,18 @@ class Moment:
 
 
 class Live:
-    """The default `live`: a line that is rewritten in place on a terminal, now and then a new one elsewhere."""
+    """The default `live`: on a terminal one line that is rewritten in place, elsewhere a new line now and then."""
 
     def __init__(self, pause: float = PAUSE) -> None:
         self._pause = pause
         self._spoke = -float("inf")
 
     def __call__(self, moment: Moment) -> None:
-        """Show it."""
+        """Show the moment."""
         line = as_line(moment)
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
-            # the cursor goes back to the line's start, so that whatever is printed next begins there
+            # the cursor returns to the line's start, so that other output overwrites it
             print(f"\x1b[2K{line[: width - 1]}\r", end="", file=sys.stderr, flush=True)
         elif time.monotonic() - self._spoke >= self._pause:
             self._spoke = time.monotonic()
@@ -44,7 +44,7 @@ class Live:
 
 
 def as_line(moment: Moment) -> str:
-    """The step and each measure's value; beside the sharpness, how near the edge it is.
+    """Return the step and each measure's value; beside the sharpness, its share of the edge.
 
     >>> report = Report({("sharpness", None): Estimate(38.1), ("loss", None): Estimate(0.25)}, {})
     >>> as_line(Moment(200, report, Edge(0.05, 40.0, "2/lr")))

@@ -1,4 +1,4 @@
-"""When to measure."""
+"""The schedule of measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
 
 
 class Schedule:
-    """The steps at which a measurement is due: every so many, the ones listed, or where a function says so.
+    """The steps at which a measurement is due: every given number of steps, listed steps, or where a function says so.
 
     >>> [step for step in range(10) if Schedule(4).due(step)], Schedule([1, 2, 9]).due(2)
     ([0, 4, 8], True)
@@ -32,14 +32,14 @@ class Schedule:
             self.plain = self._divisor = whole(every, "every", 1)
 
     def due(self, step: int) -> bool:
-        """Whether to measure after this many training steps."""
+        """Return whether to measure after this many training steps."""
         if self._says is not None:
             return bool(self._says(step))
         return step in self._listed if self._listed else step % self._divisor == 0
 
 
 def whole(value: object, name: str, least: int) -> int:
-    """A whole number of some least size.
+    """Return a whole number of at least `least`.
 
     Raises:
         BadInput: anything else.
@@ -48,7 +48,7 @@ def whole(value: object, name: str, least: int) -> int:
         number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = least - 1
-    if not least <= number < 2**63:  # what a column of integers holds
+    if not least <= number < 2**63:  # the range of an integer column
         most = "" if number < least else ", and below 2**63,"
         raise BadInput(f"Tracker({name}={value!r}): a whole number of at least {least}{most} is needed")
     return number

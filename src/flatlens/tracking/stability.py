@@ -11,7 +11,7 @@ import torch
 
 @dataclass(frozen=True)
 class Edge:
-    """A learning rate and the edge that goes with it; NaN where there is none, or more than one."""
+    """A learning rate and its edge of stability; NaN where there is none, or more than one."""
 
     lr: float = math.nan
     value: float = math.nan  #: in the unit of `sharpness`
@@ -19,7 +19,7 @@ class Edge:
 
 
 def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
-    r"""The largest curvature h of the loss at which `torch.optim.SGD` still converges on a quadratic.
+    r"""Return the largest curvature h of the loss at which `torch.optim.SGD` still converges on a quadratic.
 
     With learning rate a, momentum b, dampening t and weight decay w, a step on 0.5 (h + w) x^2 is linear in x and the
     velocity, its matrix of determinant b and trace 1 + b - a (1 - t) (h + w); by Nesterov's rule of determinant
@@ -47,7 +47,7 @@ def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     momentum, dampening, decay, nesterov, maximised = settings.pop()
     if maximised:
         return Edge(lr)
-    dampening = dampening if momentum else 0.0  # without momentum it is never applied
+    dampening = dampening if momentum else 0.0  # torch never applies it without momentum
     formula, value = "2/lr", 2 * (1 + momentum) / (lr * (1 - dampening)) if dampening < 1 else math.nan
     if nesterov:
         formula, value = "2(1+momentum)/(lr(1+2momentum))", value / (1 + 2 * momentum)

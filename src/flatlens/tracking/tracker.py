@@ -1,4 +1,4 @@
-"""The Tracker: measures followed through training."""
+"""The Tracker: measures followed during training."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from flatlens.tracking.stability import edge_of
 
 @final
 class Tracker:
-    """Follows measures of a problem's network through its training, which goes on to the same digits.
+    """A follower of measures during training, which continues with the same digits.
 
-    `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that begins
-    with the eigenpairs the last one found, and draws from its own generator, seeded by `seed` and the step.
+    `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that starts
+    from the last one's eigenpairs, and draws from its own generator, seeded by `seed` and the step.
 
-    `every`: every so many steps, a list of steps, or a function of the step. `subset`: that many samples of the
-    problem's data, drawn once by `seed`. `budget`: the largest share of wall time, between 0 and 1, that measuring may
-    take; what is due beyond it is skipped, and the history says that it is not reproducible. `outputs`: as of `Lens`.
-    `live`: a line on stderr; False for silence; or a function of a `Moment`.
+    `every`: a number of steps, a list of steps, or a function of the step. `subset`: that many samples of the problem's
+    data, drawn once by `seed`. `budget`: the largest share of wall time, between 0 and 1, that measuring may take;
+    measurements beyond it are skipped, and the history says that it is not reproducible. `outputs`: as for `Lens`.
+    `live`: True for a line on stderr, False for none, or a function of a `Moment`.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -87,21 +87,21 @@ class Tracker:
         }
         with isolated(problem.model):
             self.problem = problem if subset is None else problem.subset(subset, self._generator(-1))
-            Lens(self.problem, outputs=outputs)  # refuses what it cannot have now rather than at the first step
+            Lens(self.problem, outputs=outputs)  # refuses bad outputs now rather than at the first step
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
         self._next, self._latest = 0, -1
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
 
     def due(self, step: int) -> bool:
-        """Return whether `step` would measure after this many training steps, but for the budget."""
+        """Return whether `step` would measure after this many training steps, ignoring the budget."""
         return self._schedule.due(step)
 
     def step(self, step: int | None = None, *, optimiser: torch.optim.Optimizer | None = None) -> Report | None:
-        """Measure, if it is due after `step` training steps; the report, or None.
+        """Measure if it is due after `step` training steps; return the report, or None.
 
-        Without `step` calls are counted, from 0. A step is measured once, and steps never go back: a tracker follows
-        one run. `optimiser` gives the learning rate and the edge of stability. Weights that are no longer finite give
+        Without `step`, calls are counted from 0. A step is measured once, and steps may not decrease: a tracker follows
+        one run. `optimiser` gives the learning rate and the edge of stability. Weights that are not finite give
         undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
@@ -137,12 +137,12 @@ class Tracker:
         return Report({key: e if e.value == e.value else _undefined(e) for key, e in report.items()}, report.about)
 
     def _generator(self, step: int) -> torch.Generator:
-        """Of one measurement: a resumed run draws what the undisturbed one does."""
+        """Return the generator of one measurement: a resumed run draws the same numbers."""
         (seed,) = np.random.SeedSequence([self._seed, step + 1]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(seed) >> 1)
 
     def _over_budget(self) -> str:
-        """Why not to measure now: with one more like the longest so far, its share of the time would be too large."""
+        """Return why not to measure now: one more like the longest so far would exceed the budget; empty to measure."""
         if self._budget is None or not self._measuring:
             return ""
         elapsed = self._elapsed()
@@ -156,7 +156,7 @@ class Tracker:
 
     @property
     def history(self) -> pd.DataFrame:
-        """Tidy, one row a number: step, lr, edge, measure, layer, value, stderr, kind, seconds, products, note.
+        """Return the tidy table: step, lr, edge, measure, layer, value, stderr, kind, seconds, products, note.
 
         `attrs["reproducible"]` is False where a budget of time made it skip; `attrs["note"]` says how often.
         """
@@ -167,7 +167,7 @@ class Tracker:
         save_history(self._history.frame(), path)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that a resumed run needs to give the same history: numbers, strings, lists and tensors.
+        """Return everything that a resumed run needs for the same history: numbers, strings, lists and tensors.
 
         It holds up to 10 vectors of the parameters' size for each search for eigenvalues.
         """
@@ -186,7 +186,7 @@ class Tracker:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Carry on where `state_dict` was taken.
+        """Continue from the result of `state_dict`.
 
         Raises:
             BadInput: the state is of a tracker with other measures, steps, samples or seed.
@@ -204,5 +204,5 @@ class Tracker:
 
 
 def _undefined(estimate: Estimate) -> Estimate:
-    """What came out as NaN, with whatever it knows of the reason."""
+    """Return a NaN estimate as undefined, with the known reason."""
     return replace(estimate, kind="undefined", note=estimate.note or "not a number: did training diverge?")

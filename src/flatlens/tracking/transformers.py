@@ -18,14 +18,14 @@ with needs("hf", "flatlens.tracking.transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 FILE = "flatlens_tracker.pt"
-"""Beside the weights in each checkpoint's folder."""
+"""The file beside the weights in each checkpoint's folder."""
 
 
 @final
 class TrackerCallback(TrainerCallback):
-    """Measures when training begins and after each optimiser step, and keeps its state in the trainer's checkpoints.
+    """A callback that measures when training begins and after each optimiser step; its state is in the checkpoints.
 
-    The tracker's problem is of the model handed to the trainer. On resuming, the state is read from the folder
+    The tracker's problem uses the model that the trainer trains. On resuming, the state is read from the folder
     `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures.
     """
 
@@ -38,19 +38,19 @@ class TrackerCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Before the first step, or where a checkpoint left off."""
+        """Measure before the first step, or continue from a checkpoint."""
         if state.is_world_process_zero:
             if state.global_step:
                 self._restore(self._resume_from or _folder(args, state))
             self._step(state, kwargs)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """After a step of the optimiser."""
+        """Measure after a step of the optimiser."""
         if state.is_world_process_zero:
             self._step(state, kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Beside the checkpoint just written."""
+        """Write the tracker's state beside the new checkpoint."""
         if state.is_world_process_zero and _folder(args, state).is_dir():
             held = io.BytesIO()
             torch.save(self.tracker.state_dict(), held)
@@ -69,11 +69,11 @@ class TrackerCallback(TrainerCallback):
             return
         try:
             state = torch.load(path, weights_only=True)
-        except Exception as error:  # whatever a damaged file makes torch raise
+        except Exception as error:  # torch may raise anything on a damaged file
             raise BadWeights(f"{path}: not a tracker's state ({type(error).__name__})") from error
         self.tracker.load_state_dict(state)
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
-    """Where the trainer puts its checkpoint of this step."""
+    """Return the folder of the trainer's checkpoint of this step."""
     return Path(args.output_dir or ".") / f"checkpoint-{state.global_step}"
