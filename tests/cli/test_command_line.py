@@ -29,6 +29,15 @@ def test_help_leaves_torch_alone():
     assert "study" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["measure", "bounds", "invariance", "compare"])
+@pytest.mark.parametrize("option", ["--seed", "--samples"])
+def test_a_fraction_for_a_whole_number_is_refused(capsys, command, option):
+    assert cli.run([command, "net.py:build", option, "1.5"]) == 2
+    told = capsys.readouterr().err
+    assert f"{option}: 1.5 is a fraction: a whole number is needed" in told
+    assert told.count("\n") == 1
+
+
 def test_help_is_instant():
     command = [sys.executable, "-m", "flatlens", "--help"]
     seconds = []

@@ -209,6 +209,9 @@ def test_settings_on_the_command_line(tmp_path, capsys):
         (["--slurm", "nodes=2"], "no setting of --slurm is called 'nodes'"),
         (["--slurm", "jobs=x"], "SlurmSettings(jobs='x'): a whole number"),
         (["--pack", "0"], "--pack 0: at least 1"),
+        (["--pack", "1.5"], "--pack: 1.5 is a fraction: a whole number is needed"),
+        (["--workers", "1.5"], "--workers: 1.5 is a fraction: a whole number is needed"),
+        (["--together", "2.5"], "--together: 2.5 is a fraction: a whole number is needed"),
     ],
 )
 def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):

@@ -1,4 +1,4 @@
-"""The command line: thin. Each command reads its options, calls the library and prints.
+"""The command line: each command reads its options, calls the library and prints.
 
 stdout is data: tables, findings, or JSON with `--json`. Everything else goes to stderr. Exit status:
 
@@ -59,22 +59,22 @@ app.command(data)
 
 
 def main() -> None:
-    """Entry point of the `flatlens` command."""
+    """Run the `flatlens` command: its entry point."""
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # in an encoding that lacks some of our letters
+        sys.stdout.reconfigure(errors="replace")  # for an encoding without some of our characters
     with nullcontext() if launched() else stoppable():  # torchrun ends its processes itself
         sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; the exit status comes back."""
+    """Run one command and return its exit status."""
     try:
         with together(arguments):
             words = [word for word in arguments if word != TRACEBACK]
             status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
         return status if isinstance(status, int) else 0
-    except BrokenPipeError:  # `| head` has seen enough; the interpreter must not flush into it again
+    except BrokenPipeError:  # `| head` has closed the pipe; the interpreter must not flush into it again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt as error:
@@ -89,7 +89,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _told(error: BaseException) -> tuple[int, str]:
-    """The exit status and the line that an error is worth."""
+    """Return the exit status and the line that report an error."""
     more = f" ({TRACEBACK} shows the rest)"
     if isinstance(error, FlatlensError):
         return 2, in_options(str(error)) + more * _in_the_users_code(error.__cause__)
@@ -105,12 +105,12 @@ def _told(error: BaseException) -> tuple[int, str]:
 
 
 def _in_the_users_code(error: BaseException | None) -> bool:
-    """Whether an error that is none of ours came through a file of the user's."""
+    """Return whether an error that flatlens did not raise itself came through a file of the user's."""
     return error is not None and not isinstance(error, FlatlensError) and said(error) != typed_line(error, 200)
 
 
 def in_options(message: str) -> str:
-    """An error of the library in the words of the command line.
+    """Return an error message of the library in the words of the command line.
 
     >>> in_options("Problem(data=...): the data is empty")
     '--data: the data is empty'

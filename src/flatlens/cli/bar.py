@@ -1,4 +1,4 @@
-"""Progress on stderr, for work that lasts."""
+"""Progress on stderr, for long work."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 DELAY = 1.5
-"""Seconds that pass before anything is shown."""
+"""Seconds before anything is shown."""
 
 TICK = 0.1
-"""Seconds between two looks at the clock."""
+"""Seconds between two checks of the clock."""
 
 READING, TRYING, MEASURING = "reading the network and the data", "trying a few samples", "measuring"
 DRAWING = "drawing the page"
 """Stages of the commands on one network."""
 
 PAUSE = 15.0
-"""Seconds between two lines where stderr is no terminal (a log file)."""
+"""Seconds between two lines where stderr is not a terminal (a log file)."""
 
 
 class Bar:
-    """A `Progress` callback: a bar with the time left in a terminal, a line now and then elsewhere.
+    """A `Progress` callback: a bar with the time left in a terminal, a line from time to time elsewhere.
 
-    `announcement` says what is to come. It is printed at the first call, if there is work left to do then: never
-    before an error about the input. Between the calls the `stage` is shown, and how long it has lasted: a thread looks
-    at the clock, for one call into torch can take minutes.
+    `announcement` says what work follows. It is printed at the first call, if there is work left then: never before an
+    error about the input. Between the calls, the `stage` is shown with the time it has taken: a thread updates it,
+    because one call into torch can take minutes.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Bar:
         self.stage(stage)
 
     def stage(self, what: str) -> None:
-        """Name what is done outside of all calls, from now on."""
+        """Set the name of the work that is done between calls, from now on."""
         self._stage, self._since = what, time.monotonic()
         self._show_stage()
 
@@ -89,7 +89,7 @@ class Bar:
                 self._bars.stop()
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        """Note that `done` of `total` are finished; the bar of what is finished goes."""
+        """Show that `done` of `total` are finished; remove the bar when all are."""
         what = visible(what)
         with self._lock:
             self._announce(done < total)
@@ -111,20 +111,20 @@ class Bar:
                     continue
                 if self._terminal:
                     self._bars.start()
-                    return  # it has a thread of its own
+                    return  # the bars update themselves in their own thread
                 at = next(reversed(self._tasks), self._stage)
                 start = self._tasks[at].start if at in self._tasks else self._since
                 self._speak(f"{at}, {in_words(time.monotonic() - start)} so far")
 
     def _speak(self, line: str) -> None:
-        """A line, where there is no bar and the last one is some time ago."""
+        """Print a line, if there is no bar and enough time has passed since the last line."""
         now = time.monotonic()
         if not self._terminal and now - self._spoke >= self._pause:
             self._spoke = now
             print(f"flatlens: {line}", file=sys.stderr, flush=True)
 
     def _show_stage(self) -> None:
-        """Have a bar without an end where there is no other one."""
+        """Show a bar without an end if there is no other bar."""
         with self._lock:
             if self._idle is not None:
                 self._bars.remove_task(self._idle)
@@ -148,7 +148,7 @@ class _Task:
 
 
 def in_words(seconds: float) -> str:
-    """A duration for reading.
+    """Return a duration in words.
 
     >>> in_words(3.2), in_words(100), in_words(7300)
     ('3 s', '2 min', '2.0 h')

@@ -1,4 +1,4 @@
-"""`flatlens bounds`: which theorems speak of one network, and how tight they are on it."""
+"""`flatlens bounds`: the theorems that apply to one network, and how tight they are on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def bounds(
     delta: float | None = None,
     distribution: Literal["cube", "sphere"] | None = None,
     page: Path | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
@@ -41,15 +41,17 @@ def bounds(
         flatlens bounds net.py:build --weights net.pt --data net.py:samples --loss half_squared_error --page bounds.html
 
     Args:
-        model: As of `flatlens measure`.
-        bounds: Which ones, with commas between or the option repeated; `flatlens list bounds` has the names. Without
-            it: all that one pass over the data serves.
-        assume: What no sample can check and you vouch for, such as `convex_support`; shown as declared.
+        model: As for `flatlens measure`.
+        inputs: The network's data, loss and weights, and how to measure.
+        bounds: The bounds to check, separated by commas, or repeat the option; `flatlens list bounds` has the names.
+            Without it: all that one pass over the data can check.
+        assume: Assumptions that samples cannot check and that you declare to hold, such as `convex_support`; shown as
+            declared.
         delta: A radius, in the input's units, within which the samples cover the data's support.
-        distribution: What the data was drawn from, uniformly: the unit cube, or the unit sphere, of the input's
-            dimension. Others, and a target function, from Python.
-        page: Write an HTML page, with the chain from sensitivity to sharpness as a picture.
-        seed: Of random draws.
+        distribution: The distribution that the data was drawn from: uniform on the unit cube or on the unit sphere, in
+            the dimension of the input. Other distributions, and a target function: in Python.
+        page: Write an HTML page, with a picture of the chain from sensitivity to sharpness.
+        seed: Seed of the random numbers.
         strict: Exit with 1 if a bound is violated.
         as_json: Print JSON.
     """
@@ -85,7 +87,7 @@ def bounds(
 
 
 def _law(name: str | None, problem: Problem) -> Distribution | None:
-    """The distribution of that name in the dimension of the data."""
+    """Return the distribution of that name, in the dimension of the data."""
     from torch import Tensor
 
     from flatlens.distributions import Cube, Sphere

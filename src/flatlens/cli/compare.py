@@ -14,7 +14,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,50 +28,50 @@ Files = Annotated[Sequence[Path], Parameter(negative="", show_default=False)]
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Compared:
-    """What is compared, and on which data."""
+    """The networks to compare, and their data."""
 
     data: str | None = None
-    """As of `flatlens measure`; the same for all. Networks of studies have their own, which must agree."""
+    """As for `flatlens measure`; the same for all. Networks of studies have their own data, which must agree."""
 
     test: str | None = None
     """Held-out data in the same forms: shows the generalisation gap, and each measure's agreement with it."""
 
     loss: str | None = None
-    """As of `flatlens measure`; the same for all."""
+    """As for `flatlens measure`; the same for all."""
 
     weights: Files = ()
-    """Weights to load, as of `flatlens measure`: one file for each MODEL in order, or several for one MODEL."""
+    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL."""
 
     name: Names = ()
-    """What to call the networks, in order, with commas between or the option repeated. Without it: what tells their
-    files or folders apart."""
+    """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their
+    files or folders differ."""
 
     prefix: str | None = None
-    """What stands before the network's own names in the weights files, such as `net.`"""
+    """The prefix of the network's own names in the weights files, such as `net.`"""
 
     parameters: str = "trainable"
-    """The parameters that count: `trainable`, `all`, or their names, with commas between."""
+    """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
 
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the networks'."""
 
     arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
-    """In what the networks are multiplied, as of `flatlens measure`."""
+    """The precision of matrix products, as for `flatlens measure`."""
 
     device: str | None = None
-    """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the networks are."""
+    """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the networks."""
 
     memory: str = "1GiB"
-    """About how much memory the pass over the data may take."""
+    """The memory that the pass over the data may take, approximately."""
 
-    samples: int | None = None
-    """Measure on so many of the samples, drawn with seed 0; the same for all. Without it: on all."""
+    samples: Whole | None = None
+    """Measure on this number of samples, drawn with seed 0; the same for all. Without it: on all samples."""
 
     anyway: Annotated[bool, Flag] = False
-    """Start also what is not expected to fit in memory."""
+    """Start even if the work is not expected to fit in memory."""
 
     def problems(self, models: Sequence[str]) -> dict[str, Problem]:
-        """A problem for every checkpoint, by name; the data are read once."""
+        """Return a problem for every checkpoint, by name; the data is read once."""
         pairs = self._checkpoints(models)
         names = self._names(pairs)
         found: dict[str, Problem] = {}
@@ -85,7 +85,7 @@ class Compared:
         return found
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
-        """Each network's MODEL and weights."""
+        """Return each network's MODEL and weights."""
         files = list(self.weights)
         if len(models) == 1 and len(files) >= 2:
             return [(models[0], file) for file in files]
@@ -99,7 +99,7 @@ class Compared:
         return [(model, files[at] if files else None) for at, model in enumerate(models)]
 
     def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:
-        """The given ones, or what tells the checkpoints apart."""
+        """Return the given names, or the parts in which the checkpoints' names differ."""
         given = all_names(self.name)
         if given:
             if len(given) != len(pairs) or len(set(given)) != len(given):
@@ -118,7 +118,7 @@ def compare(
     compared: Compared = Compared(),
     measures: Names = (),
     page: Path | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> None:
     """Rank several checkpoints by each measure, and say how far the rankings agree.
@@ -129,11 +129,12 @@ def compare(
         flatlens compare runs/digits/networks/0123456789ab runs/digits/networks/ba9876543210 --page compared.html
 
     Args:
-        models: Two or more, as of `flatlens measure`; or one, with several --weights.
-        measures: What to rank by, with commas between or the option repeated; `flatlens list measures` has the names.
-            Without it: all that one pass over the data gives.
-        page: Write an HTML page, with the ranks as a picture.
-        seed: Of the random numbers that estimates are drawn with, the same for every network.
+        models: Two or more, as for `flatlens measure`; or one, with several --weights.
+        compared: The networks to compare, and their data.
+        measures: The measures to rank by, separated by commas, or repeat the option; `flatlens list measures` has the
+            names. Without it: all that one pass over the data gives.
+        page: Write an HTML page, with a picture of the ranks.
+        seed: Seed of the random numbers of estimates, the same for every network.
         as_json: Print JSON.
     """
     require_page(page)
@@ -162,7 +163,7 @@ def compare(
 
 
 def unique(labels: Sequence[str]) -> list[str]:
-    """Short names that differ: without the folders they share and an ending they share; numbered where all is equal.
+    """Return short names that differ, without shared folders and a shared ending; numbered if all are equal.
 
     >>> unique(["runs/a/epoch1.pt", "runs/a/epoch9.pt"]), unique(["net.py:wide", "net.py:deep"])
     (['epoch1', 'epoch9'], ['wide', 'deep'])

@@ -1,4 +1,4 @@
-"""What work on a network will cost, in time and memory, told before it starts: from trials on a few of its samples."""
+"""The expected time and memory of work on a network, from trials on a few samples before it starts."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
     from flatlens.measures import Lens
 
 FIRST, TRIAL = 2, 64
-"""Samples of the first trial, which also warms up, and of the last one: doubled from 8 on while that is quick."""
+"""Number of samples of the first trial, which also warms up, and of the last: doubled from 8 on while that is quick."""
 
 SHARE = 8
 """A trial takes at most this part of the samples."""
 
 OF_AN_OUTPUT = 12 * 8
-"""Bytes of each sample's outputs: losses, their slopes and the combinations hold some dozen copies in float64."""
+"""Bytes of each sample's output: losses, their derivatives and combinations hold about a dozen float64 copies."""
 
 QUICK = 2.0
-"""Seconds within which a trial is followed by a longer one."""
+"""A trial of fewer seconds is followed by a longer one."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a piece of work takes; in bytes, and None where it is not known."""
+    """The expected time and memory of some work; bytes, None if unknown."""
 
     seconds: float | None
-    peak: float | None  #: of the whole process
-    least: float | None  #: with one sample at a time
-    more: float | None  #: than it has now, at the peak
-    left: float | None  #: what may be taken besides
+    peak: float | None  #: the largest memory of the whole process
+    least: float | None  #: the peak with one sample at a time
+    more: float | None  #: the peak minus the memory in use now
+    left: float | None  #: the free memory
 
 
 def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> Cost:
-    """Before work that lasts: what it consists of, how long it takes and in how much memory.
+    """Announce long work before it starts: its size, its time and its memory.
 
     The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
 
     Raises:
-        BadInput: it does not fit in memory, unless `anyway`.
+        BadInput: the work does not fit in memory, and not `anyway`.
     """
     problem, cost = lens.problem, _by_rule(lens)
     if not anyway:
@@ -72,16 +72,16 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
 
 @dataclass(frozen=True)
 class _Trial:
-    """What work on a few samples took; in bytes, and None where it cannot be told."""
+    """The time and memory of work on a few samples; bytes, None if unknown."""
 
     n: int
     seconds: float
-    grown: float | None  #: at the peak, over what was taken before
-    results: int  #: what is left of it
+    grown: float | None  #: the peak minus the memory in use before
+    results: int  #: memory of what the work keeps
 
 
 def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
-    """Work on a few samples, then on more of them while that is quick; time and memory follow lines through these."""
+    """Return the cost of work, extrapolated from trials on a few samples, and on more while that is quick."""
     gauge = _gauge(lens)
     before = gauge.peak()
     done: list[_Trial] = []
@@ -108,7 +108,7 @@ def _tried(few: Lens, work: Callable[[Lens], object], gauge: Meter) -> _Trial:
 
 
 def _held(lens: Lens, found: object) -> int:
-    """Bytes of the values per sample that a lens and a report keep."""
+    """Return the bytes of the per-sample values that a lens and a report keep."""
     from flatlens.estimate import Report
 
     kept = [*lens.per_sample([]).values(), *lens.residuals.values()]
@@ -118,14 +118,14 @@ def _held(lens: Lens, found: object) -> int:
 
 
 def _few(lens: Lens, count: int) -> Lens:
-    """A lens on the first samples, which shares what was found about the network."""
+    """Return a lens on the first samples that shares what is known about the network."""
     import flatlens as fl
     from flatlens.problem.ranks import ALONE
 
     some = next(lens.problem.data.chunks(count))
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
     found = fl.Lens(few, outputs=lens.probes or "exact")
-    found.layout = lens.layout  # with the norms of its weights, once they are known
+    found.layout = lens.layout  # with the norms of its weights, once known
     return found
 
 
@@ -133,7 +133,7 @@ def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> Cost:
     first, last, n = done[0], done[-1], lens.problem.n
     cost = _by_rule(lens)
     if len(done) > 1:
-        # the first trial warms up and pays for what is kept: it says nothing of the time
+        # the first trial warms up and allocates what is kept: its time is not used
         cost = replace(cost, seconds=last.seconds * _times(lens, last.n) / lens.problem.ranks.size)
     used = gauge.used()
     if last.grown is None or used is None:
@@ -148,8 +148,8 @@ def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> Cost:
 def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
     """Return the bytes of one more sample in a chunk.
 
-    The larger of two: the plan counts what outlives a chunk, which one trial of one chunk does not show, and knows
-    nothing of searches and of the loss, which a trial does.
+    This is the larger of two numbers. The plan counts what outlives a chunk, which a trial of one chunk does not
+    show. A trial counts searches and the loss, which the plan does not know.
     """
     apart = chunk(lens, last.n) - chunk(lens, first.n)
     tried = ((last.grown or 0.0) - (first.grown or 0.0)) / apart if apart else 0.0
@@ -157,10 +157,11 @@ def _slope(lens: Lens, first: _Trial, last: _Trial) -> float:
 
 
 def _times(lens: Lens, n: int) -> float:
-    """How many times a trial on `n` samples goes into the work.
+    """Return the time of the whole work over that of a trial on `n` samples.
 
-    Some of a chunk's time is for its samples, some for itself, the more the larger the weights: a trial smaller than a
-    chunk lies between the ratio of samples and that of chunks, and is taken in the middle.
+    Some of the time of a chunk depends on its number of samples, some does not (the more, the larger the weights).
+    So for a trial smaller than a chunk the ratio lies between the ratio of samples and that of chunks; their
+    geometric mean is taken.
     """
     whole = lens.problem.n
     samples, chunks = (whole / n, math.ceil(whole / chunk(lens, whole)) / math.ceil(n / chunk(lens, n)))
@@ -168,7 +169,7 @@ def _times(lens: Lens, n: int) -> float:
 
 
 def _by_rule(lens: Lens) -> Cost:
-    """Memory as the plan of the pass has it: slopes and Grams of a chunk, the weights once more in float64."""
+    """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
     gauge = _gauge(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
     more = fixed + _per_sample(lens) * chunk(lens, lens.problem.n)
@@ -179,7 +180,7 @@ def _by_rule(lens: Lens) -> Cost:
 
 
 def chunk(lens: Lens, n: int) -> int:
-    """How many of `n` samples a pass looks at together."""
+    """Return how many of `n` samples a pass takes together."""
     from flatlens.grams.one_pass import PASS_CHUNK
 
     return min(n, PASS_CHUNK, lens.layout.samples_at_once(lens.problem.memory, _rows(lens)))
@@ -194,14 +195,14 @@ def _rows(lens: Lens) -> int:
 
 
 def _gauge(lens: Lens) -> Meter:
-    """Of the device that the network is on."""
+    """Return the meter of the network's device."""
     from flatlens.problem.state import device_of
 
     return meter(device_of(lens.problem.model))
 
 
 def _require_room(lens: Lens, cost: Cost) -> None:
-    """Refuse what will not fit, with what would make it fit."""
+    """Refuse work that does not fit in memory; the message says what would make it fit."""
     if cost.more is None or cost.left is None or cost.more <= cost.left:
         return
     advice = []

@@ -1,4 +1,4 @@
-"""`flatlens data`: the data sets that have names, and the fetching of their files."""
+"""`flatlens data`: the named data sets, and downloading their files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
 
 data = App(
     name="data",
-    help="Data sets: which there are, and fetching those that come as files.\n\n"
+    help="Data sets: list them, and download those that come as files.\n\n"
     "For example:\n\n    flatlens data list\n    flatlens data fetch cifar10",
     help_format="markdown",
 )
@@ -20,7 +20,7 @@ data = App(
 
 @data.command(name="list")
 def list_data(*, root: Path | None = None, as_json: Annotated[bool, Flag, Parameter(name="--json")] = False) -> None:
-    """List the data sets that `--data` knows by name, where each is read from, and whether it is there.
+    """List the data sets that `--data` knows by name, the place each is read from, and whether it is there.
 
     For example:
 
@@ -69,10 +69,10 @@ def _show(rows: list[dict[str, object]]) -> None:
 def fetch(
     name: str, /, *, root: Path | None = None, as_json: Annotated[bool, Flag, Parameter(name="--json")] = False
 ) -> None:
-    """Fetch a data set from the Hugging Face hub, for machines without a network to read.
+    """Download a data set from the Hugging Face hub, also for machines without a network.
 
-    Its files appear whole and checked, or not at all. Broken off, the same command carries on; run again, it checks
-    what is there and fetches nothing. For example:
+    Files appear complete and checked, or not at all. After an interruption the same command continues; run again, it
+    checks the files and downloads nothing. For example:
 
         flatlens data fetch cifar10 --root /data/sets
 
@@ -90,6 +90,6 @@ def fetch(
         show_json({"folder": fetched.folder, "downloaded": fetched.downloaded, **record})
         return
     if not fetched.downloaded:
-        note("all files were there already, and are as they were fetched")
+        note("all files were there already, and are unchanged since they were downloaded")
     size = sum(file.bytes for file in fetched.record.files) / 1e6
     show(f"{fetched.folder}: {len(fetched.record.files)} files, {size:.1f} MB, checked")

@@ -1,4 +1,4 @@
-"""The options that say what is measured; they make a `Problem`."""
+"""The options that name the network, the data and the loss; they make a `Problem`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from flatlens import userfile
-from flatlens.cli.output import Flag, note, stdout_to_stderr
+from flatlens.cli.output import Flag, Whole, note, stdout_to_stderr
 from flatlens.cli.sharing import local, ranks
 from flatlens.errors import BadFolder, BadInput, BadLoss, BadModel
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Inputs:
-    """What is measured, on which data."""
+    """The network's data, loss and weights, and how to measure."""
 
     data: str | None = None
     """The name of a data set (`flatlens data list` has them), `cifar10:ROOT` for one whose files are in ROOT, a folder
     of images or of .txt files as FOLDER/CLASS/FILE (or with train/ and test/ above the classes), or `file.py:NAME`, a
-    function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y. Networks of timm
-    and transformers see images and texts as their makers prepare them. The network of a study has its own data."""
+    function that returns (x, y), a Dataset, a DataLoader, or an object with x, y, test_x and test_y. Images and texts
+    for networks of timm and transformers are prepared as their makers do. The network of a study has its own data."""
 
     test: str | None = None
     """Held-out data in the same forms: adds the test loss, the test accuracy and the generalisation gap."""
@@ -41,35 +41,35 @@ class Inputs:
     one loss per sample. The network of a study has its own."""
 
     weights: Path | None = None
-    """Weights to load: safetensors (sharded too), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled. `random`: a
-    network of timm or transformers untrained."""
+    """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled. `random`: an
+    untrained network of timm or transformers."""
 
     prefix: str | None = None
-    """What stands before the network's own names in the weights file, such as `net.`"""
+    """The prefix of the network's own names in the weights file, such as `net.`"""
 
     parameters: str = "trainable"
-    """The parameters that count: `trainable`, `all`, or their names, with commas between."""
+    """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
 
     dtype: Literal["float32", "float64"] | None = None
     """Measure in this precision instead of the network's."""
 
     arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
-    """In what the network is multiplied: full precision, or, faster and coarser on a GPU, TF32 or bfloat16."""
+    """The precision of matrix products: full, or reduced (TF32 or bfloat16), which is faster on a GPU."""
 
     device: str | None = None
-    """Where to measure: `cpu`, `cuda`, `cuda:1`. Without it: where the network is."""
+    """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the network."""
 
     memory: str = "1GiB"
-    """About how much memory the pass over the data may take; of several processes, each."""
+    """The memory that the pass over the data may take, approximately; with several processes, that of each."""
 
-    samples: int | None = None
-    """Measure on so many of the samples, drawn with seed 0. Without it: on all."""
+    samples: Whole | None = None
+    """Measure on this number of samples, drawn with seed 0. Without it: on all samples."""
 
     anyway: Annotated[bool, Flag] = False
-    """Start also what is not expected to fit in memory."""
+    """Start even if the work is not expected to fit in memory."""
 
     def problem(self, model: str, beside: Problem | None = None) -> Problem:
-        """The problem that these options and MODEL describe, checked; --data and --test are those of `beside`."""
+        """Return the problem of these options and MODEL, checked; with `beside`, its --data and --test are used."""
         import torch
 
         from flatlens.problem import Problem
@@ -98,7 +98,7 @@ class Inputs:
         return found
 
     def _parts(self, model: str, beside: Problem | None) -> tuple[Named, Source, Any]:
-        """The network with its weights, the data with the held-out ones, the loss."""
+        """Return the network with its weights, the data with the test data, and the loss."""
         named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
         for option, given, own in (("--data", self.data, source), ("--loss", self.loss, loss)):
             if given is None and own is None:
@@ -108,7 +108,7 @@ class Inputs:
         return named, source, loss if self.loss is None else _loss(self.loss)
 
     def _weighted(self, model: str, named: Named | None) -> Named:
-        """The network, with the weights that were asked for."""
+        """Return the network with the weights that the options ask for."""
         from flatlens.models.checkpoints import load_weights
         from flatlens.models.sources import load_model
 
@@ -124,7 +124,7 @@ class Inputs:
         return replace(named, weights=str(self.weights))
 
     def _data(self, own: Source | None, named: Named, beside: Problem | None) -> Source:
-        """The data and the held-out data; those of `beside` where no network prepares them in its own way."""
+        """Return the data and the test data; those of `beside` unless a network has its own preparation."""
         from flatlens.data.raw import PLAIN
         from flatlens.data.sources import Source, load_data
 
@@ -143,7 +143,7 @@ class Inputs:
 
 
 def generator_of(seed: int) -> torch.Generator:
-    """Return the random numbers of a seed; raise BadInput where torch takes no such seed."""
+    """Return a random generator with this seed; raise BadInput if torch does not accept the seed."""
     import torch
 
     if not -(2**63) <= seed < 2**64:
@@ -152,7 +152,7 @@ def generator_of(seed: int) -> torch.Generator:
 
 
 def _loss(spec: str) -> Any:
-    """A name as it is; from a file a loss module, a class of them, or a function."""
+    """Return a loss's name unchanged; from a file, return a loss module, a class of them, or a function."""
     if not userfile.is_userfile(spec):
         return spec
     found = userfile.load(spec, "--loss")
@@ -164,7 +164,7 @@ def _loss(spec: str) -> Any:
 
 
 def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
-    """The network that a study left in OUT/networks/<key>, with the data and the loss it was trained on."""
+    """Return the network that a study saved in OUT/networks/<key>, with the data and the loss of its training."""
     from flatlens.data.sources import Source
     from flatlens.experiments.settings import NetworkSettings
     from flatlens.files import require_checksums

@@ -1,4 +1,4 @@
-"""`flatlens invariance`: which of one network's numbers are artefacts of how its weights are written."""
+"""`flatlens invariance`: the numbers of one network that depend on how its weights are written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 
 
 def invariance(
@@ -24,11 +24,11 @@ def invariance(
     measures: Names = (),
     transforms: Names = (),
     page: Path | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
-    """Move the weights of one network without moving its function, and see which of its numbers stay.
+    """Change the weights of one network without changing its function, and see which of its numbers stay.
 
     For example:
 
@@ -36,14 +36,15 @@ def invariance(
         flatlens invariance runs/digits/networks/0123456789ab --measures relative_flatness,hessian_trace
 
     Args:
-        model: As of `flatlens measure`.
-        measures: Which ones, with commas between or the option repeated; `flatlens list measures` has the names.
+        model: As for `flatlens measure`.
+        inputs: The network's data, loss and weights, and how to measure.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
             Without it: all that one pass over the data gives.
-        transforms: Which ones, likewise; `flatlens list transforms` has the names. Without it: all that are valid in
-            this network.
+        transforms: The transforms, in the same form; `flatlens list transforms` has the names. Without it: all that are
+            valid in this network.
         page: Write the table, and what each transform did, as an HTML page.
-        seed: Of random factors and orders, and of the draws of estimates.
-        strict: Exit with 1 if a number moves that is declared to stay: an error in flatlens, or in a theorem.
+        seed: Seed of random factors and permutations, and of estimates.
+        strict: Exit with 1 if a number changes that is declared to stay: an error in flatlens, or in a theorem.
         as_json: Print JSON.
     """
     require_page(page)

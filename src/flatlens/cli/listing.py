@@ -1,4 +1,4 @@
-"""`flatlens list`: what there is to ask for."""
+"""`flatlens list`: the names of measures, transforms, bounds and experiments."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_names(
     Args:
         kind: What to list.
         as_json: Print a JSON array.
-        as_markdown: Of measures: print all that is known of each, as the page docs/measures.md.
+        as_markdown: For measures: print everything about each, as on the page docs/measures.md.
     """
     if as_markdown:
         if kind != "measures" or as_json:
@@ -87,7 +87,7 @@ def _rows(kind: str) -> list[dict[str, Any]]:
 
 
 def _measures() -> Iterator[Any]:
-    """A table a family; where there is room two lines a measure: name and meaning; symbol, unit, cost and source."""
+    """Yield a table for each family; with room, two lines a measure: name, meaning; symbol, unit, cost, source."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table

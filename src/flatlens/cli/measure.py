@@ -1,4 +1,4 @@
-"""`flatlens measure`: one network, its numbers, and which of them to trust."""
+"""`flatlens measure`: the numbers of one network, and which of them to trust."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, note, require_page, require_writable, show, show_json, stdout_to_stderr
+from flatlens.cli.output import Flag, Whole, note, require_page, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def measure(
     layers: str | None = None,
     page: Path | None = None,
     save: Path | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> None:
     """Measure one network, and say which of its numbers survive a rescaling of the weights.
@@ -42,20 +42,21 @@ def measure(
         flatlens measure runs/digits/networks/0123456789ab --measures mls --measures "local_volume(top_k=3)"
         torchrun --nproc-per-node=2 -m flatlens measure timm:resnet18 --data photos/ --loss cross_entropy
 
-    Started by torchrun, the processes share the samples, each in so much memory, and say the same as one would.
+    Under torchrun the processes share the samples; --memory holds for each, and the result is that of one process.
 
     Args:
         model: `file.py:NAME`, a function without arguments that returns the network; the folder of a study's network
             (OUT/networks/KEY); `timm:NAME`; `hf:NAME` or `hf:FOLDER`.
-        measures: What to measure, with commas between or the option repeated; `flatlens list measures` has the names.
+        inputs: The network's data, loss and weights, and how to measure.
+        measures: The measures, separated by commas, or repeat the option; `flatlens list measures` has the names.
             Without it: all that one pass over the data gives.
-        outputs: `exact`, a backward pass for each of the network's outputs, or how many random combinations stand for
-            them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs, 16
-            combinations beyond.
-        layers: Show every value of the layers whose names hold this, such as `blocks.3.`
-        page: Write an HTML page: every number, profiles over the depth, and the layers by block, to be searched.
-        save: Keep the report, per-sample values and all, in this file; `flatlens.Report.load` reads it.
-        seed: Of the random numbers that estimates are drawn with; exact measures use none.
+        outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
+            replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
+            16 combinations for more.
+        layers: Show every value of the layers whose names contain this, such as `blocks.3.`
+        page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
+        save: Save the report with its per-sample values in this file; `flatlens.Report.load` reads it.
+        seed: Seed of the random numbers of estimates; exact measures use none.
         as_json: Print JSON.
     """
     require_writable(save, "--save")
@@ -71,7 +72,7 @@ def measure(
         announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
         bar.stage(MEASURING)
         found = fl.measure(lens, names or None, generator=generator, progress=bar)
-        if problem.ranks.rank:  # the first one of those that share the work has the last word
+        if problem.ranks.rank:  # only the first process writes and prints
             return
         if save is not None:
             found.save(save)
@@ -90,7 +91,7 @@ def measure(
 
 
 def _require_layers(problem: Problem, wanted: str | None) -> None:
-    """Told now, not after the work."""
+    """Check before the work that some layer's name contains `wanted`."""
     model = problem.model
     known = [name for name, _ in (*model.named_modules(), *model.named_parameters()) if name]
     if wanted is not None and not any(wanted in name for name in known):
@@ -98,7 +99,7 @@ def _require_layers(problem: Problem, wanted: str | None) -> None:
 
 
 def _combinations(outputs: str | None) -> Literal["exact"] | int | None:
-    """What `Lens(outputs=...)` takes."""
+    """Return the `outputs` argument of `Lens`."""
     if outputs is None:
         return None
     if outputs == "exact":

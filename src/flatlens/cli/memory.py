@@ -1,4 +1,4 @@
-"""How much memory this process takes and may take: of the machine, of the container, or of the CUDA device."""
+"""The memory that this process uses and may use, on the machine, in its container or on a CUDA device."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ GROUP = Path("/sys/fs/cgroup")
 
 
 class Meter(Protocol):
-    """Bytes, of one place where tensors lie; None for what cannot be told there."""
+    """Bytes of memory on one device; None where they cannot be read."""
 
     def used(self) -> int | None:
-        """Now."""
+        """Return the memory in use now."""
 
     def peak(self) -> int | None:
-        """Return the most since `begin`, or since the process began."""
+        """Return the largest memory in use since `begin`, or since the process started."""
 
     def begin(self) -> bool:
-        """Forget the peak, and hand back what was freed; return whether that can be done here."""
+        """Reset the peak and give freed memory back; return whether this is possible here."""
 
     def left(self) -> int | None:
-        """What may be taken besides."""
+        """Return the memory that is still free."""
 
 
 def meter(device: torch.device) -> Meter:
-    """Of the device that a network is on."""
+    """Return the meter of a device."""
     return OfCuda(device) if device.type == "cuda" else OfProcess()
 
 
 @final
 class OfProcess:
-    """Resident memory as Linux counts it; elsewhere all is None."""
+    """Resident memory as Linux counts it; None on other systems."""
 
     def used(self) -> int | None:
-        """VmRSS."""
+        """Return VmRSS."""
         return _field("/proc/self/status", "VmRSS")
 
     def peak(self) -> int | None:
-        """VmHWM, which `begin` sets back."""
+        """Return VmHWM, which `begin` resets."""
         return _field("/proc/self/status", "VmHWM")
 
     def begin(self) -> bool:
-        """Return whether the kernel lets a process set its peak back.
+        """Return whether the kernel lets a process reset its peak.
 
-        The C library keeps what was freed, and would serve what comes next from it: nobody would see how much that
-        takes.
+        The C library keeps freed memory and uses it for the next allocations, which would then not be counted: it is
+        returned to the system first.
         """
         gc.collect()
         with suppress(OSError, AttributeError):  # another C library
@@ -62,7 +62,7 @@ class OfProcess:
         return False
 
     def left(self) -> int | None:
-        """What the machine has, and at most what the container still may take."""
+        """Return the free memory of the machine, or of the container if that is less."""
         free = [_field("/proc/meminfo", "MemAvailable"), _of_group()]
         return min((one for one in free if one is not None), default=None)
 
@@ -75,19 +75,19 @@ class OfCuda:
         self._device = device
 
     def used(self) -> int | None:
-        """In tensors."""
+        """Return the memory in tensors."""
         import torch
 
         return torch.cuda.memory_allocated(self._device)
 
     def peak(self) -> int | None:
-        """In tensors."""
+        """Return the largest memory in tensors."""
         import torch
 
         return torch.cuda.max_memory_allocated(self._device)
 
     def begin(self) -> bool:
-        """Tensors that only a cycle holds are freed first."""
+        """Reset the peak, after freeing tensors that only a reference cycle keeps."""
         import torch
 
         gc.collect()
@@ -95,7 +95,7 @@ class OfCuda:
         return True
 
     def left(self) -> int | None:
-        """Free on the device, and what torch holds without using it."""
+        """Return the free memory of the device plus what torch has reserved and does not use."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(self._device)
@@ -104,7 +104,7 @@ class OfCuda:
 
 
 def _field(file: str, name: str) -> int | None:
-    """A line such as `VmRSS:   1234 kB`, in bytes."""
+    """Return the number of a line such as `VmRSS:   1234 kB`, in bytes."""
     with suppress(OSError, ValueError, IndexError):
         for line in Path(file).read_text().splitlines():
             if line.startswith(f"{name}:"):
@@ -113,7 +113,7 @@ def _field(file: str, name: str) -> int | None:
 
 
 def _of_group() -> int | None:
-    """What a container (cgroup v2) may take besides; pages of files it has read do not count, they can go."""
+    """Return the memory that a container (cgroup v2) may still take; cached file pages count as free."""
     with suppress(OSError, ValueError):
         most = int((GROUP / "memory.max").read_text())  # "max" is no number: no limit
         now = int((GROUP / "memory.current").read_text())
@@ -123,7 +123,7 @@ def _of_group() -> int | None:
 
 
 def in_gib(size: float) -> str:
-    """For reading.
+    """Return a size in GiB, in words.
 
     >>> in_gib(3 * 2**30), in_gib(50 * 2**20)
     ('3 GiB', '0.049 GiB')

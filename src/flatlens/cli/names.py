@@ -1,4 +1,4 @@
-"""Options that take names: with commas between, or repeated."""
+"""Options that take names, separated by commas or given several times."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Names = Annotated[Sequence[str], Parameter(negative="", show_default=False)]
 
 
 def all_names(parts: Iterable[str]) -> list[str]:
-    """The names in an option given once or several times."""
+    """Return the names in an option that is given once or several times."""
     return [name for part in parts for name in split_names(part)]
 
 
 def split_names(text: str) -> list[str]:
-    """The names in a comma-separated list; a comma between brackets belongs to a measure's options.
+    """Return the names in a comma-separated list; a comma between brackets belongs to a measure's options.
 
     >>> split_names("mls, local_volume(top_k=3, log=True),nmls")
     ['mls', 'local_volume(top_k=3, log=True)', 'nmls']

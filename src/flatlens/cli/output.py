@@ -1,4 +1,4 @@
-"""What the commands print: text for people, JSON for machines."""
+"""The output of the commands: text for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, Token, convert
 
 from flatlens.errors import BadFolder, needs
 
@@ -22,11 +22,24 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 Flag = Parameter(negative="", show_default=False)
-"""An option that is there or not."""
+"""An option without a value."""
+
+
+def _whole(kind: Any, tokens: Sequence[Token]) -> Any:
+    """Return an option's value; refuse a fraction, which cyclopts would round."""
+    for token in tokens:
+        if "." in token.value and not float(token.value).is_integer():
+            raise ValueError(f"{token.value} is a fraction: a whole number is needed")
+    return convert(kind, tokens)
+
+
+WHOLE = Parameter(converter=_whole)
+Whole = Annotated[int, WHOLE]
+"""An option that takes a whole number."""
 
 
 def require_page(file: Path | None) -> None:
-    """Check before the work that a page can be made and written."""
+    """Check before the work that a page can be drawn and written."""
     require_writable(file, "--page")
     if file is not None:
         with needs("study", "--page"):
@@ -44,12 +57,12 @@ def require_writable(file: Path | None, option: str) -> None:
 
 
 def note(message: str) -> None:
-    """One line for whoever watches, on stderr."""
+    """Print one line on stderr."""
     print(f"flatlens: {visible(message)}", file=sys.stderr, flush=True)
 
 
 def show(*renderables: RenderableType) -> None:
-    """Text and tables on stdout, as wide as the terminal (100 columns in a pipe)."""
+    """Print text and tables on stdout, as wide as the terminal (100 columns in a pipe)."""
     from rich.console import Console
 
     probe = Console()
@@ -59,7 +72,7 @@ def show(*renderables: RenderableType) -> None:
 
 
 def visible(text: str) -> str:
-    r"""Return the text with a sign in place of all that a terminal would obey: names of layers may hold anything.
+    r"""Replace every character that controls a terminal by a visible sign: names of layers may contain any character.
 
     >>> visible("fc\x1b[31mred\n"), visible("\u202etxt")
     ('fc\ufffd[31mred\n', '\ufffdtxt')
@@ -68,11 +81,11 @@ def visible(text: str) -> str:
 
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tabs and ends of lines, marks that turn the direction of writing, halves of characters."""
+"""Control characters except tabs and line ends, marks that change the direction of writing, and lone surrogates."""
 
 
 class _Visible:
-    """What is to be printed, without what a terminal would obey in its text."""
+    """Something to print, without the characters in its text that control a terminal."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable
@@ -85,7 +98,7 @@ class _Visible:
 
 
 def bullets(sentences: Iterable[str]) -> RenderableType:
-    """A list whose lines hang under their first word."""
+    """Return a list with hanging indents."""
     from rich.table import Table
     from rich.text import Text
 
@@ -96,12 +109,12 @@ def bullets(sentences: Iterable[str]) -> RenderableType:
 
 
 def show_json(value: object) -> None:
-    """One JSON document on stdout; what JSON has no number for (NaN, inf) becomes null."""
+    """Print one JSON document on stdout; numbers that JSON lacks (NaN, inf) become null."""
     print(json.dumps(plain(value), indent=1, allow_nan=False))
 
 
 def plain(value: object) -> Any:
-    """Dicts, lists, strings and finite numbers alone.
+    """Return the value as dicts, lists, strings and finite numbers.
 
     >>> plain({"a": float("nan"), "b": frozenset({"y", "x"}), "c": (1, 2.5)})
     {'a': None, 'b': ['x', 'y'], 'c': [1, 2.5]}
@@ -122,5 +135,5 @@ def plain(value: object) -> Any:
 
 
 def stdout_to_stderr() -> AbstractContextManager[object]:
-    """What a user's own code prints must not get between the data."""
+    """Redirect stdout to stderr: the user's own code must not print into the data."""
     return redirect_stdout(sys.stderr)

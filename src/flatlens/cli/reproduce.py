@@ -27,9 +27,9 @@ def reproduce(
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
-    """Reproduce figures and tables of the papers: train, measure, draw, and weigh each claim.
+    """Reproduce figures and tables of the papers: train, measure, draw, and check each claim.
 
-    Stopped at any moment, the same command carries on where it was. For example:
+    If it is stopped at any moment, the same command continues. For example:
 
         flatlens reproduce X4 --out runs/x4
         flatlens reproduce all --scale smoke --out runs/atlas
@@ -37,10 +37,10 @@ def reproduce(
     Args:
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
-        scale: `smoke` is for seconds, `laptop` for minutes, `paper` is the published setting on the published data.
+        scale: `smoke` takes seconds, `laptop` minutes; `paper` is the published setting on the published data.
         again: If a claim is not reproduced, re-run its experiment with other seeds and 1.5 times as many samples; the
             page shows both outcomes.
-        running: Where to run.
+        running: The processes or machines to run on.
         strict: Exit with 1 if a claim is not reproduced.
         as_json: Print JSON.
     """

@@ -1,4 +1,4 @@
-"""The options that say where and how a sweep of networks runs."""
+"""The options for where and how a sweep of networks runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.output import Flag, stdout_to_stderr
+from flatlens.cli.output import WHOLE, Flag, Whole, stdout_to_stderr
 from flatlens.cli.stopping import patient
 from flatlens.errors import BadInput, UnknownName
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 
 CALLED_BACK = 20.0
-"""Seconds in which jobs of Slurm are called back."""
+"""Seconds in which jobs of Slurm are cancelled."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Running:
-    """Where networks are trained and measured."""
+    """The processes or machines that train and measure networks."""
 
-    workers: int = 2
+    workers: Whole = 2
     """Processes that train and measure, one thread each."""
 
     dask: str | None = None
@@ -37,21 +37,21 @@ class Running:
     slurm: str | None = None
     """Run in jobs of Slurm, such as `jobs=8,cores=4,memory=8GiB,walltime=02:00:00,queue=short`."""
 
-    pack: int = 1
-    """Networks handed out at a time; more for very short ones on many machines."""
+    pack: Whole = 1
+    """Networks given to a worker at a time; more for very short ones on many machines."""
 
-    together: int | Literal["off"] | None = None
-    """Networks of one kind trained in one stack at a time, 16 by default, where a trial finds that faster; the digits
-    are those of each alone. `off`: each alone."""
+    together: Annotated[int | Literal["off"] | None, WHOLE] = None
+    """Networks of one kind that are trained together in one stack, 16 by default, if a trial finds that faster; the
+    results are the same to the last digit. `off`: each alone."""
 
     retry_failed: Annotated[bool, Flag] = False
-    """Run the networks again that ended in an error."""
+    """Re-run the networks that ended in an error."""
 
     mixed: Annotated[bool, Flag] = False
-    """Carry on what was begun with other versions of the software."""
+    """Continue a study that was begun with other versions of the software."""
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is imported or written."""
+        """Refuse impossible values before anything is imported or written."""
         for name, number in (("workers", self.workers), ("pack", self.pack)):
             if number < 1:
                 raise BadInput(f"--{name} {number}: at least 1 is needed")
@@ -62,7 +62,7 @@ class Running:
 
     @contextmanager
     def started(self) -> Iterator[RunOptions]:
-        """The keyword arguments of `run_study`; whoever interrupts is told that nothing is lost."""
+        """Yield the keyword arguments of `run_study`; an interrupt says that nothing is lost."""
         try:
             with stdout_to_stderr(), self._executor() as executor:
                 options: RunOptions = {
@@ -80,7 +80,7 @@ class Running:
 
     @contextmanager
     def _executor(self) -> Iterator[Executor | None]:
-        """Where to run, if not in processes of our own."""
+        """Yield the executor to run on; None for processes of this machine."""
         if self.dask is None and self.slurm is None:
             yield None
             return
@@ -96,7 +96,7 @@ class Running:
 
 
 def _slurm_settings(text: str, kind: type[Any]) -> Any:
-    """`jobs=8,queue=short` as settings; a value that holds a comma does not fit here."""
+    """Return the settings in text such as `jobs=8,queue=short`; no value may contain a comma."""
     from flatlens.plain import made
 
     known = {field.name: field for field in fields(kind)}

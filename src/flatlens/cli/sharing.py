@@ -1,4 +1,4 @@
-"""Under `torchrun` several processes share one measurement: they meet, one of them speaks, and they end together."""
+"""Several processes that share one measurement under `torchrun`: they meet, one prints, and they end together."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ SHARED = ("measure",)
 """The commands whose work can be shared."""
 
 _store: Store | None = None
-"""Where the processes meet; torchrun itself keeps it, so that it outlives them."""
+"""The store at which the processes meet; torchrun itself holds it, so that it outlives them."""
 
 
 def launched() -> bool:
-    """Whether torchrun started this process among others."""
+    """Return whether torchrun started this process among others."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def ranks() -> Ranks:
-    """The processes that share the work; this one alone where nobody else was started."""
+    """Return the processes that share the work; this one alone without torchrun."""
     from flatlens.problem.ranks import ALONE, Ranks
 
     return Ranks.joined() if launched() else ALONE
@@ -41,7 +41,7 @@ def ranks() -> Ranks:
 
 @contextmanager
 def together(arguments: Sequence[str]) -> Iterator[None]:
-    """The time of a command: all processes have come, and all but the first are silent."""
+    """Wait for all processes before a command, and silence all but the first during it."""
     if not launched():
         yield
         return
@@ -52,7 +52,7 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 
     global _store
     _store, *_ = next(rendezvous("env://"))
-    signal.signal(signal.SIGTERM, _ended)  # so torchrun ends the others where one has failed
+    signal.signal(signal.SIGTERM, _ended)  # torchrun sends SIGTERM to the others when one has failed
     me = Ranks.joined(_store)
     if arguments[:1] and arguments[0] not in SHARED:
         raise BadInput(f"torchrun: `flatlens {arguments[0]}` is not shared between processes: run it as one")
@@ -72,15 +72,15 @@ def _ended(number: int, frame: FrameType | None) -> Never:
 
 
 def first_to_speak() -> bool:
-    """Whether none of the processes has said yet why they end."""
+    """Return whether no process has said yet why it ends."""
     try:
         return _store is None or _store.add("flatlens/said", 1) == 1
-    except RuntimeError:  # the meeting place is gone, too
+    except RuntimeError:  # the store is gone, too
         return True
 
 
 def local(device: str) -> Any:
-    """The torch device of that name; of several processes on one machine, each has a CUDA device of its own."""
+    """Return the torch device of that name; with several processes on one machine, each has its own CUDA device."""
     import torch
 
     try:
@@ -96,6 +96,6 @@ def local(device: str) -> Any:
 
 
 def speak(message: str) -> None:
-    """One line on the true stderr, once for all processes."""
+    """Print one line on the true stderr, once for all processes."""
     if first_to_speak():
         print(f"flatlens: {visible(message)}", file=sys.__stderr__ if launched() else sys.stderr, flush=True)

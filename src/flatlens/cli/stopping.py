@@ -1,8 +1,8 @@
-"""Ctrl-C and SIGTERM: one line, and the process ends within two seconds, whatever it is at.
+"""Ctrl-C and SIGTERM: one line, and the process ends within two seconds, whatever it is doing.
 
-Python runs a signal's handler between two of its own instructions: a long call into torch keeps it waiting. So a thread
-is woken by the signal itself, and ends the process where the handler could not. Nothing is lost by that: what is half
-written has a temporary name.
+Python runs a signal's handler between two of its own instructions, so a long call into torch delays it. Therefore the
+signal itself wakes a thread, which ends the process if the handler could not. Nothing is lost: files that are not yet
+complete have temporary names.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.2
-"""Seconds in which a command ends by itself; then it is ended."""
+"""Seconds in which a command may end by itself; then the process is ended."""
 
 _grace = GRACE
 _received = 0
@@ -29,7 +29,7 @@ _said = threading.Event()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Make both signals a KeyboardInterrupt, the first time; end the process where that has not ended it."""
+    """Turn the first signal into a KeyboardInterrupt; end the process if that does not."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -49,14 +49,14 @@ def stoppable() -> Iterator[None]:
 
 
 def stopped() -> int:
-    """Return the exit status of a command that was stopped: 130 by Ctrl-C, 143 by SIGTERM; note that it says so."""
+    """Return the exit status of a stopped command (130 by Ctrl-C, 143 by SIGTERM); record that it printed its line."""
     _said.set()
     return 128 + (_received or signal.SIGINT)
 
 
 @contextmanager
 def patient(seconds: float) -> Iterator[None]:
-    """Give the process so long to end in here: jobs on other machines have to be called back."""
+    """Give the process this many seconds to end: jobs on other machines have to be cancelled."""
     global _grace
     before, _grace = _grace, seconds
     try:
@@ -67,7 +67,7 @@ def patient(seconds: float) -> Iterator[None]:
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
     global _received
-    if not _received:  # once: a second one must not end the clearing up half way
+    if not _received:  # only once: a second signal must not interrupt the clean-up
         _received = number
         raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ def _end(number: int) -> NoReturn:
 
 
 def _end_workers() -> None:
-    """End loky's tracker, which would complain about what is left, and remove that: semaphores with our number."""
+    """End loky's tracker, which would complain about leftovers, and remove these: semaphores with our process id."""
     tracker = sys.modules.get("loky.backend.resource_tracker")
     process = getattr(getattr(tracker, "_resource_tracker", None), "_pid", None)
     if process is None:

@@ -37,9 +37,9 @@ def study(
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> int:
-    """Train a population of networks, measure each, relate the measures to generalisation, write the page.
+    """Train a population of networks, measure each, correlate the measures with generalisation, write the page.
 
-    Stopped at any moment, the same command carries on where it was, and ends in the same digits. For example:
+    If it is stopped at any moment, the same command continues, with the same digits in the end. For example:
 
         flatlens study digits --out runs/digits
         flatlens study digits --out runs/quick --scale smoke
@@ -47,15 +47,15 @@ def study(
         flatlens study study.yaml --out runs/mine --workers 8
 
     Args:
-        data: A data set (`flatlens data list`), or a study as a YAML file.
+        data: A data set (`flatlens data list`), or a YAML file that describes a study.
         out: The folder for the networks, the tables, the figures and report.html.
         model: The architecture, such as `MLP(widths=(64, 64), activation=tanh)`, `SmallVGG` or `VGG11(width=0.25)`; its
             inputs and outputs come from the data.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
             `seed=0:5`). Repeat it for more. With an axis, the axes are exactly those given.
-        measures: What to measure, with commas between. Without it: all that one pass over the data gives.
-        scale: `smoke` is for seconds, `laptop` for minutes.
-        running: Where to run.
+        measures: The measures, separated by commas. Without it: all that one pass over the data gives.
+        scale: `smoke` takes seconds, `laptop` minutes.
+        running: The processes or machines to run on.
         strict: Exit with 1 if a network failed or did not reach the end of its training.
         as_json: Print JSON.
     """
@@ -102,7 +102,7 @@ def report(
 
 
 def _expected(chosen: Study) -> str:
-    """What is to come."""
+    """Return what work follows, in words."""
     memory = "about 0.5 GiB of memory for each worker"
     if chosen.name in STUDIES and chosen.scale in EXPECTED and len(chosen.axes) == 3:
         return f"{chosen.name} at {chosen.scale} scale: {EXPECTED[chosen.scale]} on two cores, {memory}"
