@@ -1,9 +1,39 @@
-"""One thread, and the truths' helper modules importable."""
+"""One thread; the shared builders and literal definitions importable; the tests that the default run leaves out."""
 
 import sys
+import zlib
+from fractions import Fraction
 from pathlib import Path
 
+import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent / "truths"))
+HERE = Path(__file__).parent
+
+sys.path.insert(0, str(HERE / "truths"))
 torch.set_num_threads(1)
+
+
+def kept_shares() -> dict[str, Fraction]:
+    """Return {beginning of a test's id: share of its cases in the default run}, as thorough.txt says."""
+    lines = [line.partition("#")[0].split() for line in (HERE / "thorough.txt").read_text().splitlines()]
+    return {line[0]: Fraction(line[1]) for line in lines if line}
+
+
+def is_thorough(item: pytest.Item, shares: dict[str, Fraction]) -> bool:
+    """Say whether the default run leaves a test out.
+
+    Which cases are kept is decided by a checksum of the case's id: all tests of one case, which often share an
+    expensive fixture, are kept together, and the choice is the same in every process.
+    """
+    share = next((share for start, share in shares.items() if item.nodeid.startswith(start)), Fraction(1))
+    case = item.nodeid.partition("[")[2].partition("@")[0]
+    return zlib.crc32(case.encode()) % share.denominator >= share.numerator
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    shares = kept_shares()
+    for item in items:
+        if is_thorough(item, shares):
+            item.add_marker("thorough")
