@@ -1,4 +1,4 @@
-"""Inequalities that tie the measures together, checked on the user's own network."""
+"""Inequalities between measures, checked on the user's own network."""
 
 from flatlens.bounds.bound import Bound, Verdict
 from flatlens.bounds.check import BoundsReport, check_bounds

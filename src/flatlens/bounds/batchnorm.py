@@ -1,4 +1,4 @@
-"""MacDonald et al., A.1: how far a BatchNorm's Jacobian in training is from the one its statistics would have fixed."""
+"""MacDonald et al., A.1: the difference of a BatchNorm's Jacobian in training from that with fixed statistics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 
-LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; doubled in between
-FEATURES = 16  #: of a layer, looked at
-DOUBLINGS = 4  #: up to all columns, to see the order by
+LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
+FEATURES = 16  #: largest number of a layer's features
+DOUBLINGS = 4  #: batch sizes up to all columns, from which the order is estimated
 DRAWS = 8  #: nested sequences of batches
-KEPT = 4096  #: columns of a layer's input held
+KEPT = 4096  #: largest number of columns of a layer's input
 
 
 @bound(
@@ -61,7 +61,7 @@ def batchnorm_limit(context: Context) -> Iterator[Claim]:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A BatchNorm, and its own input."""
+    """A BatchNorm and its input."""
 
     x: Tensor  #: (d, columns) float64, the features whose values vary most
     gamma: Tensor  #: (d,)
@@ -69,26 +69,26 @@ class Layer:
 
     @classmethod
     def of(cls, module: _BatchNorm, x: Tensor) -> Layer:
-        """In float64; so many features at most."""
+        """Return the layer in float64, with at most `FEATURES` features."""
         gamma = torch.ones(len(x)) if module.weight is None else module.weight.detach()
         top = x.std(1).topk(min(FEATURES, len(x))).indices
         return cls(x[top], gamma.to(torch.float64).cpu()[top], module.eps)
 
     def s(self, X: Tensor) -> Tensor:
-        """sqrt(eps + sigma^2) of a batch (d, N), (d,)."""
+        """Return sqrt(eps + sigma^2) of a batch (d, N), (d,)."""
         return (self.eps + X.var(1, correction=0)).sqrt()
 
     def difference(self, X: Tensor, rows: int) -> Tensor:
-        """J bn_T - J bn_V of a batch X (d, N), for the outputs of the first columns: (d, rows, N)."""
+        """Return J bn_T - J bn_V of a batch X (d, N), for the outputs of the first columns: (d, rows, N)."""
         return self._jacobian(X, rows, None) - self._jacobian(X, rows, (X.mean(1), X.var(1, correction=0)))
 
     def fixed_norm(self, X: Tensor) -> float:
-        """||J bn_V||_2."""
+        """Return ||J bn_V||_2."""
         J = self._jacobian(X, X.shape[1], (X.mean(1), X.var(1, correction=0)))
         return float(torch.linalg.matrix_norm(J, 2).max())
 
     def _jacobian(self, X: Tensor, rows: int, fixed: tuple[Tensor, Tensor] | None) -> Tensor:
-        """d bn(X)^i_j / d x^i_l at [i, j, l]; features do not see one another."""
+        """Return d bn(X)^i_j / d x^i_l at [i, j, l]; features do not depend on each other."""
         leaf = X.mT.clone().requires_grad_()
         mean, variance = fixed if fixed is not None else (None, None)
         out = F.batch_norm(leaf, mean, variance, self.gamma, None, fixed is None, 0.0, self.eps)
@@ -126,7 +126,7 @@ def _shuffled(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
-    """-d log(largest entry of the first columns) / d log(N), by least squares over nested batches: (d,)."""
+    """Return -d log(largest entry of the first columns) / d log(N), by least squares over nested batches: (d,)."""
     entries = torch.stack([layer.difference(X[:, :N], LEAST)[:, :, :LEAST].abs().amax((1, 2)) for N in sizes])
     t = torch.tensor(sizes, dtype=torch.float64).log()
     t = t - t.mean()
@@ -134,7 +134,10 @@ def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
-    """|order - 1| <= 0.1, over draws (draws, d); undecided where not: no finite size refutes a limit."""
+    """Return the claim |order - 1| <= 0.1, over draws (draws, d).
+
+    Undecided if not, as no finite size refutes a limit.
+    """
     seen = orders[:, torch.isfinite(orders).all(0)]
     if seen.numel() == 0:
         constant = Assumption("nonzero_slopes", False, "gamma is 0")
@@ -147,7 +150,7 @@ def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
 
 
 def _inputs(context: Context, layers: dict[str, _BatchNorm]) -> dict[str, Tensor]:
-    """What each BatchNorm reads in eval mode, (d, columns) float64, at most `KEPT` columns."""
+    """Return the input of each BatchNorm in eval mode, (d, columns) float64, at most `KEPT` columns."""
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str, x: Tensor) -> None:

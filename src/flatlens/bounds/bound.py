@@ -1,4 +1,4 @@
-"""A bound is two sides, a source, and assumptions that can be checked; its verdict has slack and tightness."""
+"""The definition of a bound: two sides, a source, and assumptions that can be checked; and its verdict."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Status: TypeAlias = Literal["holds", "violated", "undecided", "not applicable"]
 
 @dataclass(frozen=True)
 class Bound:
-    """A theorem, lemma or identity, and how to make its claims on a network."""
+    """A theorem, lemma or identity, with the function that makes its claims on a network."""
 
     name: str
     id: str  #: the catalogue's row
@@ -41,7 +41,7 @@ BOUNDS: Registry[Bound] = Registry("bound", Bound, rows="HB")
 def bound(
     *, id: str, symbol: str, source: str, cost: str = "one pass", on_request: bool = False
 ) -> Callable[[Callable[[Context], Iterator[Claim]]], Bound]:
-    """Make a function of the context, yielding claims, a bound; its docstring's first line is the meaning."""
+    """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning."""
 
     def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
         meaning = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -54,23 +54,23 @@ def bound(
 
 @dataclass(frozen=True, eq=False)
 class Verdict:
-    """A claim weighed: the sides where they come nearest, and what is to be said."""
+    """The verdict on a claim, with the sides where they come nearest."""
 
     bound: str
     layer: str | None
     lhs: float
     rhs: float
     slack: float  #: rhs - lhs
-    tightness: float  #: lhs / rhs, the largest over samples; NaN where both are 0 in all
+    tightness: float  #: lhs / rhs, the largest over samples; NaN if both are 0 in all
     status: Status
-    assumption: str  #: the first that fails, or those that were declared
-    violated_share: float  #: of the samples, or 0 or 1
+    assumption: str  #: the first assumption that fails, or those that were declared
+    violated_share: float  #: share of the samples; or 0 or 1
     source: str
     note: str
 
 
 def weigh(one: Bound, claim: Claim) -> Verdict:
-    """Compare the sides, within rounding and error, and see whether the theorem speaks of this network at all.
+    """Return the verdict: compare the sides within rounding and error, and check whether the theorem applies.
 
     >>> law = bound(id="", symbol="", source="")(lambda context: iter(()))
     >>> weigh(law, Claim(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))).tightness
@@ -101,7 +101,7 @@ def weigh(one: Bound, claim: Claim) -> Verdict:
 
 
 def _tightness(lhs: Tensor, rhs: Tensor, logs: bool) -> Tensor:
-    """lhs / rhs, above 1 just where lhs is above rhs; NaN where both are 0, which says nothing."""
+    """Return lhs / rhs, above 1 exactly where lhs is above rhs; NaN where both are 0, which says nothing."""
     if logs:
         nothing = torch.isinf(lhs) & (lhs < 0)  # the logarithm of 0
         return torch.where(nothing, torch.where(lhs == rhs, math.nan, 0.0), torch.exp(lhs - rhs))

@@ -1,4 +1,4 @@
-"""fl.check_bounds: which theorems speak of this network, how tight they are on it, whether any is violated."""
+"""fl.check_bounds: which theorems apply to this network, how tight they are, and whether any is violated."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class BoundsReport(Result, Sequence[Verdict]):
         return len(self._verdicts)
 
     def of(self, bound: str, layer: str | None = None) -> Verdict:
-        """The verdict of one row, `bound` with its dotted part."""
+        """Return the verdict of one row, `bound` with its dotted part."""
         for verdict in self._verdicts:
             if (verdict.bound, verdict.layer) == (bound, layer):
                 return verdict
@@ -61,11 +61,11 @@ class BoundsReport(Result, Sequence[Verdict]):
 
     @property
     def violated(self) -> list[Verdict]:
-        """An error in flatlens, or in a theorem."""
+        """Return the violated rows: an error in flatlens, or in a theorem."""
         return [verdict for verdict in self._verdicts if verdict.status == "violated"]
 
     def frame(self) -> pd.DataFrame:
-        """Tidy: one row a claim; `layer` is empty where it is the network's."""
+        """Return the tidy table: one row per claim; `layer` is empty for the whole network."""
         rows = [{**asdict(verdict), "layer": verdict.layer or ""} for verdict in self._verdicts]
         return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -89,7 +89,7 @@ def check_bounds(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> BoundsReport:
-    """Check inequalities on a network: those that one pass serves, or the ones named.
+    """Check inequalities on a network: those that need the pass alone, or the named ones.
 
     `assume`: what no sample can check, taken on your word and shown as such. `distribution`: what the data was drawn
     from, where it is known. `target`: what the network should compute, with its Lipschitz constant. `delta`: a radius

@@ -1,4 +1,4 @@
-"""What a theorem says of one network: two sides, and what it supposes."""
+"""A theorem's claim on one network: two sides, and its assumptions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Side: TypeAlias = Tensor | float
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a theorem supposes, and whether it is so here."""
+    """An assumption of a theorem, and whether it holds here."""
 
     name: str
-    holds: bool | None  #: None where neither checked nor declared
+    holds: bool | None  #: None if neither checked nor declared
     detail: str = ""
-    declared: bool = False  #: by the user: no sample can check it
+    declared: bool = False  #: by the user, because no sample can check it
 
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """lhs <= rhs on this network: one row of the table.
+    """The claim lhs <= rhs on this network: one row of the table.
 
     Sides with one number per sample make the claim for each; those in logarithms are compared as they are.
     """
@@ -33,8 +33,8 @@ class Claim:
     layer: str | None = None
     part: str = ""  #: the dotted name after the bound's
     assumptions: tuple[Assumption, ...] = ()
-    stderr: float = 0.0  #: of the slack, where a side was estimated
+    stderr: float = 0.0  #: of the slack, if a side is an estimate
     logs: bool = False  #: whether the sides are logarithms of what the theorem compares
-    rounding: float = 1e-6  #: slack below this share of the larger side is none
-    floor: float = 1e-150  #: and so is what is smaller: squares of it underflow
+    rounding: float = 1e-6  #: share of the larger side below which slack counts as 0
+    floor: float = 1e-150  #: absolute slack below this counts as 0: squares of it underflow
     note: str = ""

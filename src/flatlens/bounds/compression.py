@@ -1,4 +1,4 @@
-"""Chen et al.: sharpness bounds how strongly, and onto how large a volume, the outputs follow inputs and features."""
+"""Chen et al.: sharpness bounds the sensitivity of the outputs to inputs and features, and the local volume."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def linear_stability(context: Context) -> Iterator[Claim]:
 
 
 def _small(weight: Weight, x2: Tensor) -> Assumption:
-    """||W||_2 <= ||x|| for all samples."""
+    """Return the assumption ||W||_2 <= ||x|| for all samples."""
     large = int((weight.spectral_norm > x2.sqrt()).sum())
     return Assumption("weight_below_input", large == 0, f"||W||_2 > ||x|| for {large} of {len(x2)} samples")
 
 
 def _of_the_mean(context: Context) -> Claim:
-    """Eq. 6 with k = 2."""
+    """Return the claim of Eq. 6 with k = 2."""
     layer = context.first
     if layer is None or layer not in context.readable:
         return context.unread("mean")
@@ -113,7 +113,7 @@ def network_volume_bound(context: Context) -> Iterator[Claim]:
 def _volume_claim(
     context: Context, volumes: dict[str, Tensor], layer: str | None, premises: tuple[Assumption, ...]
 ) -> Claim:
-    """sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, as logarithms."""
+    """Return sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, as logarithms."""
     N, n = context.outputs, context.n
     ratios, nonzero = [], []
     for name in volumes:

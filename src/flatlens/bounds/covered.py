@@ -1,4 +1,4 @@
-"""Data as points that cover a support: the network as a function of them, and its Jacobian's variation around each."""
+"""Data as points that cover a support: the network as their function, and its Jacobian's variation around each."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from flatlens.errors import BadInput
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Inputs, Refused
 
-FAILURE = 0.05  #: eps of Def. 4.1: what is said of the samples may fail with this probability
-AT_ONCE = 4096  #: points that the network is shown at a time
-ROUNDING = 1e-13  #: of the outputs' size, in float64
+FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
+AT_ONCE = 4096  #: points that the network takes together
+ROUNDING = 1e-13  #: relative to the outputs' size, in float64
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Covered:
-    """What Theorems 4.3, 5.1 and 6.1 of sharpening share."""
+    """The common part of Theorems 4.3, 5.1 and 6.1 of sharpening."""
 
     network: Inputs  #: the data, (n, M), and the outputs as a function of any points, in float64
     shape: tuple[int, ...]  #: of one input, as the network takes it
-    delta: float  #: NaN where it is not known
-    variation: Tensor  #: V_{B(x_i, delta)}(Jf) from above, (n,); NaN where it is not certified
+    delta: float  #: NaN if not known
+    variation: Tensor  #: upper bounds of V_{B(x_i, delta)}(Jf), (n,); NaN if not certified
     premises: tuple[Assumption, ...]
     certified: Assumption
     note: str
 
     def told(self, target: Target, points: Tensor) -> Tensor:
-        """f* at points (k, M), (k, N) float64."""
+        """Return f* at points (k, M), (k, N) float64."""
         y = target(points.reshape(-1, *self.shape))
         with torch.no_grad():
             N = self.network.outputs(self.x[:1]).shape[1]
@@ -48,12 +48,12 @@ class Covered:
 
     @property
     def x(self) -> Tensor:
-        """The data, (n, M) float64."""
+        """Return the data, (n, M) float64."""
         return self.network.x
 
 
 def covered(context: Context) -> Covered | Assumption:
-    """The data as a cover of its support; or why there is none: an assumption that fails."""
+    """Return the data as a cover of its support; or a failing assumption that says why there is none."""
     try:
         network, shape = _read(context)
     except Refused as why:
@@ -64,7 +64,7 @@ def covered(context: Context) -> Covered | Assumption:
 
 
 def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
-    """A float64 copy of the network as a function of points in a row, and the shape it takes them in."""
+    """Return a float64 copy of the network as a function of flat points, and the shape of its input."""
     problem, model = context.lens.problem, context.lens.model
     batch = problem.place(problem.probes[0])
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
@@ -81,7 +81,7 @@ def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
 
 
 def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float, str]:
-    """(what makes the balls cover the support, their radius, how it is known)."""
+    """Return (the assumption that the balls cover the support, their radius, how it is known)."""
     law = context.distribution
     inside = () if law is None else (in_support(law, x),)
     if context.delta is not None:
@@ -97,19 +97,19 @@ def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float,
 
 
 def in_support(law: Distribution, x: Tensor) -> Assumption:
-    """No sample shows that the data comes from elsewhere."""
+    """Return the assumption that all samples lie in the distribution's support."""
     if x.shape[1] != law.dimension:
         raise BadInput(
             f"check_bounds(distribution={law!r}): its samples have {law.dimension} entries, the data's {x.shape[1]}"
         )
     if isinstance(law, PushForward):
-        return Assumption("samples_in_support", True)  # none is known not to be an image
+        return Assumption("samples_in_support", True)  # no sample is known to lie outside the image
     outside = int(torch.isinf(law.log_density(x)).sum())
     return Assumption("samples_in_support", outside == 0, f"{outside} of {len(x)} lie outside" if outside else "")
 
 
 def convex_support(context: Context) -> Assumption:
-    """Known of the distribution, or else declared; nobody's word makes a sphere convex."""
+    """Return whether the support is convex: known from the distribution, or else declared; a sphere never is."""
     law = context.distribution
     if law is not None and law.support_is_convex:
         return Assumption("convex_support", True)
@@ -119,7 +119,7 @@ def convex_support(context: Context) -> Assumption:
 
 
 def _certified(context: Context, delta: float, x: Tensor) -> tuple[Tensor, Assumption]:
-    """V_{B(x_i, delta)}(Jf) from above."""
+    """Return upper bounds of V_{B(x_i, delta)}(Jf)."""
     why = "no radius"
     if not math.isnan(delta):
         try:
@@ -132,7 +132,7 @@ def _certified(context: Context, delta: float, x: Tensor) -> tuple[Tensor, Assum
 
 
 def steepest(x: Tensor, y: Tensor, less: float = 0.0) -> float:
-    """max over pairs of (||y_i - y_j|| - less) / ||x_i - x_j||, equal points left out; -inf where there are none.
+    """Return max over pairs of (||y_i - y_j|| - less) / ||x_i - x_j||, without equal points; -inf if there are none.
 
     >>> x = torch.tensor([[0.0], [1.0], [3.0], [3.0]])
     >>> steepest(x, torch.tensor([[0.0], [1.0], [7.0], [7.0]])), steepest(x[2:], x[2:])
@@ -146,5 +146,5 @@ def steepest(x: Tensor, y: Tensor, less: float = 0.0) -> float:
 
 
 def spread(x: Tensor, most: int) -> Tensor:
-    """Indices of at most `most` samples, evenly spaced."""
+    """Return indices of at most `most` samples, evenly spaced."""
     return torch.linspace(0, len(x) - 1, min(len(x), most)).round().long()

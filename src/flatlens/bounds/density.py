@@ -1,4 +1,4 @@
-"""Proposition 12's constants of a known smooth density p on R^m, as printed and as sharp as its proof allows.
+"""The constants of Proposition 12 for a known smooth density p on R^m, as printed and as sharp as its proof allows.
 
 p_hat(z) = mean_i k_{delta ||x_i||}(x_i, z), k a kernel on the unit ball, and any loss in [0, L]:
 
@@ -28,7 +28,7 @@ from flatlens.distributions import Distribution, GaussianMixture
 from flatlens.errors import BadInput
 from flatlens.perturbation.rotations import mean_square_radius, on_sphere
 
-DRAWS = 20_000  #: of the density, for its integrals
+DRAWS = 20_000  #: samples of the density, for its integrals
 CHUNK = 2_000
 
 
@@ -41,37 +41,40 @@ class Constants:
     laplacian_stderr: float
     gamma: float  #: int sqrt(p / ||z||^m) dz
     gamma_stderr: float
-    alpha: float  #: int p / ||z||^m dz, infinite where p(0) > 0
-    volume: float  #: of the support, or of a ball of its diameter; infinite where it is unbounded
+    alpha: float  #: int p / ||z||^m dz, infinite if p(0) > 0
+    volume: float  #: of the support, or of a ball of its diameter; infinite if it is unbounded
 
     @property
     def tau(self) -> float:
-        """int ||z||^2 k dz."""
+        """Return int ||z||^2 k dz."""
         return mean_square_radius("ball", self.m, 1.0)
 
     @property
     def beta(self) -> float:
-        """int k^2 dz = 1 / Vol of the unit ball."""
+        """Return int k^2 dz = 1 / Vol of the unit ball."""
         return 1 / ball_volume(self.m)
 
     def first(self, L: float, *, sharp: bool = False) -> float:
-        """C_1."""
+        """Return C_1."""
         return first_constant(self.tau, L, self.laplacian_integral, self.m if sharp else None)
 
     def second(self, L: float, *, sharp: bool = False) -> float:
-        """C_2 as printed, L sqrt(alpha beta Vol), which sqrt(Delta) divides; sharp, L gamma sqrt(beta) / 2."""
+        """Return C_2: as printed, L sqrt(alpha beta Vol), to be divided by sqrt(Delta).
+
+        Sharp, L gamma sqrt(beta) / 2.
+        """
         if sharp:
             return L * self.gamma * math.sqrt(self.beta) / 2
         return L * math.sqrt(self.alpha * self.beta * self.volume)
 
 
 def first_constant(tau: float, L: float, laplacian_integral: float, m: int | None) -> float:
-    """C_1 as printed, tau_2 L int |Laplacian|; given m, the sharp one, a 1 / (4 m) of it."""
+    """Return C_1 as printed, tau_2 L int |Laplacian|; for a given m the sharp one, 1 / (4 m) of it."""
     return tau * L * laplacian_integral * (1.0 if m is None else 1 / (4 * m))
 
 
 def ball_volume(m: int) -> float:
-    """Of the unit ball in R^m.
+    """Return the volume of the unit ball in R^m.
 
     >>> round(ball_volume(3) / math.pi, 6)
     1.333333
@@ -80,7 +83,7 @@ def ball_volume(m: int) -> float:
 
 
 def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
-    """Laplacian(p ||z||^2) / p at points z (n, m) of the support, (n,).
+    """Return Laplacian(p ||z||^2) / p at points z (n, m) of the support, (n,).
 
     = ||z||^2 (Laplacian(log p) + ||grad log p||^2) + 4 <z, grad log p> + 2 m: its absolute value has int |Laplacian(p
     ||z||^2)| as its mean under p.
@@ -98,7 +101,7 @@ def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
 
 
 def constants(distribution: Distribution, generator: torch.Generator) -> Constants:
-    """Of a density that is smooth on all of R^m."""
+    """Return the constants of a density that is smooth on all of R^m."""
     m = distribution.dimension
     z = distribution.sample(DRAWS, generator)
     values = torch.cat([laplacian(distribution, z[k : k + CHUNK]) for k in range(0, DRAWS, CHUNK)]).abs()
@@ -113,7 +116,7 @@ def _mean(values: Tensor) -> tuple[float, float]:
 
 
 def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generator) -> Tensor:
-    """Terms whose mean is int sqrt(p / ||z||^m): samples half from a wider density, half along rays from 0.
+    """Return terms with mean int sqrt(p / ||z||^m): half the samples from a wider density, half along rays from 0.
 
     Along rays r = R u^2 the singularity at 0 drops out of the terms; sqrt of a Gaussian is one of twice the variance.
     """
@@ -132,7 +135,7 @@ def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generato
 
 
 def has_density(distribution: Distribution) -> bool:
-    """Whether it has one with respect to Lebesgue's measure that can be asked for."""
+    """Return whether the distribution has a density (of Lebesgue's measure) that can be computed."""
     if distribution.intrinsic < distribution.dimension:
         return False
     try:

@@ -18,50 +18,50 @@ from flatlens.bounds.context import Context
 from flatlens.curvature.probes import student
 from flatlens.perturbation.features import RotatedFeatures
 
-STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: of delta; the last to see that nothing new begins nearer to 0
-AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights that extrapolate a + c delta^2 + e delta^4 from there to a
-RESOLVED = 0.01  #: the error of the leading coefficient that is put up with, relative
-PAIRS = 512  #: A and -A, beyond which rotations are drawn at random...
-DRAWS = 32  #: ...so many
-WATCHED, RUNGS = 4, 12  #: A that orders are seen along, and times that delta is halved for it
-SETTLED = 0.05  #: how much an order may change from one delta to the next
+STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: multiples of delta; the last one shows whether something new begins nearer to 0
+AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights that extrapolate a + c delta^2 + e delta^4 at these steps to a
+RESOLVED = 0.01  #: largest accepted relative error of the leading coefficient
+PAIRS = 512  #: largest number of pairs A and -A; beyond, rotations are drawn at random
+DRAWS = 32  #: number of random rotations
+WATCHED, RUNGS = 4, 12  #: matrices A for the orders, and how often delta is halved
+SETTLED = 0.05  #: largest change of an order from one delta to the next
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """M(delta) = a delta^2 + c delta^4 + ..., M the change's even part along some A."""
+    """A series M(delta) = a delta^2 + c delta^4 + ..., M the even part of the change along some A."""
 
     delta: float
     quotients: Tensor  #: M / delta^2 at the steps for each A, (4, draws)
-    floor: float  #: what rounding may do to the third of them
-    exact: bool  #: whether the draws average a quadratic form as Haar's law does
-    apart: float = 0.0  #: how far a itself lies from where a series nearer to 0 puts it, beyond rounding
+    floor: float  #: rounding error of the third quotient
+    exact: bool  #: whether the draws average a quadratic form exactly as Haar's law does
+    apart: float = 0.0  #: difference of a from its value by a series nearer to 0, beyond rounding
 
     @property
     def mean(self) -> Tensor:
-        """Over A, (4,)."""
+        """Return the mean over A, (4,)."""
         return self.quotients.mean(1)
 
     @property
     def change(self) -> float:
-        """M(delta)."""
+        """Return M(delta)."""
         return self.delta**2 * float(self.mean[0])
 
     @property
     def leading(self) -> float:
-        """a, extrapolated from all three: its error is of order delta^6."""
+        """Return a, extrapolated from the first three quotients: its error is of order delta^6."""
         return float(self.mean @ torch.tensor(AT_ZERO, dtype=torch.float64))
 
     @property
     def rest(self) -> float:
-        """M(delta) - a delta^2."""
+        """Return M(delta) - a delta^2."""
         return self.change - self.delta**2 * self.leading
 
     @property
     def error(self) -> float:
-        """Of a, relative: the change from three places to two, how far the quotient nearest to 0 is off, rounding."""
+        """Return the relative error of a: from three steps to two, at the quotient nearest to 0, and by rounding."""
         two = float(4 * self.mean[2] - self.mean[1]) / 3
-        if not bool(self.quotients.any()):  # nothing moves, whatever A
+        if not bool(self.quotients.any()):  # nothing changes, for any A
             return 0.0
         rests = 2 * STEPS[3] ** 2 * float((self.mean[0] - self.leading).abs())
         far = max(0.0, abs(self.leading - float(self.mean[3])) - rests - self.floor * (STEPS[2] / STEPS[3]) ** 2)
@@ -70,21 +70,21 @@ class Expansion:
 
     @property
     def stderr(self) -> float:
-        """Of M(delta): none of its leading term where the draws are balanced."""
+        """Return the standard error of M(delta): 0 for its leading term if the draws are balanced."""
         if self.exact:
             return 0.0
         return self.delta**2 * float(student(torch.tensor(AT_ZERO, dtype=torch.float64) @ self.quotients)[1])
 
     @property
     def resolved(self) -> Assumption:
-        """The steps are small enough for the series, and large enough for the arithmetic."""
+        """Return the assumption that the steps are small enough for the series, and large enough for the arithmetic."""
         holds = self.error <= RESOLVED
         why = "" if holds else f"at delta = {self.delta:.3g} the leading term is known to {self.error:.1g} of its size"
         return Assumption("resolved_expansion", holds, why)
 
 
 def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: float, exact: bool) -> Expansion:
-    """Along W A of shape (draws, g, d, m), each with -A beside it."""
+    """Return the series along W A of shape (draws, g, d, m), each with -A beside it."""
     quotients = torch.empty(len(STEPS), len(moves), dtype=torch.float64)
     for number, move in enumerate(moves):
         for k, step in enumerate(STEPS):
@@ -97,23 +97,23 @@ def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: fl
 
 
 def looked_at_twice(context: Context, features: RotatedFeatures, moves: Tensor, found: Expansion) -> Expansion:
-    """The same, held against a series that begins four times nearer to 0: what two series agree on is settled."""
+    """Return the series with its difference from a second series that starts four times nearer to 0."""
     nearer = series(context, features, moves, found.delta / 4, found.exact)
     return replace(found, apart=max(0.0, abs(found.leading - nearer.leading) - 3 * nearer.floor))
 
 
 def rounding_of(context: Context, features: RotatedFeatures, change: float) -> float:
-    """What rounding may do to a change of the risk."""
+    """Return the rounding error of a change of the risk."""
     return 8 * torch.finfo(context.lens.problem.dtype).eps * (abs(features.risk) + abs(change))
 
 
 def first_step(context: Context) -> float:
-    """delta to begin with: where the arithmetic is coarse, steps cannot be small."""
+    """Return the first delta: in low precision, steps cannot be small."""
     return 0.1 if context.lens.problem.dtype == torch.float64 else 0.3
 
 
 def averaged(context: Context, features: RotatedFeatures) -> Expansion:
-    """The mean over Haar's law; delta is divided by 4, up to three times, while its series has not settled."""
+    """Return the mean over Haar's law; delta is divided by 4, up to three times, until its series has settled."""
     moves = features.balanced(PAIRS, context.generator)
     exact = moves is not None
     if moves is None:
@@ -132,14 +132,17 @@ def averaged(context: Context, features: RotatedFeatures) -> Expansion:
 
 @dataclass(frozen=True)
 class Order:
-    """p of a rest delta^p, observed."""
+    """The observed order p of a remainder delta^p."""
 
-    value: float  #: infinite where there is no rest beyond rounding
+    value: float  #: infinite if there is no remainder beyond rounding
     settled: Assumption
 
 
 def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
-    """(with -A beside A, of one sign): of E_F(delta A) without its slope at 0 and its second order, over some A."""
+    """Return the orders of E_F(delta A) without its first and second order, over some A.
+
+    (With -A beside each A, with A alone.)
+    """
     moves = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(WATCHED)]
     _, G = features.slope(torch.zeros_like(features.W))
     deltas = first_step(context) * 0.5 ** torch.arange(RUNGS, dtype=torch.float64)
@@ -154,9 +157,10 @@ def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
 
 
 def order_of(quotients: Tensor, floors: Tensor) -> Order:
-    """From rest / delta^2 up to a constant, delta halved from rung to rung, (rungs, draws): root mean squares over A.
+    """Return the order from remainder / delta^2 (up to a constant), delta halved from rung to rung, (rungs, draws).
 
-    Differences between rungs lose the constant. Told of the smallest delta that rounding leaves alone.
+    Differences between rungs, as root mean squares over A, do not contain the constant. The order is that of the
+    smallest delta at which rounding plays no part.
 
     >>> rungs = 0.5 ** torch.arange(6, dtype=torch.float64)
     >>> order_of(1 + rungs[:, None] ** 2, torch.zeros(6)).value

@@ -1,4 +1,4 @@
-"""MacDonald et al.: as the loss falls, the Jacobian must grow to reach targets that differ between near inputs."""
+"""MacDonald et al.: as the loss falls, the Jacobian must grow to reach different targets at near inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
 
-PAIRED = 4096  #: samples of which all pairs are looked at
+PAIRED = 4096  #: samples of which all pairs are compared
 BENT = math.sqrt(2) / (3 * math.sqrt(3))
 """No third derivative of log-sum-exp along unit vectors is larger: it is a third central moment of numbers within
 sqrt(2) of one another, and such a moment is at most (range)^3 / (6 sqrt 3)."""
@@ -25,12 +25,12 @@ sqrt(2) of one another, and such a moment is at most (range)^3 / (6 sqrt 3)."""
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """What c(f, f*) >= alpha ||f - f*||^2 compares: outputs or probabilities."""
+    """The sides of c(f, f*) >= alpha ||f - f*||^2, for outputs or probabilities."""
 
     target: Tensor  #: f*(x_i), (n, N)
-    cost: Tensor  #: c(f(x_i), f*(x_i)), (n,), 0 at its least
+    cost: Tensor  #: c(f(x_i), f*(x_i)), (n,), with minimum 0
     alpha: float
-    sharp: float  #: the largest alpha that serves
+    sharp: float  #: the largest valid alpha
     outputs: Tensor  #: the logits, (n, N)
 
 
@@ -77,7 +77,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
 
 
 def _goal(context: Context) -> Goal | Assumption:
-    """Targets and costs, for losses whose alpha is known."""
+    """Return targets and costs, for losses whose alpha is known."""
     problem = context.lens.problem
     loss = problem.loss
     if not isinstance(loss, SquaredError | CrossEntropy):
@@ -103,7 +103,7 @@ def _goal(context: Context) -> Goal | Assumption:
 
 
 def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
-    """(f*, c, f) of one chunk: the target is where the loss's slope points, f - C^-1 dl/df or softmax(f) - dl/df."""
+    """Return (f*, c, f) of one chunk, the target from the loss's gradient: f - C^-1 dl/df or softmax(f) - dl/df."""
     leaf = f.requires_grad_()
     values = loss.values(leaf, y)
     (slope,) = torch.autograd.grad(values.sum(), leaf)
@@ -114,7 +114,7 @@ def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def of_softmax(f: Tensor, slopes: Tensor, variation: Tensor, delta: float) -> Tensor:
-    """V_{B(x_i, delta)}(J softmax(f)) from above, from that of f: (n,).
+    """Return upper bounds of V_{B(x_i, delta)}(J softmax(f)) from those of f: (n,).
 
     J softmax(f) = P Jf, P = diag(p) - p p^T. In the ball ||Jf|| <= S = ||Jf(x_i)|| + V, the outputs move by up to
     delta S from the centre's, P by BENT times that, and ||P|| <= a = ||P(x_i)|| + BENT delta S, or 1/2. So

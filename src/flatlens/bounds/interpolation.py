@@ -1,4 +1,4 @@
-"""How far the trace of the Hessian is from what bounds call sharpness (Chen et al., Lemma B.1)."""
+"""The difference of the Hessian's trace from the sharpness in the bounds (Chen et al., Lemma B.1)."""
 
 from __future__ import annotations
 

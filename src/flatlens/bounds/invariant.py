@@ -1,4 +1,4 @@
-"""Chen et al., Appendix E, and flatlens: sensitivities and sharpness that a rescaling of the weights leaves alone."""
+"""Chen et al., Appendix E, and flatlens: sensitivities and sharpness that are invariant to rescaled weights."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
 
 
 def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, float]:
-    """(xbar MLS, ||W||_2 times the root mean slope, the same with ||W||_F) of one layer."""
+    """Return (xbar MLS, ||W||_2 times the root mean slope, the same with ||W||_F) of one layer."""
     weight = context.layers[layer]
     mean_bar = (1 / context.each(input_norm2, layer)).mean().rsqrt()
     slope = float(context.each(weight_slope2, layer).mean().sqrt())
@@ -63,7 +63,7 @@ def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, floa
 
 
 def _inner(context: Context) -> Iterator[Claim]:
-    """Eq. 37 for each layer applied once."""
+    """Yield Eq. 37 for each layer applied once."""
     H = {layer: _diagonal(context, layer) for layer in context.readable}
     convex = {layer: bool((h >= 0).all()) for layer, h in H.items()}
     balanced = {
@@ -82,15 +82,15 @@ def _inner(context: Context) -> Iterator[Claim]:
 
 
 def _diagonal(context: Context, layer: str) -> Tensor:
-    """The Gauss-Newton diagonal of a layer's weight, (d, m)."""
+    """Return the Gauss-Newton diagonal of a layer's weight, (d, m)."""
     return context.each(normalized_sharpness, layer)
 
 
 class Balanced:
-    """The minimum of Eq. 36 of one layer: its scales, over what is alive.
+    """The minimum of Eq. 36 for one layer, with its scales, over live rows and columns.
 
-    A column whose feature is always 0 can be scaled up, one without weights down, until it contributes nothing to
-    either side; rows likewise. They are left out.
+    If a column's feature is always 0, its scale can grow (if it has no weights, shrink) until it adds nothing to either
+    side; rows likewise. These rows and columns are left out.
     """
 
     def __init__(self, context: Context, layer: str, H: Tensor) -> None:
@@ -105,7 +105,7 @@ class Balanced:
 
 
 def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows and columns with entries in both matrices, once the others are gone."""
+    """Return the rows and columns with entries in both matrices, after the others are removed."""
     rows, columns = torch.ones(len(H), dtype=torch.bool), torch.ones(H.shape[1], dtype=torch.bool)
     while True:
         h, w = (torch.where(rows[:, None] & columns, x, 0.0) for x in (H, W2))
@@ -116,7 +116,7 @@ def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:
-    """sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; a pass of its own."""
+    """Return sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer, by a pass of its own."""
     lens, total = context.lens, dict.fromkeys(balanced, 0.0)
     if balanced:
         walk = one_pass(lens.problem, lens.model, lens.layout, needs={"G"}, progress=context.progress)
@@ -128,7 +128,7 @@ def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict
 
 
 def _product(g: LayerGrams, scales: Balanced) -> Tensor:
-    """||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
+    """Return ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2 per sample."""
     assert g.x is not None
     kept = scales.columns.to(g.x.device)
     t2 = scales.scale.to(g.x.device)[kept]

@@ -1,4 +1,4 @@
-"""Whether the risk is smooth in a layer's weights: no kink between the layer's output and the loss."""
+"""The assumption that the risk is smooth in a layer's weights: no kink between the layer's output and the loss."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flatlens.operations.table import operation_of
 
 
 def smooth(context: Context, layer: str) -> Assumption:
-    """Nothing that ran between the layer's output and the loss has a kink: read off autograd's graph of one probe.
+    """Return the assumption that no operation between the layer's output and the loss has a kink.
 
-    What lies below the layer does not matter, for its features stay where they are. ELU counts as a kink, its second
-    derivative jumps; so does a part changed in place, whatever was done to it. A user's own
-    `torch.autograd.Function` is taken to be smooth.
+    The operations are read from autograd's graph of one probe. Those below the layer do not matter, because its
+    features stay fixed. ELU counts as a kink, as its second derivative jumps; so does a part changed in place, whatever
+    was done to it. A user's own `torch.autograd.Function` counts as smooth.
     """
     problem, model = context.lens.problem, context.lens.model
     with problem.measuring(model), torch.enable_grad(), record(model) as tape:

@@ -1,4 +1,4 @@
-"""What bounds read off the pass beside the measures: norms of each layer's input and Jacobian, per sample."""
+"""Quantities of the pass that only bounds use: norms of each layer's input and Jacobian, per sample."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def output_slope2(g: LayerGrams) -> Tensor:
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def rank(g: LayerGrams) -> Tensor:
-    """Of df/dx."""
+    """Return the rank of df/dx per sample."""
     return _positive(g).sum(1).to(torch.float64)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="input", needs={"G"})
 def log_positive_volume(g: LayerGrams) -> Tensor:
-    """log sqrt(product of the positive eigenvalues of G), 0 where there is none."""
+    """Return log sqrt(product of the positive eigenvalues of G), 0 if there is none."""
     return 0.5 * torch.where(_positive(g), g.eigenvalues, 1.0).log().sum(1)
 
 
 def _positive(g: LayerGrams) -> Tensor:
-    """Which eigenvalues are more than rounding, as `log_volume` tells them apart."""
+    """Return which eigenvalues are larger than rounding, by the rule of `log_volume`."""
     return g.eigenvalues > rank_tolerance(g.precision) * g.eigenvalues[:, -1:]
 
 
@@ -58,7 +58,7 @@ def adaptive_slope2(g: LayerGrams) -> Tensor:
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def adaptive_weight_slope2(g: LayerGrams) -> Tensor:
-    """The same over the layer's weight alone, measured or not."""
+    """Return the same sum over the layer's weight alone, measured or not."""
     return replace(g.linear, C=_identity(g)).adaptive()
 
 
@@ -67,4 +67,4 @@ def _identity(g: LayerGrams) -> Tensor:
 
 
 TOGETHER = (input_norm2, weight_slope2, output_slope2, rank, log_positive_volume)
-"""Cheap, and so made in one pass with the first of them, or any measure, that a bound asks for."""
+"""Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""

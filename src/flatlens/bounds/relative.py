@@ -23,10 +23,10 @@ from flatlens.curvature import Hessian, eigenpairs
 from flatlens.grams import Weight, row_factor
 from flatlens.perturbation.features import RotatedFeatures, unmovable
 
-HAAR_ORDER = 3.5  #: where 4 is due
-FIXED_ORDER = 2.8  #: where 3 is due
-RESTARTS, CLIMBS = 3, 200  #: of the search for the worst A
-SMALLEST = 0.002  #: delta that it is sought at
+HAAR_ORDER = 3.5  #: smallest accepted order; the theory gives 4
+FIXED_ORDER = 2.8  #: smallest accepted order; the theory gives 3
+RESTARTS, CLIMBS = 3, 200  #: restarts and steps of the search for the worst A
+SMALLEST = 0.002  #: delta of that search
 
 
 def mean_term(kappa: float, delta: float, m: int) -> float:
@@ -101,21 +101,21 @@ def _share(rest: float, whole: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Worst:
-    """The worst A found at a layer, and all that Theorem 14 and C.1 say of it."""
+    """The worst A found at a layer, with the sides of Theorem 14 and C.1."""
 
     change: float  #: E_F(delta A)
-    gradient: float  #: delta ||W^T G||_*, what the slope may add: 0 at a minimum
-    rest: float  #: the change less its slope and its second order, along this A
+    gradient: float  #: delta ||W^T G||_*, the largest first-order term: 0 at a minimum
+    rest: float  #: the change without its first and second order, along this A
     uniform: float  #: delta^2 d kappa^phi / 2
     spectral: float  #: delta^2 ||W||_F^2 lmax(H) / 2
-    dip: float  #: what a smallest eigenvalue below 0 adds to the uniform term
+    dip: float  #: the part of a negative smallest eigenvalue in the uniform term
     expansion: Expansion
-    assumptions: tuple[Assumption, ...]  #: of both
+    assumptions: tuple[Assumption, ...]  #: of both theorems
     semidefinite: Assumption
 
     @property
     def note(self) -> str:
-        """delta, and what is not the theorem's own term."""
+        """Return delta and the term that is not the theorem's own, in words."""
         own, beyond = self.uniform, self.gradient + self.dip + self.rest
         return f"delta = {self.expansion.delta:.3g}, labels kept; slope and rest are {_part(beyond, own)} of the term"
 
@@ -160,7 +160,7 @@ def uniform_robustness_bound(context: Context) -> Iterator[Claim]:
 
 
 def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
-    """Search the worst A at a layer, and take its change apart."""
+    """Return the worst A found at a layer, with the terms of its change."""
     assert weight.parameter is not None
     features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
     operator = Hessian(context.lens.problem, [weight.parameter], model=context.lens.model)
@@ -172,7 +172,7 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
     eps = max(0.0, float(pairs.residuals[-1] - pairs.values[-1]))
     g, d, _ = features.W.shape
     norm2, kappa = float(features.W.square().sum()), context.measured("maximal_relative_flatness", layer)
-    missed = 1.0 if kappa.kind == "exact" else 1.001  # its tolerance
+    missed = 1.0 if kappa.kind == "exact" else 1.001  # the tolerance of kappa
     return Worst(
         change=value,
         gradient=delta * _nuclear(features.W, G),
@@ -187,7 +187,7 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
 
 
 def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[Tensor, Expansion]:
-    """(W A, the series along it) of the worst A, at a delta small enough for its series."""
+    """Return (W A, the series along it) of the worst A, at a delta small enough for its series."""
     delta, best = first_step(context) / 2, None
     while best is None or (best[1].error > RESOLVED / 10 and delta > SMALLEST):
         A = _search(context, features, top, delta)
@@ -199,7 +199,7 @@ def _settled(context: Context, features: RotatedFeatures, top: Tensor) -> tuple[
 
 
 def _search(context: Context, features: RotatedFeatures, top: Tensor, delta: float) -> Tensor:
-    """W A of the worst A found: beginning along the top eigenvector both ways, and at random."""
+    """Return W A of the worst A found; searches start along the top eigenvector in both directions, and at random."""
     ahead = features.steepest(top)
     drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(RESTARTS - 1)]
     best, where = -math.inf, ahead
@@ -224,5 +224,5 @@ def _semidefinite(layer: str, top: float, low: float) -> Assumption:
 
 
 def _nuclear(W: Tensor, G: Tensor) -> float:
-    """||W^T G||_*, the largest <W A, G> over ||A|| <= 1; added over groups."""
+    """Return ||W^T G||_*, the largest <W A, G> over ||A|| <= 1; summed over groups."""
     return float(torch.linalg.svdvals(row_factor(W) @ row_factor(G).mT).sum())

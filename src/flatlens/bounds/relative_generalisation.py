@@ -1,4 +1,4 @@
-"""Petzka, Kamp et al.: the generalisation gap from relative flatness and how well the sample stands for its law."""
+"""Petzka, Kamp et al.: the generalisation gap from relative flatness and the sample's representativeness."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _gap(context: Context) -> tuple[Estimate, Assumption]:
 
 
 def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
-    """Theorem 11, as printed and sharp."""
+    """Yield Theorem 11, as printed and sharp."""
     layer, density = context.first, _density(context)
     smoothly = _smooth_density(context)
     if layer is None or not density.holds or smoothly.holds is False:
@@ -103,7 +103,7 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
 
 
 def _density(context: Context) -> Assumption:
-    """The data's density is known, and a layer's features are the data."""
+    """Return the assumption that the data's density is known, and a layer's features are the data."""
     name, found, layer = "known_density", context.distribution, context.first
     if found is None:
         return Assumption(name, False, "no distribution was given: check_bounds(distribution=...)")
@@ -121,7 +121,10 @@ def _no_first() -> Assumption:
 
 
 def _smooth_density(context: Context) -> Assumption:
-    """Gaussians are; a cube's density jumps; of others the user knows."""
+    """Return the assumption of a smooth density: true for Gaussians, false for a cube.
+
+    Otherwise the user declares it.
+    """
     if isinstance(context.distribution, GaussianMixture):
         return Assumption("smooth_density", True)
     if isinstance(context.distribution, Cube):
@@ -135,7 +138,7 @@ def _finite(found: Constants) -> Assumption:
 
 
 def _infinite(found: Constants) -> str:
-    """What of the printed constants is infinite."""
+    """Return which of the printed constants are infinite."""
     reasons = []
     if math.isinf(found.alpha):
         reasons.append("int p/||z||^m diverges as p(0) > 0")
@@ -157,14 +160,14 @@ def _largest_loss(context: Context) -> float:
 
 
 def _vacuous(right: float, L: float, why: str = "") -> str:
-    """Said where no gap could be larger."""
+    """Return a note if the bound exceeds every possible gap."""
     if not right >= L:
         return f"the largest loss is {L:.3g}"
     return f"vacuous: no gap exceeds the largest loss, {L:.3g}" + (f"; {why}" if why else "")
 
 
 def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) -> Iterator[Claim]:
-    """Theorem 15, with one sum and with two. The held-out error is in both sides, and drops out of the slack."""
+    """Yield Theorem 15, with one sum and with two. The held-out error is in both sides, and cancels in the slack."""
     found = worst_of(context, layer, context.layers[layer])
     g, d, _ = context.layers[layer].matrix.W.shape
     labels = context.declare("locally_constant_labels")
@@ -178,7 +181,7 @@ def _uniform(context: Context, layer: str, gap: Estimate, held_out: Assumption) 
 
 
 def _kde(context: Context, layer: str, gap: Estimate, held_out: Assumption, why: str) -> Claim:
-    """Figure 4: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
+    """Yield Figure 4: |int (p - p_hat) l| of kernel densities + |S|^(-2/(4+m)) kappa_Tr / (2 m)."""
     estimated = "p and p_hat are kernel densities of random splits: an approximation, no bound"
     premises = (Assumption("known_density", False, estimated), held_out)
     shift = context.measured("representativeness")

@@ -54,7 +54,7 @@ def residual_bound(context: Context) -> Iterator[Claim]:
 
 
 def _no_block(found: Wiring) -> str:
-    """Why nothing is bounded."""
+    """Return the claim for the case that nothing is bounded, with the reason."""
     if found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
         return f"no residual block is seen: torch.fx does not look into {kinds}"
@@ -66,7 +66,7 @@ def _none(why: str) -> Claim:
 
 
 def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
-    """||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
+    """Return ||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
     gathered: dict[fx.Node, list[Tensor]] = {node: [] for node in nodes}
@@ -75,7 +75,7 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
         found.kept.clear()
         try:
             f, _ = problem.run(watched, problem.place(raw))
-        except Exception as error:  # a forward= that asks the model for more than its outputs
+        except Exception as error:  # for example, a forward= that uses more of the model than its outputs
             return f"its trace does not run ({typed_line(error, 100)})"
         true = problem.run(lens.model, problem.place(raw))[0]
         if float((f - true).detach().abs().max()) > context.rounding * float(true.detach().abs().max()):
@@ -90,7 +90,7 @@ def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
 
 
 def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
-    """||df/dx||_2 per sample for each tensor x, by one backward pass an output."""
+    """Return ||df/dx||_2 per sample for each tensor x, by one backward pass per output."""
     n, N = f.shape
     slopes = [torch.autograd.grad(f[:, k].sum(), at, retain_graph=True, allow_unused=True) for k in range(N)]
     norms = []
@@ -102,12 +102,12 @@ def _spectral(f: Tensor, at: list[Tensor]) -> list[Tensor]:
 
 
 def _called(node: fx.Node) -> str:
-    """A module by its own name, another operation by its node's."""
+    """Return a module's own name, or the node's name for another operation."""
     return str(node.target) if node.op == "call_module" else node.name
 
 
 def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
-    """An identity skip, and a branch that begins with a linear layer whose both sides are known."""
+    """Return the assumptions: an identity skip, and a branch that begins with a linear layer with two known sides."""
     through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
     names = ", ".join(_called(node) for node in block.readers)
     begins = block.layer(context.readable) is not None
@@ -119,7 +119,7 @@ def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
 
 
 def _added(context: Context, layer: str) -> Tensor:
-    """||W||_2 ||df/dW||_F / ||x|| per sample."""
+    """Return ||W||_2 ||df/dW||_F / ||x|| per sample."""
     slope2, x2 = context.each(weight_slope2, layer), context.each(input_norm2, layer)
     return context.layers[layer].spectral_norm * (slope2 / x2).sqrt()
 

@@ -18,13 +18,13 @@ from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.variation import found_variation, unit
 
-PAIRED = 2048  #: points of which all pairs are looked at
+PAIRED = 2048  #: points of which all pairs are compared
 ALIGNED = 16  #: samples from which secants along the steepest direction start
-LENGTHS = 12  #: of those secants, each half the one before
+LENGTHS = 12  #: number of lengths of those secants, each half the one before
 OPPOSITE = 8  #: random diameters of each ball, beside the steepest one
-LOOKED_AT = 512  #: samples around whose balls the outputs' variation is sought
+LOOKED_AT = 512  #: samples around which the outputs' variation is sought
 DRAWN = 4096  #: fresh samples for an expectation
-DETOUR = math.pi / 2  #: between points of a sphere, the way along it over the distance through the ball, at most
+DETOUR = math.pi / 2  #: largest ratio of the way along a sphere to the distance through its ball
 
 
 @bound(
@@ -63,7 +63,7 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
 
 
 def _steepest_secant(context: Context, seen: Covered) -> float:
-    """The largest of the data, of fresh samples, and of steps in the steepest directions that end in the support."""
+    """Return the steepest of the data's secants, of fresh samples', and of steps along the steepest directions."""
     law, x = context.distribution, seen.x[spread(seen.x, PAIRED)]
     if law is not None:
         fresh = [law.extreme_points(PAIRED // 4, context.generator), law.sample(PAIRED // 4, context.generator)]
@@ -75,14 +75,14 @@ def _steepest_secant(context: Context, seen: Covered) -> float:
 
 
 def _secants(seen: Covered, x: Tensor) -> float:
-    """The steepest secant between any two of the points, less what rounding may add."""
+    """Return the steepest secant between any two points, less the possible rounding error."""
     with torch.no_grad():
         f = seen.network.outputs(x)
     return max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
 
 
 def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
-    """From the samples of the steepest slopes, along them; only between points of the support."""
+    """Return the steepest secant from samples with the largest Jacobians, along them, inside the support."""
     x = seen.x[context.each(jacobian_norm).topk(min(ALIGNED, context.n)).indices.to(seen.x.device)]
     v = _directions(seen, x)[1]
     found = 0.0
@@ -95,7 +95,7 @@ def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
 
 
 def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
-    """The steepest secant from each point to its end."""
+    """Return the steepest secant from each point to its end."""
     with torch.no_grad():
         f, g = seen.network.outputs(x), seen.network.outputs(ends)
     rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
@@ -103,7 +103,7 @@ def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
 
 
 def _directions(seen: Covered, x: Tensor) -> tuple[Tensor, Tensor]:
-    """(||Jf||_2, (n,), its right singular vector, (n, M)) at points."""
+    """Return (||Jf||_2, (n,), its right singular vector, (n, M)) at points."""
     J = seen.network.jacobians(x)
     _, sigma, V = torch.linalg.svd(J, full_matrices=False)
     return sigma[:, 0], V[:, 0]
@@ -114,7 +114,7 @@ def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> 
     state = context.generator.get_state()
     z = law.base.sample(PAIRED // 4, context.generator)
     context.generator.set_state(state)
-    x = law.sample(PAIRED // 4, context.generator).to(seen.x)  # of the same z
+    x = law.sample(PAIRED // 4, context.generator).to(seen.x)  # from the same z
     with torch.no_grad():
         f = seen.network.outputs(x)
     left = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
@@ -125,7 +125,7 @@ def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> 
 
 
 def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, convex: Assumption) -> Claim:
-    """Beside the certified variation; undecided at best."""
+    """Return the claim with the variation that a search finds; undecided at best."""
     if math.isnan(seen.delta):
         return Claim(left, math.nan, None, "searched", (*seen.premises, convex))
     lens, generator = context.lens, context.generator
@@ -150,7 +150,7 @@ def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
 
 
 def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
-    """max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, the steepest among them: (n,)."""
+    """Return max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, among them the steepest: (n,)."""
     drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
     w = seen.delta * torch.cat([_directions(seen, x)[1][:, None], unit(drawn)[1]], 1)
     with torch.no_grad():
@@ -199,25 +199,25 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
 
 
 def _missed(seen: Covered, target: Target, x: Tensor) -> Tensor:
-    """||f(x) - f*(x)||, (n,)."""
+    """Return ||f(x) - f*(x)||, (n,)."""
     with torch.no_grad():
         found: Tensor = (seen.network.outputs(x) - seen.told(target, x)).norm(dim=1)
     return found
 
 
 def _widest(y: Tensor) -> float:
-    """The largest distance between two values."""
+    """Return the largest distance between two values."""
     return float(torch.cdist(y, y).max())
 
 
 def _interpolates(context: Context, off: float, size: float) -> Assumption:
-    """f and f* agree on the samples, but for rounding."""
+    """Return the assumption that f and f* agree on the samples, up to rounding."""
     agrees = off <= max(1e-6, context.rounding) * (1 + size)
     return Assumption("interpolation", agrees, "" if agrees else f"the outputs are up to {off:.3g} from the target's")
 
 
 def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
-    """No secant of f* between samples exceeds its declared constant."""
+    """Return the assumption that no secant of f* between samples exceeds its declared constant."""
     x = seen.x[spread(seen.x, PAIRED)]
     y = seen.told(target, x)
     met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
@@ -226,6 +226,6 @@ def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
 
 
 def _weighed(seen: Covered, right: float, wide: float) -> str:
-    """How the radius is known, and whether the bound says anything."""
+    """Return a note on how the radius is known, and whether the bound is vacuous."""
     vacuous = "" if right < wide else f"vacuous: the values of f* met are no more than {wide:.4g} apart"
     return "; ".join(part for part in (seen.note, vacuous) if part)

@@ -1,4 +1,4 @@
-"""Where a network adds what a linear layer reads to what becomes of it: residual blocks, found by torch.fx."""
+"""Residual blocks, found by torch.fx: a network adds the input of a linear layer to the result of a branch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from flatlens.operations.tracing import Trace, asks
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """out = skip(x) + branch(x)."""
+    """A residual block, out = skip(x) + branch(x)."""
 
     start: fx.Node  #: x
     end: fx.Node  #: out
-    through: tuple[str, ...]  #: modules the skip passes; none where it is the identity
-    readers: tuple[fx.Node, ...]  #: what else reads x
+    through: tuple[str, ...]  #: modules on the skip; empty for the identity
+    readers: tuple[fx.Node, ...]  #: other nodes that read x
 
     def layer(self, linear: Collection[str]) -> str | None:
-        """The linear layer that alone reads x beside the skip."""
+        """Return the linear layer that alone reads x beside the skip."""
         if len(self.readers) == 1 and self.readers[0].op == "call_module" and str(self.readers[0].target) in linear:
             return str(self.readers[0].target)
         return None
@@ -38,13 +38,13 @@ class Wiring(Trace):
 
     @property
     def closed(self) -> list[str]:
-        """Modules of several layers that the graph has as one step, by type: torch's own transformers, say."""
+        """Return the types of modules with several layers that are one step of the graph, as torch's transformers are."""
         called = [self.what(node) for node in self.nodes if node.op == "call_module"]
         return [type(m).__name__ for m in called if any(True for _ in m.children())]
 
     @cached_property
     def _above(self) -> dict[fx.Node, frozenset[fx.Node]]:
-        """All nodes whose values lead to a node's; a size is none."""
+        """Return all nodes whose values lead to each node's; sizes do not count."""
         found: dict[fx.Node, frozenset[fx.Node]] = {}
         for node in self.nodes:
             above = [one for one in node.all_input_nodes if not asks(node)]
@@ -52,18 +52,18 @@ class Wiring(Trace):
         return found
 
     def _passes(self, node: fx.Node) -> bool:
-        """Whether it hands on what it is given, in another shape or order at most: no norm changes."""
+        """Return whether the node changes the shape or order of its input at most: no norm changes."""
         found = self.operation(node)
         return found is not None and found.moves
 
     def source(self, node: fx.Node) -> fx.Node:
-        """Where what a node holds comes from."""
+        """Return the node that a node's values come from."""
         while self._passes(node):
             node = node.all_input_nodes[0]
         return node
 
     def readers(self, node: fx.Node) -> Iterator[fx.Node]:
-        """What uses a node's values."""
+        """Yield the nodes that use a node's values."""
         for user in node.users:
             if self._passes(user):
                 yield from self.readers(user)
@@ -72,21 +72,21 @@ class Wiring(Trace):
 
     @cached_property
     def blocks(self) -> list[Block]:
-        """Every sum of which one side leads, by modules alone, to something that the other side is made of."""
+        """Return every sum with one side that leads, through modules alone, to an input of the other side."""
         return [block for node in self.nodes if (block := self._block(node)) is not None]
 
     @cached_property
     def ends(self) -> list[fx.Node]:
-        """Where blocks begin and end."""
+        """Return the nodes where blocks begin and end."""
         return list(dict.fromkeys(node for block in self.blocks for node in (block.start, block.end)))
 
     def run_node(self, n: fx.Node) -> Any:
-        """One node; its value is kept, inside the gradient's path, where a block begins or ends."""
+        """Run one node; keep its value, on the gradient's path, if a block begins or ends there."""
         value = super().run_node(n)
         if n not in self.ends or not (isinstance(value, Tensor) and value.is_floating_point()):
             return value
         self.kept[n] = value if value.requires_grad else value.detach().requires_grad_()
-        return self.kept[n].clone()  # what follows may change it in place
+        return self.kept[n].clone()  # the next operation may change it in place
 
     def _block(self, end: fx.Node) -> Block | None:
         found = self.operation(end)
@@ -105,7 +105,7 @@ class Wiring(Trace):
         return Block(start, end, tuple(str(node.target) for node in reversed(path)), tuple(readers))
 
     def _skip(self, skip: fx.Node, branch: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
-        """(where a skip begins, modules on its way, last first)."""
+        """Return (the start of a skip, its modules, last first)."""
         path: list[fx.Node] = []
         node = self.source(skip)
         while node not in self._above[branch]:
@@ -116,7 +116,7 @@ class Wiring(Trace):
         return node, path
 
     def last(self, linear: Collection[str]) -> str | None:
-        """The linear layer behind the last block that gives the outputs, if that is all there is."""
+        """Return the linear layer after the last block if it alone gives the outputs."""
         behind = list(self.readers(self.blocks[-1].end))
         if len(behind) != 1 or behind[0].op != "call_module" or str(behind[0].target) not in linear:
             return None
@@ -124,8 +124,8 @@ class Wiring(Trace):
 
 
 def wiring(model: nn.Module) -> Wiring | str:
-    """The graph of a network, or why there is none."""
+    """Return the graph of a network, or why there is none."""
     try:
         return Wiring(model)
-    except Exception as error:  # whatever a forward() does with a proxy
+    except Exception as error:  # a forward() may raise anything on symbols
         return f"torch.fx cannot trace it ({typed_line(error, 100)})"

@@ -1,4 +1,4 @@
-"""What a network should compute, where that is known: the f* of sharpening's theorems."""
+"""The function that a network should compute, if known: f* in sharpening's theorems."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Target:
             raise BadInput(f"Target(lipschitz={self.lipschitz!r}): a finite number is needed, not negative")
 
     def steepness(self, shape: tuple[int, ...]) -> float:
-        """||f*||_Lip, or a bound of it from above, for one input of such a shape."""
+        """Return ||f*||_Lip or an upper bound, for one input of this shape."""
         if self.lipschitz is not None:
             return self.lipschitz
         assert isinstance(self.function, nn.Module)
@@ -46,7 +46,7 @@ class Target:
             raise BadInput(f"Target(lipschitz=None): not known of this network, give it ({why})") from why
 
     def __call__(self, x: Tensor) -> Tensor:
-        """f*(x), (n, N) float64."""
+        """Return f*(x), (n, N) float64."""
         parameters = self.function.parameters() if isinstance(self.function, nn.Module) else iter(())
         with torch.no_grad():
             y = self.function(x.to(next((p for p in parameters if p.is_floating_point()), x)))

@@ -1,4 +1,4 @@
-"""Moves of the weights that leave a network's function alone, and which of its numbers they leave alone, too."""
+"""Transforms of the weights that keep a network's function, and the check of which numbers they keep."""
 
 from flatlens.transforms.batchnorm import batchnorm_folding, batchnorm_scale
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport

@@ -1,4 +1,4 @@
-"""BatchNorm in eval mode is an affine map: it folds into the layer before it, and scale moves across it."""
+"""Transforms of BatchNorm in eval mode, an affine map: folding it into the layer before, and moving scale across it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NONE = "the network has no BatchNorm with running statistics"
 
 
 def folds(wiring: Wiring) -> Offer:
-    """Linear layers read by one BatchNorm and nothing else, with nothing between."""
+    """Return the linear layers that one BatchNorm alone reads, with nothing between."""
     links, left = [], {}
     norms = wiring.scales.keys() - wiring.orders.keys()
     for name in wiring.orders:
@@ -60,7 +60,7 @@ def _fold(
 
 
 def around_norms(wiring: Wiring) -> Offer:
-    """BatchNorms and those who read them; layers and the BatchNorms that read those."""
+    """Return BatchNorms and their readers, and layers with the BatchNorms that read them."""
     norms = wiring.scales.keys() - wiring.orders.keys()
     near = {
         name: link

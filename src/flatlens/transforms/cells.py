@@ -1,4 +1,4 @@
-"""The table of invariances: one cell a number and transform, with what is declared of it."""
+"""The table of invariances: one cell per number and transform, with what is declared about it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from flatlens.measures import Measure, PassMeasure
 from flatlens.result import Result
 from flatlens.transforms.transform import Moved, Transform
 
-STDERRS = 4.0  #: combined standard errors within which two estimates are the same
-SEARCHED = 1e-3  #: relative, of what a search or an iteration found
-SHORT = 0.1  #: relative; by less than that, one search may have stopped short of where the other came
+STDERRS = 4.0  #: combined standard errors within which two estimates are equal
+SEARCHED = 1e-3  #: relative error of a search or an iteration
+SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller tol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
 COLUMNS = [
@@ -31,7 +31,7 @@ TABLE_1 = {
     "layer_sharpness.kappa": frozenset({"layerwise", "permutation"}),
     "layer_sharpness.kappa_max": frozenset({"layerwise", "permutation"}),
 }
-"""What reparam2019 Table 1 says of parts of a measure whose card is about another number."""
+"""The statements of reparam2019 Table 1 on parts of measures whose cards are about another number."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,31 @@ class Cell:
     after: float
     change: float  #: relative to `before`
     stderr: float  #: of after - before
-    unchanged: bool | None  #: within rounding and error; None where there is no number, or none to rely on
-    declared: bool | None  #: whether it must be, as the literature and the measure's card say; None: they say nothing
+    unchanged: bool | None  #: within rounding and error; None without a number, or without a reliable one
+    declared: (
+        bool | None
+    )  #: whether it must be unchanged, by the literature and the measure's card; None: they do not say
     agrees: bool | None
-    """Whether the number does what is declared. None where nothing is, and where a measure that is not declared to stay
-    stays here: the claim is about networks in general."""
+    """Whether the number does what is declared.
+
+    None if nothing is declared, and if a measure that is not declared unchanged is unchanged here: the claim is about
+    networks in general.
+    """
     note: str = ""
 
 
 @dataclass(frozen=True)
 class Applied:
-    """What a transform did to the network, and the proof."""
+    """The effect of a transform on the network, and the proof."""
 
     difference: float  #: max |f' - f| over the data
-    links: tuple[str, ...]  #: whose features moved, as `fc1 -> fc2`
-    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features stayed, with the reason
+    links: tuple[str, ...]  #: links whose features moved, as `fc1 -> fc2`
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features did not move, with the reason
     note: str = ""
 
     @classmethod
     def of(cls, moved: Moved) -> Applied:
-        """Without the network."""
+        """Return the facts without the network."""
         return cls(moved.difference, moved.links, dict(moved.left), moved.note)
 
 
@@ -108,11 +113,11 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     @property
     def disagreeing(self) -> list[Cell]:
-        """Numbers that moved though they are declared to stay: an error in flatlens, or in a theorem."""
+        """Return the numbers that changed though they are declared unchanged: an error in flatlens, or in a theorem."""
         return [cell for cell in self._cells if cell.agrees is False]
 
     def frame(self) -> pd.DataFrame:
-        """Tidy: one row a measure and transform."""
+        """Return the tidy table: one row per measure and transform."""
         return pd.DataFrame([{name: getattr(cell, name) for name in COLUMNS} for cell in self._cells], columns=COLUMNS)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -126,7 +131,7 @@ class InvarianceReport(Result, Sequence[Cell]):
 
 
 def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
-    """The cell of one number, before (a) and after (b)."""
+    """Return the cell of one number, before (a) and after (b)."""
     stderr = math.hypot(a.stderr, b.stderr)
     must = declared(one, row, transform)
     if a.kind == "undefined" or b.kind == "undefined":
@@ -152,7 +157,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
 
 
 def declared(one: Measure, row: str, transform: Transform) -> bool | None:
-    """Whether the number of this row must stay under the transform; None where nothing is said of it."""
+    """Return whether the number of this row must be unchanged by the transform; None if nothing is declared."""
     part = Column.parse(row).part
     if transform.declared_as is None:
         at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
@@ -166,14 +171,14 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
 
 
 def _left_open(one: Measure, estimate: Estimate) -> float:
-    """The relative error that a search or an iteration stops at."""
+    """Return the relative error at which a search or an iteration stops."""
     tol = dict(one.options).get("tol")
     found = max(SEARCHED, 2 * tol) if isinstance(tol, float) else SEARCHED
     return 0.0 if estimate.kind in ("exact", "estimate") else found
 
 
 def _change(before: float, after: float) -> float:
-    """Relative to what was.
+    """Return the change relative to the value before.
 
     >>> _change(2.0, 3.0), _change(0.0, 0.0), _change(0.0, -1.0)
     (0.5, 0.0, -inf)

@@ -1,4 +1,4 @@
-"""fl.check_invariance: which of a network's numbers stay when its weights move and its function does not."""
+"""fl.check_invariance: which of a network's numbers are unchanged when its weights change and its function does not."""
 
 from __future__ import annotations
 
@@ -70,19 +70,19 @@ def check_invariance(
 
 
 def in_double(problem: Problem) -> Problem:
-    """The problem in float64, where it can be: in float32 a number that moves by a percent would seem to stay."""
+    """Return the problem in float64 if possible: in float32, a change of a percent could pass as rounding."""
     if problem.dtype == torch.float64:
         return problem
     try:
         return with_model(problem, copied(problem).double(), torch.float64)
-    except BadInput:  # a forward() that insists on its own precision
+    except BadInput:  # forward() needs its own precision
         return problem
 
 
 def _numbers(
     lens: Lens, problem: Problem, asked: list[Measure] | None, seed: int, progress: Progress | None
 ) -> dict[str, tuple[Measure, Estimate]]:
-    """The network's answers, and such of their parts as something is declared of; by row.
+    """Return the network's answers, and their parts with a declaration, by row.
 
     Each side looks afresh and draws afresh, so that neither searches from where the other ended.
     """
@@ -102,7 +102,7 @@ def _numbers(
 
 
 def _measure_of(row: str, known: dict[str, Measure]) -> Measure:
-    """The measure whose part a row is.
+    """Return the measure that a row is a part of.
 
     >>> _measure_of("kappa_trace.max", MEASURES).key
     'kappa_trace'

@@ -1,4 +1,4 @@
-"""What a move does to the tensors of one module, in place: rows and columns are rescaled or put in another order."""
+"""Changes of the tensors of one module, in place: rows and columns are rescaled or permuted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatlens.operations.layers import layer_of
 
 
 def rescale_source(module: nn.Module, factors: Tensor) -> None:
-    """Multiply the features that a layer or a norm gives: its rows and biases, by factors (features,).
+    """Multiply the features of a layer or a norm by factors (features,): its rows and biases.
 
     >>> net = nn.Linear(2, 2)
     >>> before = net(torch.ones(1, 2))
@@ -26,7 +26,7 @@ def rescale_source(module: nn.Module, factors: Tensor) -> None:
 
 
 def rescale_reader(module: nn.Module, owner: Tensor, factors: Tensor) -> None:
-    """Let a layer or a norm read features that were multiplied by factors (features,), and give what it gave.
+    """Divide a reader's weights by factors (features,): it reads multiplied features and gives the same outputs.
 
     Of a layer the columns are divided; of a BatchNorm the running statistics take the factor: the mean a mu, the
     variance a^2 (sigma^2 + eps) - eps.
@@ -47,7 +47,7 @@ def rescale_reader(module: nn.Module, owner: Tensor, factors: Tensor) -> None:
 
 
 def order_source(module: nn.Module, order: Tensor) -> None:
-    """Give the features in another order: new feature j is old feature order[j]. Of a BatchNorm its statistics, too."""
+    """Permute the features of a layer: new feature j is old feature order[j]. For a BatchNorm, its statistics, too."""
     held = {**module._parameters, **module._buffers}
     with torch.no_grad():
         for name in ("weight", "bias", "running_mean", "running_var"):
@@ -56,14 +56,14 @@ def order_source(module: nn.Module, order: Tensor) -> None:
 
 
 def order_reader(module: nn.Module, owner: Tensor, order: Tensor) -> None:
-    """Let a layer read features that come in another order. A channel that spans several inputs keeps theirs apart."""
+    """Permute the inputs of a layer; the inputs of a channel that spans several keep their order."""
     weight, _ = _tensors(module)
     with torch.no_grad():
         weight.copy_(weight[:, entries_in(owner, order).to(weight.device)].clone())
 
 
 def entries_in(owner: Tensor, order: Tensor) -> Tensor:
-    """Which old input each new one is, where inputs belong to features and features change places.
+    """Return the old input of each new one, for inputs that belong to permuted features.
 
     >>> entries_in(torch.tensor([0, 0, 1, 1]), torch.tensor([1, 0])).tolist()
     [2, 3, 0, 1]

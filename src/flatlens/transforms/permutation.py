@@ -1,4 +1,4 @@
-"""Permutation: neurons or channels in another order, with all that is theirs."""
+"""Permutation of neurons or channels, with everything that belongs to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatlens.transforms.wiring import Wiring
 
 
 def feature_by_feature(wiring: Wiring) -> Offer:
-    """Linear layers with nothing but operations on each feature by itself before those that read them."""
+    """Return the linear layers with only operations on single features between them and their readers."""
     links = {name: link for name, link in wiring.orders.items() if link.readers and not link.refused}
     left = {name: link.refused or UNREAD for name, link in wiring.orders.items() if name not in links}
     return Offer(tuple(links.values()), left)

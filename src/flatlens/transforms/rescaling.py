@@ -1,4 +1,4 @@
-"""Rescalings: features times a positive factor, those who read them divided by it. ReLU hands the factor on."""
+"""Rescalings: features times a positive factor, their readers' weights divided by it. ReLU keeps such a factor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNREAD = "nothing reads its features"
 
 
 def between_layers(wiring: Wiring) -> Offer:
-    """Linear layers all of whose readers are linear layers, with only positively homogeneous operations between."""
+    """Return the linear layers read by linear layers only, with only positively homogeneous operations between."""
     links, left = [], {}
     for name in wiring.orders:
         link = wiring.scales[name]
@@ -59,7 +59,7 @@ def neuronwise(moving: Moving) -> str:
 
 
 def one_to_one(wiring: Wiring) -> Offer:
-    """Layers and norms whose features one linear layer reads, each once: that layer's input can be given any units."""
+    """Return the layers and norms whose features one linear layer reads, each once: its inputs can have any unit."""
     if wiring.coupled:
         return Offer((), {"": "batchnorm='train' couples the samples: features have no spread of their own"})
     links, left = [], {}

@@ -1,4 +1,4 @@
-"""Which feature each entry of a tensor is of, after each operation between two layers."""
+"""Rules for each operation between two layers: which feature each entry of a tensor belongs to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatlens.problem import LinearLayer
 
 
 def effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Effect | None, bool]:
-    """What an operation does to its first argument (None: not known), and whether it is positively homogeneous."""
+    """Return what an operation does to its first argument (None: unknown), and whether it is positively homogeneous."""
     if found is None:
         return None, False
     if found.name in ARITHMETIC and not options and len(rest) == 1 and isinstance(rest[0], int | float):
@@ -23,7 +23,7 @@ def effect(found: Operation | None, rest: tuple[Any, ...], options: dict[str, An
 def moved(
     ids: Tensor, found: Operation, what: Any, rest: tuple[Any, ...], options: dict[str, Any], out: Tensor
 ) -> Tensor | None:
-    """Which feature each entry of the output is of, from the same of the input, int64; None where it is of several.
+    """Return the feature of each entry of the output from those of the input, int64; None if an entry mixes several.
 
     The operation is `found`, run by `what`, a module, a function or a method's name; `rest` and `options` are its
     arguments after the input.
@@ -46,7 +46,7 @@ def moved(
 
 
 def _pooled(ids: Tensor, axes: int, out: Tensor) -> Tensor | None:
-    """Windows must lie within a feature."""
+    """Return whether windows lie within a feature."""
     if out.ndim != ids.ndim or ids.ndim <= axes:
         return None
     corner = ids
@@ -56,21 +56,21 @@ def _pooled(ids: Tensor, axes: int, out: Tensor) -> Tensor | None:
 
 
 def given(module: LinearLayer, out: Tensor) -> Tensor:
-    """Which feature each entry of a linear layer's output is of."""
+    """Return the feature of each entry of a linear layer's output."""
     axis = feature_axis(module, out)
     order = torch.arange(out.shape[axis])
     return order.reshape(-1, *(1,) * (out.ndim - 1 - axis)).expand(out.shape)
 
 
 def read(module: nn.Module, ids: Tensor) -> Tensor | None:
-    """Which feature each input of a layer, or each channel of a norm, is of; None where it reads several as one."""
+    """Return the feature of each input of a layer, or each channel of a norm; None if it reads several as one."""
     rows = ids.movedim(feature_axis(module, ids), -1)
     first = rows[(0,) * (rows.ndim - 1)]
     return first.clone() if bool((rows == first).all()) else None
 
 
 def feature_axis(module: nn.Module, x: Tensor) -> int:
-    """The axis of neurons or channels; convolutions may go without a sample axis.
+    """Return the axis of neurons or channels; convolutions may have no sample axis.
 
     >>> feature_axis(nn.Conv2d(1, 2, 3), torch.ones(5, 1, 8, 8)), feature_axis(nn.Linear(8, 2), torch.ones(5, 3, 8))
     (1, 2)

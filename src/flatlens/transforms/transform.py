@@ -1,4 +1,4 @@
-"""A transform moves the weights of a copy, and proves on the data that the network's function stayed."""
+"""The definition of a transform: it changes a copy's weights, and proves on the data that the outputs are equal."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from flatlens.problem.ranks import ALONE
 from flatlens.registry import Registry
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
-ROUNDINGS = 1e4  #: of the largest output, that outputs may differ by after weights were rescaled in every layer
+ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """Where a transform is valid in one network, and why not elsewhere."""
+    """The links of one network where a transform is valid, and why not elsewhere."""
 
     links: tuple[Link, ...]
-    left: Mapping[str, str]  #: layers whose features stay, with the reason
+    left: Mapping[str, str]  #: layers whose features do not move, with the reason
 
     @property
     def refused(self) -> str:
-        """Why nothing can be moved; empty where something can."""
+        """Return why nothing can be moved; empty if something can."""
         if self.links:
             return ""
         reasons: dict[str, list[str]] = {}
@@ -41,24 +41,24 @@ class Offer:
 
 @dataclass(frozen=True, eq=False)
 class Moving:
-    """What a move works on: a copy of the network, and where it may be moved."""
+    """The input of a move: a copy of the network, and the links where it may be moved."""
 
-    problem: Problem  #: the original's
+    problem: Problem  #: of the original network
     model: nn.Module  #: the copy
     links: tuple[Link, ...]
     generator: torch.Generator
 
     def factors(self, size: int, low: float = 5.0, high: float = 25.0) -> torch.Tensor:
-        """Random factors, (size,) float64: in [5, 25] as published."""
+        """Return random factors, (size,) float64: in [5, 25] as published."""
         return torch.rand(size, generator=self.generator, dtype=torch.float64) * (high - low) + low
 
     def module(self, name: str) -> nn.Module:
-        """A layer of the copy."""
+        """Return a module of the copy."""
         return self.model.get_submodule(name)
 
 
 Move: TypeAlias = Callable[[Moving], str]
-"""Moves the copy's weights in place; what is worth noting comes back."""
+"""Changes the copy's weights in place and returns a note."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,36 +68,38 @@ class Moved:
     transform: str
     problem: Problem  #: of the copy: same loss, same data
     difference: float  #: max |f' - f| over the data
-    links: tuple[str, ...]  #: whose features were moved, as `fc1 -> fc2`
-    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features stayed, with the reason
+    links: tuple[str, ...]  #: links whose features were moved, as `fc1 -> fc2`
+    left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features did not move, with the reason
     note: str = ""
 
     @property
     def model(self) -> nn.Module:
-        """The moved copy."""
+        """Return the moved copy."""
         return self.problem.model
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """A move of the weights that leaves the network's function alone."""
+    """A change of the weights that keeps the network's function."""
 
     name: str
     id: str  #: the catalogue's row
     meaning: str  #: one line
     source: str
-    declared_as: str | None  #: the move that cards of measures speak of; None where they say nothing
-    default: bool  #: whether `check_invariance` applies it unasked
+    declared_as: str | None  #: the transform's name in cards of measures; None if they say nothing about it
+    default: bool  #: whether `check_invariance` applies it by default
     where: Callable[[Wiring], Offer]
     move: Move
 
     def offer(self, wiring: Wiring) -> Offer:
-        """Where it is valid in the network of this wiring."""
+        """Return where it is valid in the network of this wiring."""
         return Offer((), {"": wiring.unreadable}) if wiring.unreadable else self.where(wiring)
 
     def apply(self, problem: Problem, generator: torch.Generator | None = None) -> Moved:
-        """A copy of the network, in the measured dtype, with other weights; the outputs are compared on all the data.
+        """Return a copy of the network, in the measured dtype, with other weights.
+
+        Outputs are compared on all the data.
 
         Raises `BadModel` where the network has no place for it, `FunctionChanged` where the outputs differ by more
         than rounding: that is an error in flatlens.
@@ -131,7 +133,7 @@ def transform(
     name: str = "",
     default: bool = True,
 ) -> Callable[[Move], Transform]:
-    """Make a function that moves weights in place a transform; its docstring's first line is the meaning."""
+    """Make a transform from a function that moves weights in place; its docstring's first line is the meaning."""
 
     def decorate(move: Move) -> Transform:
         meaning = (inspect.getdoc(move) or "").partition("\n")[0]
@@ -143,10 +145,10 @@ def transform(
 
 
 def copied(problem: Problem) -> nn.Module:
-    """The measured network, apart from the user's."""
+    """Return a copy of the measured network."""
     try:
         return copy.deepcopy(problem.measured())
-    except Exception as error:  # of old-style weight_norm, and of whatever the user's modules hold
+    except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
         raise BadModel(
             f"Problem(model=...): the network cannot be copied ({one_line(error, 120)}), and transforms move the "
             f"weights of a copy; torch.nn.utils.parametrizations.weight_norm can be, the older weight_norm not"
@@ -154,7 +156,7 @@ def copied(problem: Problem) -> nn.Module:
 
 
 def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = None) -> Problem:
-    """The same problem with another network; a layer's new bias counts where its weight does."""
+    """Return the same problem with another network; a layer's new bias counts if its weight does."""
     known = {name for name, _ in model.named_parameters()}
     before = {name for name, _ in problem.model.named_parameters()}
     added = {name for name in known - before if f"{name.rpartition('.')[0]}.weight" in problem.parameters}
@@ -163,7 +165,7 @@ def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = N
 
 
 def proved(name: str, problem: Problem, moved: nn.Module) -> float:
-    """max |f' - f| over the data, which is rounding; anything else raises `FunctionChanged`."""
+    """Return max |f' - f| over the data; raise `FunctionChanged` if it is more than rounding."""
     original, difference, largest, eps = problem.measured(), 0.0, 0.0, 0.0
     with problem.measuring(original), problem.measuring(moved), torch.no_grad():
         for raw in problem.batches(1024):

@@ -1,4 +1,4 @@
-"""Which layer's features reach which other layers, and what lies between: read off a symbolic trace and a trial run.
+"""The wiring of a network, from a symbolic trace and a trial: which layers read which layer's features.
 
 A trial run on the problem's probes carries, beside each tensor, the feature that each of its entries is of. Flatten,
 pooling, transposes and views move these along, so a channel that spans several inputs of the next layer is known as
@@ -30,22 +30,22 @@ class Reader:
     """A layer or norm that reads features of another."""
 
     name: str
-    owner: Tensor  #: which feature each of its inputs is of, (inputs,)
-    direct: bool  #: whether nothing at all lies between
+    owner: Tensor  #: feature that each of its inputs belongs to, (inputs,)
+    direct: bool  #: whether nothing lies between
 
 
 @dataclass(eq=False)
 class Link:
-    """A layer or norm, and all that reads its features."""
+    """A layer or norm, and everything that reads its features."""
 
     source: str
     features: int
     readers: list[Reader] = field(default_factory=list)
-    norms: list[Reader] = field(default_factory=list)  #: in between; they go along where features are permuted
-    refused: str = ""  #: why its features are left where they are
+    norms: list[Reader] = field(default_factory=list)  #: norms in between; they are permuted with the features
+    refused: str = ""  #: why its features are not moved
 
     def refuse(self, why: str) -> None:
-        """Keep the first reason."""
+        """Set the reason, if there is none yet."""
         self.refused = self.refused or why
 
     def __str__(self) -> str:
@@ -54,21 +54,21 @@ class Link:
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """Of one network: whose features can be rescaled, and whose permuted."""
+    """The wiring of one network: whose features can be rescaled, and whose permuted."""
 
     scales: dict[str, Link] = field(default_factory=dict)  #: of linear layers and BatchNorms, in execution order
     orders: dict[str, Link] = field(default_factory=dict)  #: of linear layers
-    unreadable: str = ""  #: why nothing is known
-    coupled: bool = False  #: whether BatchNorms normalise by the samples of a batch
+    unreadable: str = ""  #: why the network cannot be read
+    coupled: bool = False  #: whether BatchNorms normalise over the samples of a batch
 
 
 @dataclass(frozen=True, eq=False)
 class _Tag:
-    """What is known of a tensor: the layer that made its features, the last that set their scale."""
+    """The origin of a tensor's features: the layer that made them, and the last one that set their scale."""
 
     order: Link | None
     scale: Link | None
-    ids: Tensor  #: the feature of each entry
+    ids: Tensor  #: feature of each entry
     direct: bool = True
 
     def refuse(self, why: str) -> None:
@@ -78,7 +78,7 @@ class _Tag:
 
 
 def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
-    """The wiring of a network, a copy that the caller owns.
+    """Return the wiring of a network; the caller owns the copy.
 
     >>> net = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     >>> wiring = read_wiring(Problem(net, "mse", (torch.ones(4, 2), torch.zeros(4, 1))), net)
@@ -91,7 +91,7 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
             reader = _Reader(model, problem.coupled)
             found, _ = problem.run(reader.in_place(), batch)
             expected, _ = problem.run(model, batch)
-    except Exception as error:  # whatever the network's own forward() makes of symbols
+    except Exception as error:  # the network's own forward() may raise anything on symbols
         return Wiring(unreadable=f"torch.fx cannot trace the network ({typed_line(error, 120)})")
     if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
         return Wiring(unreadable="what torch.fx traced gives other outputs than the network")
@@ -99,7 +99,7 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
 
 
 class _Reader(Trace):
-    """Runs the graph, and hands on whose features every tensor holds."""
+    """A run of the graph that keeps track of whose features every tensor holds."""
 
     def __init__(self, model: nn.Module, coupled: bool) -> None:
         super().__init__(model)
@@ -109,7 +109,7 @@ class _Reader(Trace):
         self.wiring = Wiring(coupled=coupled)
 
     def run_node(self, n: fx.Node) -> Any:
-        """One operation."""
+        """Run one operation."""
         tags = {node: self.tags[node] for node in n.all_input_nodes if node in self.tags}
         arguments, options = self.fetch_args_kwargs_from_env(n)
         out = super().run_node(n)
@@ -129,7 +129,7 @@ class _Reader(Trace):
         return out
 
     def _linear(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
-        """A layer reads what it is fed, and makes features of its own."""
+        """Note that a layer reads its input's features, and makes features of its own."""
         name, why = str(n.target), self.reasons.get(id(module), "")
         for fed in tags.values():
             owner = rules.read(module, fed.ids)
@@ -149,7 +149,7 @@ class _Reader(Trace):
             self.tags[n] = _Tag(order, scale, rules.given(module, out))
 
     def _norm(self, n: fx.Node, module: Any, tags: dict[fx.Node, _Tag], out: Tensor) -> None:
-        """A BatchNorm takes in the scale of what it is fed, and sets one of its own; the order goes through."""
+        """Note that a BatchNorm takes its input's scale and sets its own; the order of features passes through."""
         name, why = str(n.target), self.reasons.get(id(module), "")
         if self.wiring.coupled or module.running_mean is None:
             why = "it normalises by the samples of a batch"
@@ -173,7 +173,7 @@ class _Reader(Trace):
     def _passed(
         self, n: fx.Node, tags: dict[fx.Node, _Tag], rest: tuple[Any, ...], options: dict[str, Any], out: Any
     ) -> _Tag | None:
-        """The features after an operation on one tensor; None, and the reason with its source, where it stops them."""
+        """Return the features after an operation on one tensor; None, with a reason at the source, if it stops them."""
         called, found = self.called(n), self.operation(n)
         if len(tags) > 1 or any(node not in tags and node not in self.sizes for node in n.all_input_nodes):
             _refuse_all(tags, f"they meet another tensor at {called}")
@@ -205,7 +205,7 @@ def _refuse_all(tags: dict[fx.Node, _Tag], why: str) -> None:
 
 
 def _reasons(trace: Trace, model: nn.Module) -> dict[int, str]:
-    """Why a layer must stay as it is, by the id of its module; nothing for one that is free to change."""
+    """Return why a layer must stay as it is, by the id of its module; nothing for one that may change."""
     calls = Counter(id(trace.what(n)) for n in trace.nodes if n.op == "call_module")
     names = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     bare = {id(trace.fetch_attr(str(n.target))) for n in trace.nodes if n.op == "get_attr"}
