@@ -17,8 +17,8 @@ from flatlens.bounds.context import Context
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
 FEATURES = 16  #: largest number of a layer's features
-DOUBLINGS = 4  #: batch sizes up to all columns, from which the order is estimated
-DRAWS = 8  #: nested sequences of batches
+_DOUBLINGS = 4  #: batch sizes up to all columns, from which the order is estimated
+_DRAWS = 8  #: nested sequences of batches
 KEPT = 4096  #: largest number of columns of a layer's input
 
 
@@ -99,8 +99,8 @@ class Layer:
 def _of_layer(context: Context, name: str, layer: Layer) -> Iterator[Claim]:
     columns = layer.x.shape[1]
     sizes = [LEAST * 2**k for k in range(int(math.log2(min(MOST, columns) / LEAST)) + 1)]
-    large = [columns // 2**k for k in range(DOUBLINGS, -1, -1) if columns // 2**k >= LEAST]
-    orders = torch.stack([_orders(layer, _shuffled(layer.x, context.generator), large) for _ in range(DRAWS)])
+    large = [columns // 2**k for k in range(_DOUBLINGS, -1, -1) if columns // 2**k >= LEAST]
+    orders = torch.stack([_orders(layer, _shuffled(layer.x, context.generator), large) for _ in range(_DRAWS)])
     X = _shuffled(layer.x, context.generator)
     spread = layer.x.amax(1) - layer.x.amin(1)
     left, right, norms, differences = [], [], [], []

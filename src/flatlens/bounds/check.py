@@ -23,7 +23,7 @@ from flatlens.problem import measuring
 from flatlens.problem.checks import drawing
 from flatlens.result import Result
 
-COLUMNS = [
+_COLUMNS = [
     "bound", "layer", "lhs", "rhs", "slack", "tightness", "status", "assumption", "violated_share", "source", "note",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ class BoundsReport(Result, Sequence[Verdict]):
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per claim; `layer` is empty for the whole network."""
         rows = [{**asdict(verdict), "layer": verdict.layer or ""} for verdict in self._verdicts]
-        return pd.DataFrame(rows, columns=COLUMNS)
+        return pd.DataFrame(rows, columns=_COLUMNS)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"rows": [asdict(verdict) for verdict in self._verdicts]}, {}

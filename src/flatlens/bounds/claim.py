@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-Side: TypeAlias = Tensor | float
+_Side: TypeAlias = Tensor | float
 """One number, or one per sample, (n,) float64."""
 
 
@@ -28,8 +28,8 @@ class Claim:
     Sides with one number per sample make the claim for each; those in logarithms are compared as they are.
     """
 
-    lhs: Side
-    rhs: Side
+    lhs: _Side
+    rhs: _Side
     layer: str | None = None
     part: str = ""  #: the dotted name after the bound's
     assumptions: tuple[Assumption, ...] = ()

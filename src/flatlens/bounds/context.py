@@ -24,7 +24,7 @@ from flatlens.measures.card import Run
 from flatlens.measures.measure import measure_with
 from flatlens.perturbation import Elsewhere
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 DECLARABLE = (
     "convex_support",
@@ -114,11 +114,11 @@ class Context:
         row = f"{named(key)[0].key}.{part}" if part else named(key)[0].key
         return self._reports[key][row, layer]
 
-    def once(self, make: Callable[[Context], T]) -> T:
+    def once(self, make: Callable[[Context], _T]) -> _T:
         """Return a value that several bounds use, made for the first of them."""
         if make not in self._kept:
             self._kept[make] = make(self)
-        kept: T = self._kept[make]
+        kept: _T = self._kept[make]
         return kept
 
     def unshared(self, layer: str) -> Assumption:

@@ -28,13 +28,13 @@ from flatlens.distributions import Distribution, GaussianMixture
 from flatlens.errors import BadInput
 from flatlens.perturbation.rotations import mean_square_radius, on_sphere
 
-DRAWS = 20_000  #: samples of the density, for its integrals
-CHUNK = 2_000
+_DRAWS = 20_000  #: samples of the density, for its integrals
+_CHUNK = 2_000
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Integrals of the density, estimated with `DRAWS` samples of it, and of the uniform kernel on the unit ball."""
+    """Integrals of the density, estimated with `_DRAWS` samples of it, and of the uniform kernel on the unit ball."""
 
     m: int
     laplacian_integral: float  #: int |Laplacian(p ||z||^2)| dz
@@ -103,8 +103,8 @@ def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
 def constants(distribution: Distribution, generator: torch.Generator) -> Constants:
     """Return the constants of a density that is smooth on all of R^m."""
     m = distribution.dimension
-    z = distribution.sample(DRAWS, generator)
-    values = torch.cat([laplacian(distribution, z[k : k + CHUNK]) for k in range(0, DRAWS, CHUNK)]).abs()
+    z = distribution.sample(_DRAWS, generator)
+    values = torch.cat([laplacian(distribution, z[k : k + _CHUNK]) for k in range(0, _DRAWS, _CHUNK)]).abs()
     at_zero = float(distribution.log_density(torch.zeros(1, m, dtype=torch.float64)))
     alpha = math.inf if at_zero > -math.inf else float(z.norm(dim=1).pow(-m).mean())
     volume = ball_volume(m) * (distribution.diameter / 2) ** m

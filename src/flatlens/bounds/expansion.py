@@ -18,11 +18,11 @@ from flatlens.bounds.context import Context
 from flatlens.curvature.probes import student
 from flatlens.perturbation.features import RotatedFeatures
 
-STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: multiples of delta; the last one shows whether something new begins nearer to 0
+_STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: multiples of delta; the last one shows whether something new begins nearer to 0
 AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights that extrapolate a + c delta^2 + e delta^4 at these steps to a
 RESOLVED = 0.01  #: largest accepted relative error of the leading coefficient
 PAIRS = 512  #: largest number of pairs A and -A; beyond, rotations are drawn at random
-DRAWS = 32  #: number of random rotations
+_DRAWS = 32  #: number of random rotations
 WATCHED, RUNGS = 4, 12  #: matrices A for the orders, and how often delta is halved
 SETTLED = 0.05  #: largest change of an order from one delta to the next
 
@@ -63,8 +63,8 @@ class Expansion:
         two = float(4 * self.mean[2] - self.mean[1]) / 3
         if not bool(self.quotients.any()):  # nothing changes, for any A
             return 0.0
-        rests = 2 * STEPS[3] ** 2 * float((self.mean[0] - self.leading).abs())
-        far = max(0.0, abs(self.leading - float(self.mean[3])) - rests - self.floor * (STEPS[2] / STEPS[3]) ** 2)
+        rests = 2 * _STEPS[3] ** 2 * float((self.mean[0] - self.leading).abs())
+        far = max(0.0, abs(self.leading - float(self.mean[3])) - rests - self.floor * (_STEPS[2] / _STEPS[3]) ** 2)
         off = max(abs(self.leading - two), far, self.apart) + self.floor
         return off / abs(self.leading) if self.leading else math.inf
 
@@ -85,14 +85,14 @@ class Expansion:
 
 def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: float, exact: bool) -> Expansion:
     """Return the series along W A of shape (draws, g, d, m), each with -A beside it."""
-    quotients = torch.empty(len(STEPS), len(moves), dtype=torch.float64)
+    quotients = torch.empty(len(_STEPS), len(moves), dtype=torch.float64)
     for number, move in enumerate(moves):
-        for k, step in enumerate(STEPS):
+        for k, step in enumerate(_STEPS):
             there = step * delta * move
             quotients[k, number] = (features.change(there) + features.change(-there)) / (2 * (step * delta) ** 2)
         if context.progress is not None:
             context.progress("moved features", number + 1, len(moves))
-    floor = rounding_of(context, features, delta**2 * float(quotients[0].abs().max())) / (STEPS[2] * delta) ** 2
+    floor = rounding_of(context, features, delta**2 * float(quotients[0].abs().max())) / (_STEPS[2] * delta) ** 2
     return Expansion(delta, quotients, floor, exact)
 
 
@@ -117,7 +117,7 @@ def averaged(context: Context, features: RotatedFeatures) -> Expansion:
     moves = features.balanced(PAIRS, context.generator)
     exact = moves is not None
     if moves is None:
-        drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(DRAWS)]
+        drawn = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(_DRAWS)]
         moves = torch.stack(drawn)
     delta, best = first_step(context), None
     for _ in range(4):

@@ -17,7 +17,7 @@ from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
 
-PAIRED = 4096  #: samples of which all pairs are compared
+_PAIRED = 4096  #: samples of which all pairs are compared
 BENT = math.sqrt(2) / (3 * math.sqrt(3))
 """No third derivative of log-sum-exp along unit vectors is larger: it is a third central moment of numbers within
 sqrt(2) of one another, and such a moment is at most (range)^3 / (6 sqrt 3)."""
@@ -66,7 +66,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
     if softmaxed:
         V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
     premises = (*seen.premises, seen.certified, convex_support(context))
-    at = spread(seen.x, PAIRED)
+    at = spread(seen.x, _PAIRED)
     for part, alpha in (("", goal.alpha), ("sharp", goal.sharp)):
         reach = math.sqrt(float(goal.cost.max()) / alpha)
         left = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach) - float(V.max())

@@ -9,7 +9,7 @@ from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 
-KEY = "interpolation_gap(exact=True, bound=True)"
+_KEY = "interpolation_gap(exact=True, bound=True)"
 
 
 @bound(
@@ -30,7 +30,7 @@ def interpolation_bound(context: Context) -> Iterator[Claim]:
     if not context.half_squared_error.holds:
         yield Claim(math.nan, math.nan, assumptions=premises)
         return
-    gap, middle = context.measured(KEY), context.measured(KEY, part="bound")
+    gap, middle = context.measured(_KEY), context.measured(_KEY, part="bound")
     finite = math.isfinite(middle.value)
     bounded = Assumption("bounded_second_derivatives", finite, "" if finite else middle.note or "they are not finite")
     trace = abs(context.measured("hessian_trace(exact=True)").value)

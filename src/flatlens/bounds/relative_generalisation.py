@@ -14,7 +14,7 @@ from flatlens.distributions import Cube, GaussianMixture
 from flatlens.estimate import Estimate
 from flatlens.perturbation.features import unmovable
 
-FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
+_FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
 
 
 def rate(n: int, m: int) -> float:
@@ -24,12 +24,12 @@ def rate(n: int, m: int) -> float:
 
 def printed_right(n: int, m: int, kappa: float, first: float, second: float) -> float:
     """Theorem 11: |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta))."""
-    return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(FAILURE))
+    return rate(n, m) * (kappa / (2 * m) + first + second / math.sqrt(_FAILURE))
 
 
 def sharp_right(n: int, m: int, kappa: float, first: float, second: float, tau: float, L: float) -> float:
     """|S|^(-2/(4+m)) (tau kappa_Tr / (2 m) + C_1 + C_2) + L sqrt(log(1/Delta) / (2 n)), the constants sharp."""
-    return rate(n, m) * (tau * kappa / (2 * m) + first + second) + L * math.sqrt(math.log(1 / FAILURE) / (2 * n))
+    return rate(n, m) * (tau * kappa / (2 * m) + first + second) + L * math.sqrt(math.log(1 / _FAILURE) / (2 * n))
 
 
 def uniform_right(representativeness: float, term: float, repeats: int = 1) -> float:

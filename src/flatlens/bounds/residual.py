@@ -13,7 +13,7 @@ from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.quantities import input_norm2, output_slope2, weight_slope2
-from flatlens.bounds.skips import Block, Wiring, wiring
+from flatlens.bounds.skips import ResidualBlock, SkipGraph, wiring
 from flatlens.errors import typed_line
 from flatlens.grams.one_pass import PASS_CHUNK
 from flatlens.measures.gauss_newton import interpolation_sharpness
@@ -53,7 +53,7 @@ def residual_bound(context: Context) -> Iterator[Claim]:
     yield from _telescoped(context, found, norms)
 
 
-def _no_block(found: Wiring) -> str:
+def _no_block(found: SkipGraph) -> str:
     """Return the claim for the case that nothing is bounded, with the reason."""
     if found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
@@ -65,7 +65,7 @@ def _none(why: str) -> Claim:
     return Claim(math.nan, math.nan, assumptions=(Assumption("identity_skips", False, why),))
 
 
-def _norms(context: Context, found: Wiring) -> dict[fx.Node, Tensor] | str:
+def _norms(context: Context, found: SkipGraph) -> dict[fx.Node, Tensor] | str:
     """Return ||df/d(node)||_2 per sample, where blocks begin and end, (n,); or why there are none."""
     lens, problem = context.lens, context.lens.problem
     nodes, watched = found.ends, found.in_place()
@@ -106,7 +106,7 @@ def _called(node: fx.Node) -> str:
     return str(node.target) if node.op == "call_module" else node.name
 
 
-def _premises(context: Context, block: Block) -> tuple[Assumption, Assumption]:
+def _premises(context: Context, block: ResidualBlock) -> tuple[Assumption, Assumption]:
     """Return the assumptions: an identity skip, and a branch that begins with a linear layer with two known sides."""
     through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
     names = ", ".join(_called(node) for node in block.readers)
@@ -124,7 +124,7 @@ def _added(context: Context, layer: str) -> Tensor:
     return context.layers[layer].spectral_norm * (slope2 / x2).sqrt()
 
 
-def _of_block(context: Context, block: Block, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
+def _of_block(context: Context, block: ResidualBlock, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
     layer, premises = block.layer(context.readable), _premises(context, block)
     if layer is None:
         names = [_called(node) for node in block.readers]
@@ -137,7 +137,7 @@ def _of_block(context: Context, block: Block, norms: dict[fx.Node, Tensor]) -> I
     yield Claim(before, after + W * context.each(output_slope2, layer).sqrt(), layer, "sound", premises)
 
 
-def _telescoped(context: Context, found: Wiring, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
+def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]) -> Iterator[Claim]:
     blocks = found.blocks
     premises = [one for block in blocks for one in _premises(context, block)]
     layers = [layer for block in blocks if (layer := block.layer(context.readable)) is not None]

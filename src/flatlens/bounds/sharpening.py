@@ -18,7 +18,7 @@ from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.perturbation.inputs import Refused
 from flatlens.perturbation.variation import found_variation, unit
 
-PAIRED = 2048  #: points of which all pairs are compared
+_PAIRED = 2048  #: points of which all pairs are compared
 ALIGNED = 16  #: samples from which secants along the steepest direction start
 LENGTHS = 12  #: number of lengths of those secants, each half the one before
 OPPOSITE = 8  #: random diameters of each ball, beside the steepest one
@@ -64,9 +64,9 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
 
 def _steepest_secant(context: Context, seen: Covered) -> float:
     """Return the steepest of the data's secants, of fresh samples', and of steps along the steepest directions."""
-    law, x = context.distribution, seen.x[spread(seen.x, PAIRED)]
+    law, x = context.distribution, seen.x[spread(seen.x, _PAIRED)]
     if law is not None:
-        fresh = [law.extreme_points(PAIRED // 4, context.generator), law.sample(PAIRED // 4, context.generator)]
+        fresh = [law.extreme_points(_PAIRED // 4, context.generator), law.sample(_PAIRED // 4, context.generator)]
         x = torch.cat([x, *(points.to(x) for points in fresh)])
     found = _secants(seen, x)
     if law is not None and law.support_is_convex and math.isfinite(law.diameter):
@@ -112,9 +112,9 @@ def _directions(seen: Covered, x: Tensor) -> tuple[Tensor, Tensor]:
 def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:
     """||f o g||_{Lip} <= Lip(g) max_i(...): the straight way in the base has an image inside the support."""
     state = context.generator.get_state()
-    z = law.base.sample(PAIRED // 4, context.generator)
+    z = law.base.sample(_PAIRED // 4, context.generator)
     context.generator.set_state(state)
-    x = law.sample(PAIRED // 4, context.generator).to(seen.x)  # from the same z
+    x = law.sample(_PAIRED // 4, context.generator).to(seen.x)  # from the same z
     with torch.no_grad():
         f = seen.network.outputs(x)
     left = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
@@ -218,7 +218,7 @@ def _interpolates(context: Context, off: float, size: float) -> Assumption:
 
 def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
     """Return the assumption that no secant of f* between samples exceeds its declared constant."""
-    x = seen.x[spread(seen.x, PAIRED)]
+    x = seen.x[spread(seen.x, _PAIRED)]
     y = seen.told(target, x)
     met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
     why = f"it is at least {met:.4g}, declared was {L:.4g}" if met > L else ""

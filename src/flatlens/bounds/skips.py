@@ -14,7 +14,7 @@ from flatlens.operations.tracing import Trace, asks
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class ResidualBlock:
     """A residual block, out = skip(x) + branch(x)."""
 
     start: fx.Node  #: x
@@ -29,7 +29,7 @@ class Block:
         return None
 
 
-class Wiring(Trace):
+class SkipGraph(Trace):
     """The graph of a network, its residual blocks in execution order, and the tensors at their ends in its last run."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +38,7 @@ class Wiring(Trace):
 
     @property
     def closed(self) -> list[str]:
-        """Return the types of modules with several layers that are one step of the graph, as torch's transformers are."""
+        """Return types of modules with several layers that the graph has as one step, as torch's transformers are."""
         called = [self.what(node) for node in self.nodes if node.op == "call_module"]
         return [type(m).__name__ for m in called if any(True for _ in m.children())]
 
@@ -71,7 +71,7 @@ class Wiring(Trace):
                 yield user
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[ResidualBlock]:
         """Return every sum with one side that leads, through modules alone, to an input of the other side."""
         return [block for node in self.nodes if (block := self._block(node)) is not None]
 
@@ -88,7 +88,7 @@ class Wiring(Trace):
         self.kept[n] = value if value.requires_grad else value.detach().requires_grad_()
         return self.kept[n].clone()  # the next operation may change it in place
 
-    def _block(self, end: fx.Node) -> Block | None:
+    def _block(self, end: fx.Node) -> ResidualBlock | None:
         found = self.operation(end)
         if found is None or found.name != "addition" or len(end.all_input_nodes) != 2:
             return None
@@ -102,7 +102,7 @@ class Wiring(Trace):
         entry = path[-1] if path else end
         readers = list(self.readers(start))
         readers.remove(entry)
-        return Block(start, end, tuple(str(node.target) for node in reversed(path)), tuple(readers))
+        return ResidualBlock(start, end, tuple(str(node.target) for node in reversed(path)), tuple(readers))
 
     def _skip(self, skip: fx.Node, branch: fx.Node) -> tuple[fx.Node, list[fx.Node]] | None:
         """Return (the start of a skip, its modules, last first)."""
@@ -123,9 +123,9 @@ class Wiring(Trace):
         return str(behind[0].target) if [node.op for node in self.readers(behind[0])] == ["output"] else None
 
 
-def wiring(model: nn.Module) -> Wiring | str:
+def wiring(model: nn.Module) -> SkipGraph | str:
     """Return the graph of a network, or why there is none."""
     try:
-        return Wiring(model)
+        return SkipGraph(model)
     except Exception as error:  # a forward() may raise anything on symbols
         return f"torch.fx cannot trace it ({typed_line(error, 100)})"

@@ -16,9 +16,9 @@ from flatlens.statistics.coefficients import Array, ratio
 from flatlens.statistics.correlations import p_value
 
 PERMUTED = 9999
-FEW = 5
+_FEW = 5
 """Fewer networks than this can hardly show agreement beyond chance."""
-Table = Mapping[str, Mapping[str, Estimate]]
+_Table = Mapping[str, Mapping[str, Estimate]]
 """Estimates by measure and network."""
 
 
@@ -36,7 +36,7 @@ class Agreement:
 
 
 def agreement(
-    estimates: Table,
+    estimates: _Table,
     pointing: Collection[str],
     surviving: Collection[str],
     gaps: Mapping[str, Estimate],
@@ -73,7 +73,7 @@ def agreement(
     return Agreement(overall, of_function, counted, left_out, taus, _with_gap(signs, gaps, rounding), remarks)
 
 
-def _left_out(estimates: Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
+def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> dict[str, str]:
     """Return the measures that do not count as a ranking of their own, with the reason."""
     found: dict[str, str] = {}
     before: dict[str, Array] = {}
@@ -133,7 +133,7 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
         "do, and some measures bound each other: agreement is expected, and p flatters it."
     ]
     networks = ranks.shape[1]
-    if networks < FEW:
+    if networks < _FEW:
         told.append(f"W says little of {networks} networks: they have only {factorial(networks)} orders.")
     if networks == 2:
         a, b = ranks.columns

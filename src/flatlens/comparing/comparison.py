@@ -22,7 +22,7 @@ from flatlens.measures import LAYERWISE, NEURONWISE, Card, Measure, named
 from flatlens.problem.checks import REDUCED_PRECISION
 from flatlens.result import Result
 
-COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
+_COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
 RESCALINGS = frozenset({LAYERWISE, NEURONWISE})
 
@@ -84,7 +84,7 @@ class Comparison(Result):
                 place = self.places[name][model]
                 rows.append((name, model, e.value, e.stderr, e.kind, place.rank, ", ".join(place.open),
                              direction(one.card), ", ".join(sorted(one.invariant_under)), e.note))  # fmt: skip
-        return pd.DataFrame(rows, columns=COLUMNS)
+        return pd.DataFrame(rows, columns=_COLUMNS)
 
     def ranks(self) -> pd.DataFrame:
         """Return the ranks: one row per measure, one column per network."""

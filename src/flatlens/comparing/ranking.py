@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from flatlens.estimate import Estimate
 
-Z = 1.96
-ROUNDING = 1.5e-8  # half the digits of float64
+_Z = 1.96
+_ROUNDING = 1.5e-8  # half the digits of float64
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Place:
     open: tuple[str, ...] = ()  #: networks whose order is open: equal values, or overlapping intervals
 
 
-def places(estimates: Mapping[str, Estimate], rounding: float = ROUNDING) -> dict[str, Place]:
+def places(estimates: Mapping[str, Estimate], rounding: float = _ROUNDING) -> dict[str, Place]:
     """Return each network's place among those with a value.
 
     A rank is 1 + how many are surely smaller + half of how many cannot be told from it, so that ties share their mean
@@ -41,13 +41,13 @@ def places(estimates: Mapping[str, Estimate], rounding: float = ROUNDING) -> dic
     return {name: found.get(name, Place(float("nan"))) for name in estimates}
 
 
-def larger_of(estimates: Sequence[Estimate], rounding: float = ROUNDING) -> NDArray[np.float64]:
+def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDArray[np.float64]:
     """Return which of two is surely larger, (n, n): 1 in row i, column j if i is, 0 if the order is open.
 
     Values closer than `rounding`, relative to the larger, tie. An unknown error leaves all orders open.
     """
     values = np.array([one.value for one in estimates], dtype=np.float64)
-    reach = Z * np.array([np.inf if np.isnan(one.stderr) else one.stderr for one in estimates])
+    reach = _Z * np.array([np.inf if np.isnan(one.stderr) else one.stderr for one in estimates])
     size = np.where(np.isinf(values), 0.0, np.abs(values))
     enough = reach[:, None] + reach + rounding * np.maximum(size[:, None], size)
     with np.errstate(invalid="ignore"):  # inf - inf: neither is larger

@@ -144,7 +144,7 @@ class NetworkMeasure(Measure):
     of_parameters: bool = True  #: whether it is about the measured parameters, and undefined without any
 
 
-FAMILIES = (
+_FAMILIES = (
     "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
     "perturbation", "robustness", "variation", "densities", "generalisation",
 )  # fmt: skip
@@ -154,7 +154,7 @@ FAMILIES = (
 def _family(measure: Measure) -> int:
     """Return the number of the module that a measure is defined in."""
     module = measure.compute.__module__.rpartition(".")[2]
-    return FAMILIES.index(module) if module in FAMILIES else len(FAMILIES)
+    return _FAMILIES.index(module) if module in _FAMILIES else len(_FAMILIES)
 
 
 MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_family)

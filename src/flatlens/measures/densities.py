@@ -13,7 +13,7 @@ from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run,
 from flatlens.measures.generalisation import stderr_of
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_positive
-from flatlens.measures.robustness import NO_LAYER
+from flatlens.measures.robustness import NO_LINEAR_LAYER
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import seen
@@ -61,7 +61,7 @@ def representativeness(
         raise BadInput(f"representativeness(bandwidth={bandwidth!r}): one of {known} is needed")
     last = lens.layout.last()
     if last is None:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_LINEAR_LAYER)}
     weight = lens.layout.weights[last]
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}

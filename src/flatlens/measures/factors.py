@@ -13,7 +13,14 @@ from flatlens.estimate import Estimate, undefined
 from flatlens.grams import one_pass
 from flatlens.grams.contractions import gram
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.hessian import NO_LAYER, as_estimate, closed_form, require_tolerance, top_of, whole_weights
+from flatlens.measures.hessian import (
+    NO_MEASURED_LAYER,
+    as_estimate,
+    closed_form,
+    require_tolerance,
+    top_of,
+    whole_weights,
+)
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 
@@ -41,7 +48,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     require_tolerance(tol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_MEASURED_LAYER)}
     if lens.probes is not None:
         return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
     parts: dict[tuple[str, str | None], Estimate] = {}

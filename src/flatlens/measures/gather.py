@@ -56,7 +56,7 @@ class Gatherer:
                 if probe == 0:
                     ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
                 for measure in measures:
-                    for place, grams in places(measure, chunk):
+                    for place, grams in _places(measure, chunk):
                         at, value = ((measure.key, place), probe), measure.evaluate(grams)
                         if measure.total:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
@@ -115,7 +115,7 @@ def _emptied(lists: dict[Key, list[Tensor]]) -> Iterator[tuple[Key, list[Tensor]
         yield key, lists.pop(key)
 
 
-def places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
+def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
     """Return the places where a measure is evaluated."""
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:

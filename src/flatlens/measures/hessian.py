@@ -24,9 +24,9 @@ from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
-Block: TypeAlias = Callable[[list[str] | None], Operator]
+_Block: TypeAlias = Callable[[list[str] | None], Operator]
 """Maps names of parameters (None: all that are measured) to their block of the matrix."""
-NO_LAYER = "the network has no linear layer whose weight is a measured parameter"
+NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured parameter"
 
 
 def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
@@ -96,7 +96,7 @@ def owners(lens: Lens) -> dict[str, list[str]]:
     return found | {name: [name] for name in sorted(lens.problem.parameters - known)}
 
 
-def by_layer(lens: Lens, run: Run, of: Block, name: str, tol: float) -> Parts:
+def by_layer(lens: Lens, run: Run, of: _Block, name: str, tol: float) -> Parts:
     """Return the largest eigenvalue of each layer's block: its weight and bias together."""
     return {("", place): top_of(lens, run, f"{name} {place}", of(names), tol) for place, names in owners(lens).items()}
 
@@ -158,7 +158,7 @@ def ggn_norm(
     return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
 
 
-def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[Block, str]:
+def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[_Block, str]:
     """Return the matrix's blocks with the given BatchNorm mode, and the matrix's name."""
     problem = lens.problem
     if batch_statistics is not None and not problem.coupled:
@@ -185,7 +185,7 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     require_tolerance(tol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_MEASURED_LAYER)}
     closed = [name for name in closed_form(lens, weights) if name in lens.layout.affine]
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}
@@ -253,7 +253,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
     require_tolerance(tol)
     weights = whole_weights(lens, run)
     if not weights:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_MEASURED_LAYER)}
     closed = closed_form(lens, weights)
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     parts: dict[tuple[str, str | None], Estimate] = {}

@@ -27,7 +27,7 @@ from flatlens.problem.state import fingerprint
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
 PROBES = 16  #: random combinations beyond that
 REPLANS = 16  #: largest number of new plans; each explains less than the one before
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @final
@@ -77,7 +77,7 @@ class Lens:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return lay_out(self.problem, self.model)
 
-    def planned(self, work: Callable[[], T]) -> T:
+    def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""
         for _ in range(REPLANS):
             try:

@@ -19,7 +19,7 @@ from flatlens.perturbation.level import first_crossing
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch
 
-SCALES = ("curvature", "published46")
+_SCALES = ("curvature", "published46")
 LOOKS = 15  #: approximate number of noise levels that a search tries
 NO_LOSS = "the loss at moved weights is NaN or inf: a smaller radius is needed"
 
@@ -45,14 +45,14 @@ def require_count(least: int, **options: object) -> None:
             raise BadInput(f"option {name}={value!r}: a whole number of at least {least} is needed")
 
 
-def units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
+def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
     """Return the size of a unit step in each parameter, (P,): the parameter's absolute value, or 1."""
     return elsewhere.here.abs() if adaptive else torch.ones_like(elsewhere.here)
 
 
 # in units of the weights, a rescaling of them has no effect
 IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): FUNCTION}
-PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
+_PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
 
 
 @on_lens(
@@ -63,7 +63,7 @@ PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozense
     unit="loss",
     cost="two forwards a pair",
     invariant_under=FUNCTION,
-    invariances=PLAIN,
+    invariances=_PLAIN,
     works_coupled=True,
     on_request=True,
 )
@@ -80,12 +80,12 @@ def average_sharpness(
     require_positive(rho=rho)
     require_flag(adaptive=adaptive)
     require_count(2, pairs=pairs)
-    if scale not in SCALES:
-        raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, SCALES))} is needed")
+    if scale not in _SCALES:
+        raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, _SCALES))} is needed")
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     here = elsewhere.outcomes(elsewhere.here).losses
     factor = 2 / rho**2 if scale == "curvature" else 1.0
-    step = rho * units(elsewhere, adaptive)
+    step = rho * _units(elsewhere, adaptive)
     changes, samples = torch.empty(pairs, dtype=torch.float64), torch.zeros_like(here)
     for pair in range(pairs):
         d = step * torch.randn(len(step), generator=run.generator, dtype=step.dtype).to(step.device)
@@ -145,7 +145,7 @@ def worst_sharpness(
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     total, done, reached = 0.0, 0, []
     for group in groups:
-        rise, mass, each = _worst_of(elsewhere, group, rho, units(elsewhere, adaptive), restarts, steps, run)
+        rise, mass, each = _worst_of(elsewhere, group, rho, _units(elsewhere, adaptive), restarts, steps, run)
         total, done = total + rise * mass, done + 1
         reached.append(each * mass)
         if run.progress is not None:
@@ -209,7 +209,7 @@ def pac_bayes_flatness(
     if of not in ("accuracy", "loss"):
         raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")
     elsewhere = Elsewhere(lens.problem, model=lens.model)
-    unit = units(elsewhere, adaptive)
+    unit = _units(elsewhere, adaptive)
     here = _score(elsewhere, elsewhere.here, of)
     if here is None:
         return {("", None): undefined("the targets are no classes: of='loss' needs none")}

@@ -18,7 +18,7 @@ from flatlens.perturbation.labels import label_changes, seen
 from flatlens.perturbation.rotations import LAWS
 from flatlens.perturbation.weights import Elsewhere
 
-NO_LAYER = "the network has no linear layer"
+NO_LINEAR_LAYER = "the network has no linear layer"
 
 
 @on_lens(
@@ -75,7 +75,7 @@ def feature_robustness(
 
     weights = lens.layout.weights
     if not weights:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_LINEAR_LAYER)}
     found = {name: of(weight) for name, weight in weights.items() if layers or name == lens.layout.last()}
     last = lens.layout.last()
     assert last is not None
@@ -136,7 +136,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
     require_count(2, draws=draws)
     last = lens.layout.last()
     if last is None:
-        return {("", None): undefined(NO_LAYER)}
+        return {("", None): undefined(NO_LINEAR_LAYER)}
     weight = lens.layout.weights[last]
     if why := unmovable(weight, by_noise=True):
         return {("", None): undefined(why)}

@@ -30,9 +30,9 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
 
-FIRST = 8  #: probes at first: fewer do not show their own spread
-FEW = 64  #: directions up to which all are taken: probes of few directions are far from normal
-MOST = 4096  #: largest number of probes
+_FIRST = 8  #: probes at first: fewer do not show their own spread
+_FEW = 64  #: directions up to which all are taken: probes of few directions are far from normal
+_MOST = 4096  #: largest number of probes
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,18 @@ def sampled(
     """
     if effort.probes is not None:
         return draw(effort.probes), None
-    if effort.exact or everything <= FEW:
+    if effort.exact or everything <= _FEW:
         return None
-    rows = draw(FIRST)
-    pilot = of_probes(rows.sum(1), FIRST)
+    rows = draw(_FIRST)
+    pilot = of_probes(rows.sum(1), _FIRST)
     if pilot.stderr == 0:  # equal values show nothing of their spread
         return None
     allowed = effort.rtol * abs(size + pilot.value)
-    enough = allowed > 0 and pilot.stderr < allowed * MOST
-    needed = min(MOST, math.ceil(FIRST * (pilot.stderr / allowed) ** 2)) if enough else MOST
+    enough = allowed > 0 and pilot.stderr < allowed * _MOST
+    needed = min(_MOST, math.ceil(_FIRST * (pilot.stderr / allowed) ** 2)) if enough else _MOST
     if needed >= everything:
         return None
-    return (torch.cat([rows, draw(needed - FIRST)]) if needed > FIRST else rows), FIRST
+    return (torch.cat([rows, draw(needed - _FIRST)]) if needed > _FIRST else rows), _FIRST
 
 
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
@@ -140,13 +140,13 @@ def traced(
     places = passed(lens, run, gauss_newton)
     if not places:
         return {("", None): undefined("no parameter is measured")}
-    whole = mean_of(lens, sum(places.values()))
+    whole = _mean_of(lens, sum(places.values()))
     beyond = functional_hessian_part(lens, run, effort, weighted, whole.value)
     mine = {name: layer for layer, w in lens.layout.weights.items() for name in (w.parameter, w.bias) if name}
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
         here = beyond.over([name for name in beyond.names if mine.get(name, name) == at])
-        parts["", at] = replace(_plus(mean_of(lens, v), here), arrays={})
+        parts["", at] = replace(_plus(_mean_of(lens, v), here), arrays={})
     all_of_it = beyond.over(beyond.names)
     return {
         ("", None): _plus(whole, all_of_it),
@@ -162,7 +162,7 @@ def passed(lens: Lens, run: Run, measure: PassMeasure) -> dict[str, Tensor]:
     return {at: v for (key, at), v in list(values.items()) if key == measure.key and at is not None}
 
 
-def mean_of(lens: Lens, values: Tensor | int) -> Estimate:
+def _mean_of(lens: Lens, values: Tensor | int) -> Estimate:
     """Return the mean over samples, and over the probes of a sketch."""
     assert isinstance(values, Tensor)
     if lens.probes is None:
@@ -280,7 +280,7 @@ def interpolation_gap(
         return {("", None): parts["", None]}
     apart = Estimate(0.0)  # C = I: the Gauss-Newton trace is S
     if not _is_half_square(lens):
-        plain = mean_of(lens, sum(passed(lens, run, interpolation_sharpness).values()))
+        plain = _mean_of(lens, sum(passed(lens, run, interpolation_sharpness).values()))
         apart = _plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
     beyond = parts["bending", None]
     found: dict[tuple[str, str | None], Estimate] = {("", None): _plus(apart, beyond)}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flatlens.curvature.probes import skewed
 
-DOUBLINGS = 60
+_DOUBLINGS = 60
 HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
 LEAST = 0.05  #: share of the level, used if the interval of the change contains 0
 FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end
@@ -47,12 +47,12 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
     low = high = start
     if above(start):
         while above(low := low / 2):
-            if len(seen) > DOUBLINGS:
+            if len(seen) > _DOUBLINGS:
                 return None
         high = 2 * low
     else:
         while not above(high := high * 2):
-            if len(seen) > DOUBLINGS:
+            if len(seen) > _DOUBLINGS:
                 return None
         low = high / 2
     for _ in range(HALVINGS):

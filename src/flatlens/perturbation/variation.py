@@ -85,8 +85,8 @@ class _Pairs:
         J = self.inputs.jacobians(self._at(w)).reshape(other.shape)
         top = singular(sign * (J - other))
         better = top[0] > self.top[0] + self.rounding
-        self.w[end], self.J[end] = chosen(better, w, self.w[end]), chosen(better, J, self.J[end])
-        self.top = tuple(chosen(better, new, old) for new, old in zip(top, self.top, strict=True))
+        self.w[end], self.J[end] = _chosen(better, w, self.w[end]), _chosen(better, J, self.J[end])
+        self.top = tuple(_chosen(better, new, old) for new, old in zip(top, self.top, strict=True))
         length = self.length[end] * torch.where(informed, torch.where(better, 1.5, 0.5), 1.0)
         self.length[end] = torch.where(length < SHORTEST, 1.0, length.clamp(max=1))
         self.stuck[end] = informed & ~better
@@ -172,6 +172,6 @@ def unit(v: Tensor) -> tuple[Tensor, Tensor]:
     return norm, v / torch.where(norm > 0, norm, 1.0)[..., None]
 
 
-def chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
+def _chosen(better: Tensor, new: Tensor, old: Tensor) -> Tensor:
     """Return the new value where it is better, by pair (n, restarts)."""
     return torch.where(better.reshape(better.shape + (1,) * (new.ndim - 2)), new, old)

@@ -15,7 +15,7 @@ from flatlens.problem.ranks import Ranks
 
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
-MOST = 2**62  #: largest number of bytes; larger sizes become this
+_MOST = 2**62  #: largest number of bytes; larger sizes become this
 REDUCED_PRECISION = {
     "tf32": 2.0**-10,
     "bfloat16": torch.finfo(torch.bfloat16).eps,
@@ -127,12 +127,12 @@ def in_bytes(memory: str | int) -> int:
     (1610612736, 500000000)
     """
     if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
-        return min(memory, MOST)
+        return min(memory, _MOST)
     units = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
     match = re.fullmatch(r"\s*(\d{1,30}(?:\.\d*)?)\s*([KMGT]?I?)B?\s*", str(memory).upper())
     if match is None or match[2] not in units or float(match[1]) == 0:
         raise BadInput(f"Problem(memory={memory!r}): a size is needed, such as '1GiB' or '500MB'")
-    return min(int(float(match[1]) * units[match[2]]), MOST)
+    return min(int(float(match[1]) * units[match[2]]), _MOST)
 
 
 def require_ghosts(batchnorm: object, ghost_batch: object) -> None:

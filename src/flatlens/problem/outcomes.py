@@ -13,7 +13,7 @@ from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.data import Batch
 from flatlens.problem.problem import Problem
 
-Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
+_Run: TypeAlias = Callable[[Batch], tuple[Tensor, Any]]
 """Maps a placed batch to (outputs (n, N), targets)."""
 
 
@@ -30,7 +30,7 @@ class Outcomes:
         return float(self.losses.mean())
 
 
-def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: Run) -> Outcomes:
+def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -> Outcomes:
     """Return every sample's outcome under the problem's loss, from this rank's chunks of the data."""
     kept: ChunkBuffer[str] = ChunkBuffer()
     with torch.no_grad():

@@ -23,7 +23,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from flatlens.errors import BadModel
 
-PLAIN: dict[str, object] = {"sparse": False, "scale_grad_by_freq": False, "max_norm": None}
+_PLAIN: dict[str, object] = {"sparse": False, "scale_grad_by_freq": False, "max_norm": None}
 """Options of an embedding while it is measured.
 
 A sparse gradient cannot be differentiated again; `scale_grad_by_freq` depends on how often the batch holds a row, so
@@ -33,14 +33,14 @@ it is not the risk's gradient; and `max_norm` writes to the weight.
 
 @contextmanager
 def plain_embeddings(model: nn.Module) -> Iterator[None]:
-    """Set every embedding's options to `PLAIN`; refuse rows that the next lookup would shorten to `max_norm`."""
+    """Set every embedding's options to `_PLAIN`; refuse rows that the next lookup would shorten to `max_norm`."""
     tables = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
     for name, table in tables:
         _require_short_rows(f"{name}.weight" if name else "weight", table)
-    before = [(table, option, getattr(table, option)) for _, table in tables for option in PLAIN]
+    before = [(table, option, getattr(table, option)) for _, table in tables for option in _PLAIN]
     try:
         for table, option, _ in before:
-            setattr(table, option, PLAIN[option])
+            setattr(table, option, _PLAIN[option])
         yield
     finally:
         for table, option, was in before:

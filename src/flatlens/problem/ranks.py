@@ -23,10 +23,10 @@ from flatlens.errors import BadInput, LostRank
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 K = TypeVar("K", bound=Hashable)
 GONE = "another rank has ended or died before the work was done: nothing was written"
-PATIENCE = timedelta(hours=1)
+_PATIENCE = timedelta(hours=1)
 """How long a rank waits for another that is connected but sends nothing."""
 
 
@@ -55,7 +55,7 @@ class Ranks:
             with _contact():
                 size = -1 if store is None else int(os.environ["WORLD_SIZE"])
                 rank = -1 if store is None else int(os.environ["RANK"])
-                dist.init_process_group(backend(), timeout=PATIENCE, store=store, rank=rank, world_size=size)
+                dist.init_process_group(backend(), timeout=_PATIENCE, store=store, rank=rank, world_size=size)
         return cls(dist.get_rank(), dist.get_world_size())
 
     def takes(self, number: int) -> bool:
@@ -82,16 +82,16 @@ class Ranks:
             found[name] = self.total(parts[name] if name in parts else torch.zeros(shape, dtype=dtype, device=device))
         return found
 
-    def together(self, part: T) -> list[T]:
+    def together(self, part: _T) -> list[_T]:
         """Return all ranks' parts, the first rank's first."""
         if self.size == 1:
             return [part]
-        parts: list[T | None] = [None] * self.size
+        parts: list[_T | None] = [None] * self.size
         with _contact():
             dist.all_gather_object(parts, part)
         return parts  # type: ignore[return-value]  # each was filled
 
-    def in_order(self, parts: Mapping[int, T]) -> list[T]:
+    def in_order(self, parts: Mapping[int, _T]) -> list[_T]:
         """Return all ranks' parts in the order of their numbers, which give the position in the data."""
         every = {number: part for mine in self.together(dict(parts)) for number, part in mine.items()}
         return [every[number] for number in sorted(every)]

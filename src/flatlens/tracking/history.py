@@ -27,27 +27,27 @@ TYPES = {
     "products": "int64",
     "note": "str",
 }
-Row = list[int | float | str]
+_Row = list[int | float | str]
 
 
 class History:
     """The rows of the history, and how many measurements were skipped."""
 
     def __init__(self) -> None:
-        self._rows: list[Row] = []
+        self._rows: list[_Row] = []
         self._skipped = 0
 
     def add(self, step: int, report: Report, edge: Edge) -> None:
         """Add every estimate of a report."""
         for (measure, layer), e in report.items():
-            row: Row = [step, edge.lr, edge.value, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
+            row: _Row = [step, edge.lr, edge.value, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
             self._rows.append([*row, e.products, e.note])
 
     def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
         """Add one row for each measure that was due and skipped."""
         self._skipped += 1
         for measure in measures:
-            row: Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
+            row: _Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
             self._rows.append([*row, why])
 
     def frame(self) -> pd.DataFrame:

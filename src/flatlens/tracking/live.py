@@ -11,7 +11,7 @@ from flatlens.column import Column
 from flatlens.estimate import Estimate, Report
 from flatlens.tracking.stability import Edge
 
-PAUSE = 15.0
+_PAUSE = 15.0
 """Seconds between two lines if stderr is not a terminal (a log file)."""
 
 
@@ -27,7 +27,7 @@ class Moment:
 class Live:
     """The default `live`: on a terminal one line that is rewritten in place, elsewhere a new line now and then."""
 
-    def __init__(self, pause: float = PAUSE) -> None:
+    def __init__(self, pause: float = _PAUSE) -> None:
         self._pause = pause
         self._spoke = -float("inf")
 

@@ -20,7 +20,7 @@ from flatlens.transforms.transform import Moved, Transform
 
 STDERRS = 4.0  #: combined standard errors within which two estimates are equal
 SEARCHED = 1e-3  #: relative error of a search or an iteration
-SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
+_SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller tol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
 COLUMNS = [
@@ -146,7 +146,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     unchanged = a.value == b.value or abs(b.value - a.value) <= slack * size + 8 * eps + STDERRS * stderr
     change = _change(a.value, b.value)
     off = abs(b.value - a.value)
-    if must and not unchanged and searched and off <= SHORT * size:
+    if must and not unchanged and searched and off <= _SHORT * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, UNDECIDED)
     if must and not unchanged and one.card.family == "compression" and off <= SEARCHED * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, ILL)

@@ -17,7 +17,7 @@ from flatlens.problem.ranks import ALONE
 from flatlens.registry import Registry
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
-ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
+_ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Moving:
         return self.model.get_submodule(name)
 
 
-Move: TypeAlias = Callable[[Moving], str]
+_Move: TypeAlias = Callable[[Moving], str]
 """Changes the copy's weights in place and returns a note."""
 
 
@@ -90,7 +90,7 @@ class Transform:
     declared_as: str | None  #: the transform's name in cards of measures; None if they say nothing about it
     default: bool  #: whether `check_invariance` applies it by default
     where: Callable[[Wiring], Offer]
-    move: Move
+    move: _Move
 
     def offer(self, wiring: Wiring) -> Offer:
         """Return where it is valid in the network of this wiring."""
@@ -132,10 +132,10 @@ def transform(
     declared_as: str | None,
     name: str = "",
     default: bool = True,
-) -> Callable[[Move], Transform]:
+) -> Callable[[_Move], Transform]:
     """Make a transform from a function that moves weights in place; its docstring's first line is the meaning."""
 
-    def decorate(move: Move) -> Transform:
+    def decorate(move: _Move) -> Transform:
         meaning = (inspect.getdoc(move) or "").partition("\n")[0]
         made = Transform(name or move.__name__, id, meaning, source, declared_as, default, where, move)
         TRANSFORMS.add(made.name, id, made)
@@ -172,7 +172,7 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
             f, g = (problem.run(model, problem.place(raw))[0] for model in (original, moved))
             difference = max(difference, float((f - g).abs().max().nan_to_num(nan=float("inf"))))
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
-    if difference > ROUNDINGS * eps * largest:
+    if difference > _ROUNDINGS * eps * largest:
         raise FunctionChanged(
             f"transform {name}: the outputs changed by {difference:.2g}, where the largest is {largest:.2g}: an error "
             f"in flatlens; leave the transform out, and please report the network"

@@ -22,7 +22,7 @@ from flatlens.problem import Problem
 from flatlens.transforms import rules
 
 OUTPUTS = "its features are the network's outputs"
-LAYERS = ("linear", "convolution")
+_LAYERS = ("linear", "convolution")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,7 @@ class _Reader(Trace):
         if n.op == "output":
             for tag in tags.values():
                 tag.refuse(OUTPUTS)
-        elif kind is not None and kind.name in LAYERS:
+        elif kind is not None and kind.name in _LAYERS:
             self._linear(n, what, tags, out)
         elif kind is not None and kind.name == "batch norm":
             self._norm(n, what, tags, out)
