@@ -1,0 +1,65 @@
+"""Relative flatness on networks where it is known with pen and paper, and Theorem 4 done by hand.
+
+On every kind of network it is compared with Definition 3 in tests/truths/test_literal.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import chain, normal
+from networks import network
+from torch import nn
+
+import flatlens as fl
+
+X = normal(8, 3, seed=3)
+
+
+def test_ridge_regression_is_relative_flatness_of_the_squared_error() -> None:
+    """relative2021 section 3 (i): 2 ||w||^2 mean ||x||^2 for the squared error (the printed one drops 1/|S|)."""
+    net = chain([3, 1], 5, bias=False)
+    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (X, torch.zeros(8, 1).double()))))
+    truth = 2 * float(net[0].weight.detach().square().sum()) * float(X.square().sum(1).mean())
+    assert report["relative_flatness"].value == pytest.approx(truth)
+
+
+def test_the_identities_of_dense_piecewise_linear_networks() -> None:
+    """kappa^l = mean ||phi||^2 tr(C G); normalised MLS <= kappa^1 for C = I."""
+    net, x, y = network("mlp-relu")
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)))
+    report = fl.measure(lens)
+    assert report["normalized_mls"].value <= report["relative_flatness", "0"].value
+    assert report["relative_flatness"].value == report["relative_flatness_ggn"].value
+
+
+@pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "twice-tanh"])
+def test_theorem_4_on_the_network_itself(name: str) -> None:
+    """normalize="std" is the plain measure of the network with features divided, and weights multiplied, by the
+    spread."""
+    net, x, y = network(name)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    report = fl.measure(lens, ["relative_flatness(normalize='std')", "relative_flatness"])
+    scale = lens.feature_scale()
+    layer = {"mlp-tanh": "2", "cnn-tanh": "2", "twice-tanh": "mid"}[name]
+
+    class Scaled(nn.Module):
+        def __init__(self, inner: nn.Module, s: torch.Tensor) -> None:
+            super().__init__()
+            self.inner, self.s = inner, s
+            g = len(s)
+            with torch.no_grad():
+                inner.weight.mul_(s.repeat_interleave(inner.weight.shape[0] // g, 0).reshape(inner.weight.shape))
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            per_channel = self.s.reshape(-1) if h.ndim == 2 else self.s[:, ::4].reshape(1, -1, 1, 1)
+            return self.inner(h / per_channel)
+
+    if name == "twice-tanh":
+        net.mid = Scaled(net.mid, scale[layer])
+    else:
+        net[int(layer)] = Scaled(net[int(layer)], scale[layer])
+    plain = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness"])
+    ours = report["relative_flatness(normalize='std')", layer].value
+    assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
+    assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)
