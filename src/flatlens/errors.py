@@ -1,4 +1,4 @@
-"""Everything flatlens can raise.
+"""The errors that flatlens raises.
 
     FlatlensError
     |-- BadInput (also a ValueError)   the caller's mistake: what, where, how to mend; exit status 2
@@ -28,18 +28,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 SHOWN = 60
-"""Names that an error lists: a deep network has hundreds of layers."""
+"""Largest number of names that an error lists: a deep network has hundreds of layers."""
 
 
 class FlatlensError(Exception):
-    """The root of the tree."""
+    """The base class of all errors of flatlens."""
 
     def __str__(self) -> str:  # a KeyError would show the repr, quotes and all
         return " ".join(str(part) for part in self.args)
 
 
 class BadInput(FlatlensError, ValueError):
-    """Something the caller handed in cannot be used."""
+    """An input of the caller that cannot be used."""
 
 
 class BadModel(BadInput):
@@ -55,7 +55,7 @@ class NotDifferentiable(BadModel, RuntimeError):
 
 
 class Overflows(BadModel, ArithmeticError):
-    """A number on the way is larger than the network's type of numbers can hold."""
+    """A number in the computation is larger than the network's dtype can hold."""
 
 
 class BadLoss(BadInput):
@@ -87,7 +87,7 @@ class UnknownName(BadInput, KeyError):
 
     @classmethod
     def among(cls, what: str, name: object, known: Iterable[str]) -> UnknownName:
-        """The error for `name`, with the nearest known names.
+        """Return the error for `name`, with the nearest known names.
 
         >>> print(UnknownName.among("measure", "ml", ["mls", "nmls"]))
         no measure is called 'ml': did you mean mls, nmls?
@@ -100,7 +100,7 @@ class UnknownName(BadInput, KeyError):
 
 
 class StaleLens(FlatlensError, RuntimeError):
-    """The model changed after the lens was made: its cached numbers are of another network."""
+    """The model changed after the lens was made: its cached numbers belong to another network."""
 
 
 class LostRank(FlatlensError, RuntimeError):
@@ -108,7 +108,7 @@ class LostRank(FlatlensError, RuntimeError):
 
 
 class FunctionChanged(FlatlensError, RuntimeError):
-    """A transform that must leave the network's outputs alone moved them: an error in flatlens."""
+    """A transform that must not change the network's outputs changed them: an error in flatlens."""
 
 
 @contextmanager
@@ -133,25 +133,25 @@ def needs(extra: str, what: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:
-    """The first `longest` letters of an exception's message, without line breaks; its type where it has none.
+    r"""Return the first `longest` characters of an exception's message on one line; its type if there is no message.
 
-    >>> one_line(ValueError("shapes do\\n  not fit"), 9), one_line(MemoryError())
+    >>> one_line(ValueError("shapes do\n  not fit"), 9), one_line(MemoryError())
     ('shapes do', 'MemoryError')
     """
     return " ".join(message_of(error).split())[:longest] or type(error).__name__
 
 
 def typed_line(error: BaseException, longest: int | None = None) -> str:
-    """The type and the first `longest` letters of the message, without line breaks.
+    r"""Return the type and the first `longest` characters of the message, on one line.
 
-    >>> typed_line(ValueError("shapes do\\n  not fit")), typed_line(MemoryError())
+    >>> typed_line(ValueError("shapes do\n  not fit")), typed_line(MemoryError())
     ('ValueError: shapes do not fit', 'MemoryError: no message')
     """
     return f"{type(error).__name__}: {' '.join(message_of(error).split())[:longest] or 'no message'}"
 
 
 def message_of(error: BaseException) -> str:
-    """Return an exception's message; empty where showing it fails."""
+    """Return an exception's message; empty if its __str__ fails."""
     try:
         return str(error)
     except Exception:  # whatever the __str__ of a class of the user's own does

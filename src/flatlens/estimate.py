@@ -1,4 +1,4 @@
-"""A measured number with its error, kind and cost; and the table that holds many."""
+"""A measured number with its error, kind and cost, and the table of many."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Estimate:
     note: str = ""  #: why undefined, the share of samples left out, what was assumed
     samples: Tensor | None = None  #: per-sample values, (n,) float64, in the order of the data
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  #: vectors and curves by name
-    source: str = ""  #: where the definition stands
+    source: str = ""  #: the paper and the equation of the definition
     unit: str = ""
-    seconds: float = 0.0  #: of the computation it came out of (one pass serves many measures)
+    seconds: float = 0.0  #: duration of the computation that gave it (one pass serves many measures)
     products: int = 0  #: curvature-vector products used
 
     def __repr__(self) -> str:
@@ -91,11 +91,11 @@ class Report(Result, Mapping[Key, Estimate]):
         return named and pair in self._estimates
 
     def measures(self) -> list[str]:
-        """Return the measures' names, in the order in which they were asked for."""
+        """Return the measures' names, in the order they were asked for."""
         return list(dict.fromkeys(name for name, _ in self._estimates))
 
     def frame(self) -> pd.DataFrame:
-        """Return a tidy table: one row per estimate; `layer` is empty for the network's number."""
+        """Return a tidy table: one row for each estimate; `layer` is empty for the network's answer."""
         columns = ["measure", "layer", "value", "stderr", "kind", "source", "unit", "seconds", "products", "note"]
         rows = [
             {"measure": name, "layer": layer or "", **{c: getattr(e, c) for c in columns[2:]}}
@@ -135,5 +135,5 @@ class Report(Result, Mapping[Key, Estimate]):
 
 
 def undefined(note: str) -> Estimate:
-    """Return the estimate of a number that does not exist here, with the reason: its value is NaN, never a guess."""
+    """Return an undefined estimate with the reason: its value is NaN, never a guess."""
     return Estimate(float("nan"), kind="undefined", note=note)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Files that are written complete or not at all, and their checksums."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHECKSUMS = "checksums.json"
 
 
 def write_whole(path: Path, content: bytes | str) -> Path:
-    """Replace `path` in one step, pushed to the disk first: a reader, a kill or a power cut never meets half a file."""
+    """Replace `path` in one step, flushed to the disk first: no reader and no power cut ever finds half a file."""
     partial = partial_name(path)
     try:
         with partial.open("wb") as file:
@@ -33,12 +33,12 @@ def write_whole(path: Path, content: bytes | str) -> Path:
 
 
 def partial_name(target: Path) -> Path:
-    """Where to write what will be `target`: hidden, beside it, and saying which process on which machine is at it."""
+    """Return a hidden name beside `target` to write to first; it contains the machine and the process that write."""
     return target.with_name(f".{target.name}.{host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}{PARTIAL}")
 
 
 def host() -> str:
-    """This machine's name, as one word."""
+    """Return this machine's name, as one word."""
     return socket.gethostname().replace(".", "-") or "localhost"
 
 
@@ -49,7 +49,7 @@ def write_checksums(folder: Path) -> None:
 
 
 def require_checksums(folder: Path) -> None:
-    """Raise BadFolder, with the file's name, unless every file is as `write_checksums` met it.
+    """Raise BadFolder, with the file's name, unless every file is unchanged since `write_checksums`.
 
     A folder without checksums, from a version that wrote none, passes.
     """
@@ -62,7 +62,7 @@ def require_checksums(folder: Path) -> None:
     for name, digest in recorded.items():
         path = folder / str(name)
         if not path.is_file() or _sha256(path) != digest:
-            raise BadFolder(f"{name} is {'not what was written' if path.is_file() else 'missing'}")
+            raise BadFolder(f"{name} {'has changed since it was written' if path.is_file() else 'is missing'}")
 
 
 def _sha256(path: Path) -> str:
@@ -71,13 +71,13 @@ def _sha256(path: Path) -> str:
 
 
 def flush_all(paths: Iterable[Path]) -> None:
-    """As `flush`, all at once: a disk takes hardly longer for many than for one."""
+    """Flush several files at once: for a disk this takes hardly longer than one."""
     with ThreadPoolExecutor() as threads:
         list(threads.map(flush, paths))
 
 
 def flush(path: Path) -> None:
-    """Push a file or a folder to the disk, so that a power cut after a rename finds it whole."""
+    """Flush a file or a folder to the disk, so that it is complete after a rename and a power cut."""
     if os.name == "nt" and path.is_dir():
         return  # a folder cannot be opened there
     handle = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Settings as plain JSON and back: frozen dataclasses inside one another, each with its type's name beside its fields.
+"""Settings as plain JSON and back: nested frozen dataclasses, each with its type's name beside its fields.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -28,10 +28,10 @@ from flatlens.errors import BadInput, FlatlensError, one_line
 
 
 def as_plain(value: Any) -> Any:
-    """Dicts, lists, strings, numbers, booleans and None.
+    """Return a value as dicts, lists, strings, numbers, booleans and None.
 
     Raises:
-        BadInput: something that has no such form.
+        BadInput: the value has no such form.
     """
     if is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__, **{f.name: as_plain(getattr(value, f.name)) for f in fields(value)}}
@@ -51,7 +51,7 @@ def as_plain(value: Any) -> Any:
 
 
 def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
-    """What `as_plain` wrote; lists come back as tuples. Fields left out have their defaults.
+    """Return what `as_plain` was given; lists come back as tuples. Fields left out have their defaults.
 
     Raises:
         BadInput: a type that is not `known`, or fields that do not fit it.
@@ -78,7 +78,7 @@ def made(kind: Any, values: Mapping[str, Any]) -> Any:
     flatlens.errors.BadInput: Point(x='east'): a whole number of at most 64 bits is needed
 
     Raises:
-        BadInput: a value of another type, a field that there is not, one without a value, or an impossible value.
+        BadInput: a value of another type, an unknown field, a missing one, or an impossible value.
     """
     hints = _hints(kind)
     for name, value in values.items():
@@ -103,7 +103,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a type; whole numbers have 64 bits."""
+    """Return whether a value has a type; whole numbers have 64 bits."""
     origin, inside = get_origin(hint), get_args(hint)
     if hint is Any:
         return True
@@ -146,16 +146,16 @@ def _in_words(hint: Any) -> str:
 def _shown(value: Any) -> str:
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # thousands of digits; a list that holds itself
+    except (ValueError, RecursionError):  # thousands of digits; a list that contains itself
         text = "..."
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def canonical(plain: Any) -> str:
-    """JSON with sorted keys and no blanks: equal settings give equal text."""
+    """Return JSON with sorted keys and no spaces: equal settings give equal text."""
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def digest(settings: Any) -> str:
-    """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters."""
+    """Return twelve hexadecimal digits of the hash of the settings alone, without versions, host or date."""
     return hashlib.sha256(canonical(as_plain(settings)).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Names of one kind of thing (measures, bounds, transforms), in the catalogue's order, and how a name is looked up."""
+"""Names of one kind of object (measures, bounds, transforms) in the catalogue's order, and the lookup of a name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 @final
 class Registry(Mapping[str, T], Generic[T]):
-    """A mapping from names to things, each of which registers itself when its module is imported.
+    """A mapping from names to objects, each of which registers itself when its module is imported.
 
-    `rows`: the letters of the catalogue's rows, in its order; a thing whose row has another letter is no part of the
-    catalogue. `order` breaks ties between things of one row; without it, these come as they were registered.
+    `rows`: the letters of the catalogue's rows, in its order; an object whose row has another letter does not belong
+    to the catalogue. `order` breaks ties between objects of one row; without it, they keep the order of registration.
 
     >>> known = Registry[int]("digit", int, rows="D")
     >>> known.add("two", "D2", 2), known.add("one", "D1", 1), known.add("mine", "own", 5)
@@ -29,7 +29,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known: dict[str, tuple[tuple[int, int, int], T]] = {}
 
     def add(self, name: str, row: str, thing: T) -> None:
-        """Register a thing under its name, if its row is one of the catalogue's."""
+        """Register an object under its name, if its row belongs to the catalogue."""
         letter, number = row[:1], row[1:]
         if letter and letter in self._rows and number.isdigit():
             self._known[name] = (self._rows.index(letter), int(number), self._order(thing)), thing
@@ -44,13 +44,13 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._known)
 
     def named(self, asked: str | T | Iterable[str | T], call: str, read: Callable[[str], T] | None = None) -> list[T]:
-        """Return things from names or things; one alone is enough. `call` is the user's call, for errors.
+        """Return objects from names or objects; a single one is enough. `call` is the user's call, for errors.
 
         `read` replaces the plain lookup of a name, where a name may carry options.
 
         Raises:
-            BadInput: what is asked for is neither a name nor a thing of this kind.
-            UnknownName: no thing has this name.
+            BadInput: something asked for is neither a name nor an object of this kind.
+            UnknownName: no object has this name.
         """
         if isinstance(asked, (str, self._kind)):
             asked = [asked]

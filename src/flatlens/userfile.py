@@ -21,7 +21,7 @@ OURS = str(Path(__file__).parent)
 
 
 def is_userfile(spec: str) -> bool:
-    """Whether `spec` names a Python file, with or without the name inside it.
+    """Return whether `spec` names a Python file, with or without the name inside it.
 
     >>> is_userfile("nets/mine.py:build"), is_userfile("mine.py"), is_userfile("digits")
     (True, True, False)
@@ -30,7 +30,7 @@ def is_userfile(spec: str) -> bool:
 
 
 def load(spec: str, argument: str) -> object:
-    """What `file.py:name` names; `argument` ("MODEL", "--data") is how an error calls it.
+    """Return the object that `file.py:name` names; `argument` ("MODEL", "--data") is its name in errors.
 
     The file runs as `python file.py` would: its folder comes first on the import path.
     """
@@ -49,7 +49,7 @@ def load(spec: str, argument: str) -> object:
 
 
 def guarded(call: Callable[[], T], what: str) -> T:
-    """The value of the user's code; whatever it raises becomes one line with the place it came from."""
+    """Return the value of the user's code; turn any exception into one line with the place it came from."""
     try:
         return call()
     except (Exception, SystemExit) as error:  # a script may well call sys.exit() when it is imported
@@ -58,10 +58,10 @@ def guarded(call: Callable[[], T], what: str) -> T:
 
 @final
 class users_code:  # noqa: N801 (a context; one made of a generator would let a StopIteration pass)
-    """Raises `failed(line)` in place of what the user's code raises in here, `line` being what is `said` of it.
+    """A context that raises `failed(line)` in place of an error of the user's code, `line` being that of `said`.
 
-    Errors of flatlens pass, and an exit that no code of the user's asked for: that of a signal's handler. With `hooks`
-    all errors pass but those of code of the user's that torch called, such as a backward hook.
+    Errors of flatlens pass, and so does an exit that the user's code did not ask for: that of a signal's handler. With
+    `hooks`, all errors pass except those of user code that torch called, such as a backward hook.
     """
 
     def __init__(self, failed: Callable[[str], FlatlensError], *, hooks: bool = False) -> None:
@@ -87,10 +87,10 @@ class users_code:  # noqa: N801 (a context; one made of a generator would let a 
 
 
 def said(error: BaseException) -> str:
-    """Return in one line what the user's code raised, and the last line of the user's own that it came through."""
+    """Return one line on an error of the user's code: its type, message, and the user's own line where it arose."""
     if re.match(
         r"Caught \w+ in \w+ worker process", text := message_of(error)
-    ):  # a traceback in words, of another process
+    ):  # the text of a traceback, from another process
         places = [(file, int(line)) for file, line in re.findall(r'File "(.+)", line (\d+)', text)]
         return " ".join(text.split("\n  ")[-1].splitlines()[1:])[:200] + _last_own(places)
     frames = traceback.extract_tb(error.__traceback__)[1:]
@@ -98,7 +98,7 @@ def said(error: BaseException) -> str:
 
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
-    """The names of the arguments that have no default."""
+    """Return the names of the arguments that have no default."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # built in: calling it will tell
@@ -141,12 +141,12 @@ def _listing(file: str, public: list[str]) -> str:
 
 
 def _last_own(places: Iterable[tuple[str, int | None]]) -> str:
-    """The last place that is the user's own; a SyntaxError's message has it already."""
+    """Return the last place in the user's own files, in brackets; a SyntaxError's message has it already."""
     own = [place for place in places if _is_own(place[0])]
     return f" ({Path(own[-1][0]).name}, line {own[-1][1]})" if own else ""
 
 
 def _is_own(file: str) -> bool:
-    """Whether a file of a traceback is the user's: of no package, and not Python's or flatlens' own."""
+    """Return whether a file of a traceback is the user's: not of a package, of Python or of flatlens."""
     foreign = ("<", sysconfig.get_path("stdlib"), OURS)
     return "site-packages" not in file and not file.startswith(foreign)

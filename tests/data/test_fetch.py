@@ -101,7 +101,8 @@ def test_what_is_not_as_declared_is_not_kept(small, hub_of):
     sent[50] ^= 1
     hub.files[name] = bytes(sent)
     line = refused("mnist", files.root)
-    assert f"{files.root / 'mnist' / name}: what the hub sent is not what it declares: its SHA256 is not " in line
+    told = "the downloaded file differs from the hub's checksum or size (its SHA256 is not "
+    assert f"{files.root / 'mnist' / name}: {told}" in line
     assert on_disk(files.root) == {}
     hub.files[name] = hub.declared[name][:-7]
     assert f"bytes in place of {len(hub.declared[name])}" in refused("mnist", files.root)

@@ -137,9 +137,9 @@ def test_a_hub_out_of_reach_is_said_with_what_to_do(timm, monkeypatch):
     ("spec", "words"),
     [
         ("timm:vit_tny", "did you mean vit_tiny"),
-        ("timm:vit_tiny(10)", "plain values by name"),
-        ("timm:vit_tiny(n=open('x'))", "plain values by name"),
-        ("timm:vit_tiny(n=1", "plain values by name"),
+        ("timm:vit_tiny(10)", "NAME=VALUE with plain values"),
+        ("timm:vit_tiny(n=open('x'))", "NAME=VALUE with plain values"),
+        ("timm:vit_tiny(n=1", "NAME=VALUE with plain values"),
     ],
 )
 def test_a_name_or_an_option_that_is_none(timm, spec, words):

@@ -1,4 +1,4 @@
-"""The data sets that the papers' experiments use, and the reading of a user's own.
+"""The data sets of the papers' experiments, and readers for the user's own data.
 
 Nothing to download: `digits`, `patches`, `clusters` (and `inverted`, their inputs through a network), `eight_points`,
 `waves` on a known law.

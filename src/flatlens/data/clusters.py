@@ -22,10 +22,10 @@ class Mixture:
 
     centroids: Tensor  #: (4, 6)
     factors: Tensor  #: (4, 6, 6); the covariance of a cluster is factor @ factor.T
-    mixing: Tensor  #: (6, 2); the redundant features are the informative ones times this
+    mixing: Tensor  #: (6, 2); maps the informative features to the redundant ones
 
     def sample(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Features (count, 8) and labels (count,)."""
+        """Return features (count, 8) and labels (count,)."""
         cluster = torch.randint(CLUSTERS, (count,), generator=generator)
         noise = torch.randn(count, INFORMATIVE, 1, generator=generator, dtype=torch.float64)
         informative = self.centroids[cluster] + (self.factors[cluster] @ noise).squeeze(-1)
@@ -50,7 +50,7 @@ def mixture(separation: float, generator: torch.Generator) -> Mixture:
 
 
 def clusters(separation: float = 4.0, n: int = 500, test: int = 4500, seed: int = 0) -> Split:
-    """Two classes of two Gaussian clusters each, in 8 features of which the last 2 are combinations of the first 6.
+    """Return two classes of two Gaussian clusters each, in 8 features; the last 2 are combinations of the first 6.
 
     The smallest distance between two clusters' centres is `separation` (see `mixture` for how the paper is read).
     Training and test samples are drawn independently from one mixture. The sizes are the paper's.

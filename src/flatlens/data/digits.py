@@ -17,7 +17,7 @@ LEAST_TRAIN, LEAST_TEST = 10, 100
 
 
 def digit_images() -> Images:
-    """The digits as 8 x 8 grey pixels between 0 and 255, 600 to train on and the others to test, as `digits` has them.
+    """Return the digits as 8 x 8 grey images, 0 to 255: 600 to train on and the others to test, as in `digits`.
 
     >>> digit_images().pixels.shape
     torch.Size([600, 1, 8, 8])
@@ -31,7 +31,7 @@ def digit_images() -> Images:
 
 
 def digits(train: int = 600, seed: int = 0, flat: bool = True, scale: float = 1.0) -> Split:
-    """A random split of the digits: `train` images to train on, all the rest to test.
+    """Return a random split of the digits: `train` images to train on, all the rest to test.
 
     Each pixel is centred on its mean over the training images, and all are divided by one number, the standard
     deviation of the centred training pixels: the mean squared norm of a training input is 64. (A deviation for each

@@ -1,4 +1,4 @@
-"""`flatlens data fetch`: the hub's parquet files of an image set, for machines that have a network."""
+"""`flatlens data fetch`: download an image set's parquet files from the hub, on a machine with a network."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from flatlens.files import write_whole
 T = TypeVar("T")
 
 PIECE = 1 << 23
-"""Bytes asked for at a time: a bar that moves, and little to do twice after a break."""
+"""Bytes per request: the progress bar moves, and little is lost by an interruption."""
 
 PATIENCE = 20.0
-"""Seconds to wait for the hub to say something."""
+"""Seconds to wait for an answer of the hub."""
 
 WHOLE = 200
-"""The status of an answer that gives the whole file, from a proxy that cannot give a piece."""
+"""HTTP status of an answer with the whole file, from a proxy that does not support ranges."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """What a fetch left on disk."""
+    """The result of a download: the files on disk."""
 
     folder: Path
     record: Record
@@ -38,14 +38,14 @@ class Fetched:
 
 
 def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Progress | None = None) -> Fetched:
-    """Put the parquet files of an image set into ROOT/`name`, with a record of where they are from.
+    """Download the parquet files of an image set into ROOT/`name`, with a record of their origin.
 
-    A file appears whole, with the size and the SHA256 that the hub declares for it, or not at all. Broken off, the
-    same call carries on where it was. Where all is there already, it is verified and the hub is not asked.
+    A file appears complete, with the size and the SHA256 that the hub declares for it, or not at all. After an
+    interruption the same call continues. If all files are there already, they are verified without the hub.
 
     Raises:
         UnknownName: no image set has this name.
-        BadData: the hub cannot be reached, or what it sent is not what it declares.
+        BadData: the hub cannot be reached, or a file differs from its declared size or checksum.
         BadInput: huggingface_hub is not installed.
         BadFolder: nothing can be written there.
     """
@@ -67,7 +67,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
 
 
 def _missing(folder: Path, record: Record, progress: Progress | None) -> list[RecordedFile]:
-    """The files that are not on disk as they were declared."""
+    """Return the files that are not on disk as the hub declared them."""
     present = [file for file in record.files if (folder / file.path).is_file()]
     meter = _Meter("checksums", sum(file.bytes for file in present), progress)
     sound = [file for file in present if not damage(folder / file.path, file, meter)]
@@ -75,7 +75,7 @@ def _missing(folder: Path, record: Record, progress: Progress | None) -> list[Re
 
 
 class _Meter:
-    """Bytes, reported in MB: a bar's numbers are for reading."""
+    """A count of bytes, reported in MB to be readable."""
 
     def __init__(self, what: str, total: int, progress: Progress | None, done: int = 0) -> None:
         self.what, self.total, self.progress, self.done = f"{what} (MB)", total, progress, done
@@ -87,7 +87,7 @@ class _Meter:
 
 
 class _Hub:
-    """The hub's side: what it declares, and the bytes of its files."""
+    """The hub: the files it declares, and their bytes."""
 
     def __init__(self, known: ImageSet, folder: Path) -> None:
         with needs("data", f"fetching {known.title}"):
@@ -98,7 +98,7 @@ class _Hub:
         self._known, self._folder = known, folder
 
     def declared(self) -> Record:
-        """The set's parquet files in the newest state of its repository, with sizes and checksums."""
+        """Return the set's parquet files in the newest state of its repository, with sizes and checksums."""
         repository, under = self._known.repository, f"{self._known.hub_folder}/"
         info = self._asked(
             lambda: self._library.HfApi(endpoint=self._endpoint).dataset_info(
@@ -116,9 +116,9 @@ class _Hub:
         return Record(repository, str(info.sha), files)
 
     def piece(self, record: Record, file: RecordedFile, start: int, length: int) -> bytes:
-        """Bytes of a file in exactly the recorded state.
+        """Return bytes of a file in exactly the recorded state.
 
-        The library's own downloads begin anew in every process; pieces let a later one carry on.
+        The library's own downloads start from the beginning in every process; with pieces, a later one continues.
         """
         url = self._library.hf_hub_url(
             record.repository, file.path, repo_type="dataset", revision=record.revision, endpoint=self._endpoint
@@ -156,9 +156,9 @@ class _Hub:
 
 
 def _download(hub: _Hub, record: Record, file: RecordedFile, path: Path, progress: Progress | None) -> None:
-    """Pieces into a file of another name, which gets its own when it is whole and checked."""
+    """Download pieces into a temporary file, and rename it when it is complete and checked."""
     _make(path.parent)
-    # named for the content too: pieces of another version are not carried on with
+    # the checksum is in the name: pieces of another version are not continued
     part = path.with_name(f"{path.name}.{file.sha256[:12]}.part")
     done = part.stat().st_size if part.exists() else 0
     if done > file.bytes:
@@ -175,7 +175,10 @@ def _download(hub: _Hub, record: Record, file: RecordedFile, path: Path, progres
     wrong = damage(part, file)
     if wrong:
         part.unlink()
-        raise BadData(f"{path}: what the hub sent is not what it declares: {wrong}; nothing was kept, run it again")
+        raise BadData(
+            f"{path}: the downloaded file differs from the hub's checksum or size ({wrong}); it was deleted: "
+            "run the command again"
+        )
     part.replace(path)
 
 

@@ -20,7 +20,7 @@ SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class Folder:
-    """What a folder holds, unopened."""
+    """The contents of a folder, not opened yet."""
 
     train: Raw
     test: Raw | None
@@ -28,10 +28,10 @@ class Folder:
 
 
 def read_folder(folder: Path, known: Mapping[str, int], argument: str) -> Folder:
-    """The samples of a folder, in the order of their names; a class is a folder of its own.
+    """Return the samples of a folder, in the order of their names; each class has its own folder.
 
-    Labels are the network's where it `known`s every class by name, the classes' own names where these are whole
-    numbers, else 0, 1, ... in the order of the alphabet.
+    Labels are the network's if `known` contains every class by name; else the classes' own names if these are whole
+    numbers; else 0, 1, ... in alphabetical order.
 
     Raises:
         BadData: no classes, no files, both images and texts, or a text that is not UTF-8.
@@ -64,7 +64,7 @@ def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, 
     texts = [(p, label) for p, label in files if p.suffix.lower() in TEXTS]
     if bool(images) == bool(texts):
         there = f"{len(images)} images and {len(texts)} texts" if images else "neither images nor .txt files"
-        raise BadData(f"{argument}: {folder} holds {there} in its classes' folders: one kind is needed")
+        raise BadData(f"{argument}: the class folders of {folder} hold {there}: use images only or texts only")
     targets = torch.tensor([label for _, label in images or texts])
     if images:
         return RawImages([from_file(p, argument) for p, _ in images], targets), "images"
@@ -72,7 +72,7 @@ def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, 
 
 
 def _files(folder: Path, argument: str) -> list[Path]:
-    """Return all files under a folder; `Path.rglob` would pass over what cannot be read without a word."""
+    """Return all files under a folder; unlike `Path.rglob`, do not skip silently what cannot be read."""
 
     def unreadable(error: OSError) -> None:
         raise BadData(

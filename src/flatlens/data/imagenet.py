@@ -1,4 +1,4 @@
-"""ImageNet's images from a folder, a class a folder: a sample of them, cut to squares of one size."""
+"""ImageNet's images from a folder with one folder for each class: a sample, cut to squares of one size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT, SIDE = 256, 224
 
 
 def imagenet(n: int = 100, test: int = 100, seed: int = 0, root: str | Path | None = None) -> Split:
-    """`n` and `test` images drawn by `seed` from ROOT/imagenet/CLASS/FILE, such as the validation set's.
+    """Return `n` and `test` images drawn by `seed` from ROOT/imagenet/CLASS/FILE, such as the validation set's.
 
     Classes are numbered in the order of their folders' names, as ImageNet's are (n01440764 is 0). x (n, 3, 224, 224)
     between 0 and 1; networks bring their own normalisation.

@@ -1,4 +1,4 @@
-"""Images as their files hold them: whole numbers, before anything is done to them."""
+"""Images as their files hold them: whole numbers, before any preparation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of the image sets that the papers train on: shapes, sizes, files, published checksums."""
+"""Facts on the image sets that the papers train on: shapes, sizes, files, published checksums."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ImageSet:
-    """One set: what its files are called and what they must hold."""
+    """One set: the names of its files and what they must contain."""
 
     name: str
     title: str

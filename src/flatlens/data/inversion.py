@@ -34,7 +34,7 @@ SWEEPS = 300
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Inversion:
-    """Inputs, the features they were made for, and how far from those the network's are.
+    """Inputs, the features they were made for, and how far the network's features are from these.
 
     The errors are those of the network as it is, in its own precision, on the inputs as they are handed over.
     """
@@ -48,7 +48,7 @@ class Inversion:
 
 
 def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> Inversion:
-    """The data set whose features in `network` are `features`.
+    """Return the data set whose features in `network` are `features`.
 
     `network` is an `nn.Sequential` of Linear and Tanh. From its output backwards, tanh is undone by atanh, and
     W x + b = z solved for x. A layer with fewer outputs than inputs has many solutions; taken is the shortest, and
@@ -91,7 +91,7 @@ def inverted(features: Split, network: nn.Sequential, reach: float = REACH) -> I
 def inverted_clusters(
     separation: float = 4.0, n: int = 500, test: int = 4500, seed: int = 0, fold: int | None = None
 ) -> Split:
-    """`clusters` as inputs (., 784) of relative2021's random tanh network: `MLP.feature_extractor(seed)`, uniform.
+    """Return `clusters` as inputs (., 784) of relative2021's random network, `MLP.feature_extractor(seed)`, uniform.
 
     A network whose first four layers are those, `MLP(784, (512, 128, 16, 8), 2, "tanh", seed, "xavier_uniform")`, has
     the clusters' features before its last layer, times one number. The law is that of the authors' code, where the
@@ -138,7 +138,7 @@ def _check(wanted: Tensor, last: nn.Linear) -> None:
             f"these are {tuple(wanted.shape)}"
         )
     if not wanted.isfinite().all():
-        raise BadInput("inverted(features=...): some are not finite")
+        raise BadInput("inverted(features=...): some features are NaN or inf")
 
 
 class _Backwards:
@@ -155,7 +155,7 @@ class _Backwards:
         ]
 
     def __call__(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs, and which samples had to be clipped on the way."""
+        """Return inputs, and which samples had to be clipped on the way."""
         clipped = torch.zeros(len(values), dtype=torch.bool)
         for solver in reversed(self._steps):
             if solver is None:
@@ -176,7 +176,7 @@ class _Solver:
         self._boxed = boxed
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """A solution for each row, and which of them had to be clipped into the box."""
+        """Return a solution for each row, and which of them had to be clipped into the box."""
         x = self._nearest(torch.zeros(len(z), self._W.shape[1], dtype=torch.float64), z)
         outside = torch.zeros(len(z), dtype=torch.bool)
         if not self._boxed:
@@ -190,7 +190,7 @@ class _Solver:
         return x.clamp(-BOX, BOX), outside
 
     def _nearest(self, x: Tensor, z: Tensor) -> Tensor:
-        """The solution nearest to x, twice: the second time takes off what rounding has left."""
+        """Return the solution nearest to x, computed twice: the second time removes the rounding error of the first."""
         for _ in range(2):
             x = x + (z - self._b - x @ self._W.T) @ self._inverse.T
         return x

@@ -28,7 +28,7 @@ ANY = Preparation()
 
 @dataclass(frozen=True)
 class Found:
-    """Files of a set, and the form they are in."""
+    """Files of a set, and their form."""
 
     form: Form
     place: Path  #: the folder, or the archive
@@ -37,16 +37,16 @@ class Found:
 
 
 def default_root() -> Path:
-    """Where data sets are looked for and fetched to: $FLATLENS_DATA, else ~/.cache/flatlens."""
+    """Return the folder of the data sets: $FLATLENS_DATA, else ~/.cache/flatlens."""
     return Path(os.environ.get(VARIABLE) or "~/.cache/flatlens").expanduser()
 
 
 def mnist(
     root: str | os.PathLike[str] | None = None, prepare: Preparation = ANY, *, progress: Progress | None = None
 ) -> Split:
-    """MNIST: 60,000 + 10,000 handwritten digits, x (n, 1, 28, 28).
+    """Return MNIST: 60,000 + 10,000 handwritten digits, x (n, 1, 28, 28).
 
-    Read from ROOT/MNIST/raw/train-images-idx3-ubyte (.gz or not) and its three fellows, or from the hub's parquet
+    Read from ROOT/MNIST/raw/train-images-idx3-ubyte (.gz or not) and the three files like it, or from the hub's parquet
     files in ROOT/mnist. ROOT is `default_root()` unless it is given.
 
     Raises:
@@ -58,7 +58,7 @@ def mnist(
 def fashion_mnist(
     root: str | os.PathLike[str] | None = None, prepare: Preparation = ANY, *, progress: Progress | None = None
 ) -> Split:
-    """FashionMNIST: 60,000 + 10,000 pictures of clothes, x (n, 1, 28, 28).
+    """Return FashionMNIST: 60,000 + 10,000 pictures of clothes, x (n, 1, 28, 28).
 
     Read from ROOT/FashionMNIST/raw, or from parquet files in ROOT/fashion_mnist; else as `mnist`.
     """
@@ -68,9 +68,9 @@ def fashion_mnist(
 def cifar10(
     root: str | os.PathLike[str] | None = None, prepare: Preparation = ANY, *, progress: Progress | None = None
 ) -> Split:
-    """CIFAR-10: 50,000 + 10,000 photographs of 10 kinds of things, x (n, 3, 32, 32).
+    """Return CIFAR-10: 50,000 + 10,000 photographs in 10 classes, x (n, 3, 32, 32).
 
-    Read from ROOT/cifar-10-batches-bin/data_batch_1.bin and its fellows (the binary version), from
+    Read from ROOT/cifar-10-batches-bin/data_batch_1.bin and the other batches (the binary version), from
     ROOT/cifar-10-binary.tar.gz, or from parquet files in ROOT/cifar10. The Python version is pickled, and refused.
     """
     return prepare(read_images(IMAGE_SETS["cifar10"], root, progress))
@@ -79,7 +79,7 @@ def cifar10(
 def cifar100(
     root: str | os.PathLike[str] | None = None, prepare: Preparation = ANY, *, progress: Progress | None = None
 ) -> Split:
-    """CIFAR-100: 50,000 + 10,000 photographs of 100 kinds of things (the fine labels), x (n, 3, 32, 32).
+    """Return CIFAR-100: 50,000 + 10,000 photographs in 100 classes (the fine labels), x (n, 3, 32, 32).
 
     Read from ROOT/cifar-100-binary, ROOT/cifar-100-binary.tar.gz, or parquet files in ROOT/cifar100; else as `cifar10`.
     """
@@ -89,7 +89,7 @@ def cifar100(
 def read_images(
     known: ImageSet, root: str | os.PathLike[str] | None = None, progress: Progress | None = None
 ) -> Images:
-    """All images of a set, as its files hold them, checked against what is known of the set.
+    """Return all images of a set as in its files, checked against the facts known of the set.
 
     Raises:
         BadData: no files, or damaged or foreign ones.
@@ -110,7 +110,7 @@ def read_images(
 
 
 def find(known: ImageSet, root: Path) -> Found | None:
-    """The files of a set under `root`, in the first form that is there; they are not opened."""
+    """Return the files of a set under `root`, in the first form that is there; do not open them."""
     original: Form = "binary files" if known.archive else "IDX files"
     ends = ("",) if known.archive else ("", ".gz")
     for folder in (root / known.folder, root):
@@ -136,7 +136,7 @@ def _reader(known: ImageSet, found: Found, progress: Progress | None) -> Callabl
 
 
 def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Found:
-    """What `flatlens data fetch` left there, and nothing else, if it did; every file must still be what it left."""
+    """Return only the files that `flatlens data fetch` recorded there, if it did; each must be unchanged."""
     record = read_record(found.place)
     if record is None:
         return found
@@ -171,7 +171,7 @@ def _nothing(known: ImageSet, root: Path) -> str:
 
 
 def _pickled(known: ImageSet, root: Path) -> Path | None:
-    """The Python version of CIFAR, unpacked or not."""
+    """Return the path of the Python version of CIFAR, unpacked or not; None if it is not there."""
     if known.name not in PICKLED:
         return None
     stem = PICKLED[known.name]

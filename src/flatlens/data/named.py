@@ -1,4 +1,4 @@
-"""A data set by name with all that decides what is in it: what a study keeps of its data."""
+"""A data set by name, with all settings that decide its contents: the form in which a study saves it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SYNTHETIC: Mapping[str, tuple[Callable[..., Split], Mapping[str, str]]] = {
     **{f"waves_{law}": (partial(waves, law), {"train": "n", "test": "test", "seed": "seed"}) for law in RECIPES},
     "imagenet": (imagenet, {"train": "n", "test": "test", "seed": "seed"}),
 }
-"""Data sets that take settings of their own, and what each calls them."""
+"""Data sets with settings of their own, and each one's names for them."""
 
 IMAGES: Mapping[str, Callable[..., Split]] = {
     "mnist": mnist,
@@ -46,7 +46,7 @@ IMAGES: Mapping[str, Callable[..., Split]] = {
 
 @dataclass(frozen=True)
 class DataSettings:
-    """A named data set and how it is chosen and split; None is the data set's own default.
+    """A named data set and how it is chosen and split; None means the data set's own default.
 
     Image sets are read from $FLATLENS_DATA, or ~/.cache/flatlens: where files lie is no setting.
 
@@ -78,7 +78,7 @@ class DataSettings:
                 raise BadInput(f"DataSettings({name}=...): {self.name} takes {', '.join(known)}")
 
     def load(self) -> Split:
-        """The data itself.
+        """Return the data.
 
         Raises:
             BadInput: a size or a seed that does not fit, files that are missing or damaged.

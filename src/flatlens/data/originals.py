@@ -24,10 +24,10 @@ Part = tuple[Tensor, Tensor]
 
 
 def read_idx(known: ImageSet, folder: Path, train: bool) -> Part:
-    """The images and the labels in two IDX files, gzipped or not.
+    """Return the images and the labels in two IDX files, gzipped or not.
 
     Raises:
-        BadData: a file is damaged, or another one than its name says.
+        BadData: a file is damaged, or its contents do not fit its name.
     """
     images, labels = known.train_files if train else known.test_files
     count = known.train if train else known.test
@@ -42,7 +42,7 @@ def _plain_or_gz(folder: Path, name: str) -> Path:
 
 
 def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tensor:
-    """An IDX file: two zero bytes, the type, the number of dimensions, each as a big-endian int32, the numbers."""
+    """Return an IDX file: two zero bytes, type, number of dimensions, each size as a big-endian int32, the numbers."""
     head = 4 + 4 * len(shape)
     expected = head + int(np.prod(shape))
     content = _content(known, path, expected)
@@ -62,7 +62,7 @@ def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tens
 
 
 def _content(known: ImageSet, path: Path, expected: int) -> bytes:
-    """The file's bytes, unzipped; no more than one too many, whatever a damaged file may unfold to."""
+    """Return the file's bytes, unzipped, and at most one more than expected, however large a damaged file is."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             return file.read(expected + 1)
@@ -73,10 +73,10 @@ def _content(known: ImageSet, path: Path, expected: int) -> bytes:
 
 
 def read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
-    """CIFAR's binary files: records of the label's bytes, then the red, the green and the blue plane, row by row.
+    """Return CIFAR's binary files: records of the label's bytes, then the red, green and blue planes, row by row.
 
     Raises:
-        BadData: a file is missing, damaged, or another one than its name says.
+        BadData: a file is missing or damaged, or its contents do not fit its name.
     """
     files = known.train_files if train else known.test_files
     size = _file_size(known, train)
@@ -84,7 +84,7 @@ def read_binary(known: ImageSet, folder: Path, train: bool) -> Part:
 
 
 def read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
-    """The same files out of the .tar.gz that they are published in; nothing is unpacked to disk."""
+    """Return the same files from the .tar.gz that they are published in; nothing is unpacked to disk."""
     files = known.train_files if train else known.test_files
     size = _file_size(known, train)
     parts: dict[str, Part] = {}
@@ -104,7 +104,7 @@ def read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
 
 
 def require_archive(known: ImageSet, archive: Path) -> None:
-    """The whole archive against its published checksum."""
+    """Check the whole archive against its published checksum."""
     with archive.open("rb") as file:
         _compare(
             known,
@@ -133,7 +133,7 @@ def _joined(parts: list[Part]) -> Part:
 
 
 def checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
-    """The labels as int64, each below the number of classes."""
+    """Return the labels as int64, each below the number of classes."""
     labels = labels.to(torch.int64)
     wrong = labels[(labels < 0) | (labels >= known.classes)]
     if len(wrong):
@@ -145,14 +145,14 @@ def checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
 
 
 def require_length(known: ImageSet, path: Path, found: int, expected: int) -> None:
-    """A file one byte too long is as foreign as a truncated one."""
+    """Refuse a file that is too short, or too long by even one byte."""
     if found != expected:
         met = f"has {found}: truncated" if found < expected else "is longer"
         raise BadData(f"{path}: {expected} bytes are expected of {known.title}, and it {met}; {mending(known)}")
 
 
 def require_md5(known: ImageSet, path: Path, name: str, content: bytes) -> None:
-    """The content against the published checksum, where one is known; it finds damage, and no MD5 does more."""
+    """Check the content against the published checksum, if one is known; MD5 finds damage, not attacks."""
     if name in known.md5:
         _compare(known, path, name, hashlib.md5(content, usedforsecurity=False).hexdigest())
 
@@ -166,7 +166,7 @@ def _compare(known: ImageSet, path: Path, name: str, found: str) -> None:
 
 
 def mending(known: ImageSet) -> str:
-    """What to do about a file of `known` that cannot be used."""
+    """Return the advice for a file of `known` that cannot be used."""
     return f"get it anew (`flatlens data fetch {known.name}`)"
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 RECORD = "fetched.json"
-"""Beside the fetched files: where they are from, and their checksums."""
+"""The file beside the downloaded ones with their origin and their checksums."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class RecordedFile:
 
 @dataclass(frozen=True)
 class Record:
-    """What was fetched, from which state of which repository."""
+    """The downloaded files, with the repository and its revision."""
 
     repository: str
     revision: str
     files: tuple[RecordedFile, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers; `read_record` undoes it."""
+        """Return plain dicts, lists and numbers; `read_record` reads them."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
         return plain
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record in `folder`, if there is one.
+    """Return the record in `folder`, if there is one.
 
     Raises:
         BadData: it cannot be read.
@@ -65,7 +65,7 @@ def read_record(folder: Path) -> Record | None:
 
 
 def damage(path: Path, file: RecordedFile, checked: Callable[[int], None] | None = None) -> str:
-    """What is wrong with a file on disk, in words; nothing if it is what was declared.
+    """Return in words how a file on disk differs from the declared one; empty if it does not.
 
     `checked` is called with the number of bytes of each piece that is done.
     """
@@ -83,7 +83,7 @@ def damage(path: Path, file: RecordedFile, checked: Callable[[int], None] | None
 
 
 def read_parquet(known: ImageSet, files: list[Path], train: bool, progress: Progress | None = None) -> Part:
-    """The images and labels of one part of the set, in the files' order.
+    """Return the images and labels of one part of the set, in the files' order.
 
     Raises:
         BadData: a file is damaged, or holds another set.

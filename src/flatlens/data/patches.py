@@ -30,7 +30,7 @@ def patches(
     scale: float = 1.0,
     flat: bool = False,
 ) -> Split:
-    """Patches of 32 x 32 pixels in three colours; the label says of which photograph: 0 the palace, 1 the flower.
+    """Return 32 x 32 colour patches; the label says from which photograph: 0 the palace, 1 the flower.
 
     Each photograph is cut into eight upright strips of 80 columns. Test patches lie within the third and the sixth,
     training patches within the others, so that no pixel is in both. Corners are drawn evenly and without replacement;
@@ -47,7 +47,7 @@ def patches(
 
 
 def patch_images(train: int = 600, test: int = 600, seed: int = 0) -> Images:
-    """The patches as they are in the photographs, before anything is done to them."""
+    """Return the patches as in the photographs, before any preparation."""
     for name, size, strips in (("train", train, TRAIN_STRIPS), ("test", test, TEST_STRIPS)):
         most = 2 * len(strips) * (STRIP - SIDE + 1) * (ROWS - SIDE + 1)
         if not FEWEST <= size <= most:
@@ -64,7 +64,7 @@ def patch_images(train: int = 600, test: int = 600, seed: int = 0) -> Images:
 
 
 def corners(count: int, strips: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Upper left corners (row, column) of `count` different patches that lie within one of the strips, (count, 2)."""
+    """Return upper left corners (row, column) of `count` different patches within one of the strips, (count, 2)."""
     rows, columns = ROWS - SIDE + 1, STRIP - SIDE + 1
     drawn = torch.randperm(len(strips) * rows * columns, generator=generator)[:count]
     strip = torch.tensor(strips)[drawn // (rows * columns)]
@@ -84,7 +84,7 @@ def _drawn(
 
 
 def _photographs() -> list[Tensor]:
-    """(3, 427, 640) uint8 each."""
+    """Return the two photographs, (3, 427, 640) uint8 each."""
     with needs("study", "the data set patches"):
         from sklearn.datasets import load_sample_images
     return [torch.tensor(p).permute(2, 0, 1) for p in load_sample_images().images]

@@ -17,7 +17,7 @@ FEWEST_GRID = 2
 
 
 def eight_points(targets: Sequence[float] | None = None, seed: int = 0, grid: int = 201) -> Split:
-    """Eight inputs evenly spaced on [0, 1] with one target each; x and y are (8, 1).
+    """Return eight inputs evenly spaced on [0, 1] with one target each; x and y are (8, 1).
 
     The paper does not print its points. The interval is that of its sine, sin(6 pi x), to which a ReLU network is
     fitted beforehand (see `CoordinateNet`). Without `targets`, they are drawn evenly from [-1, 1] by `seed`. There is

@@ -1,4 +1,4 @@
-"""One way from images to a `Split`: choose, standardise, scale."""
+"""The preparation of images as a `Split`: choose, standardise, scale."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = {
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done to a set of images before a network sees it.
+    """The preparation of a set of images for a network.
 
     The mean and the standard deviation are always the training images'; the test images are shifted and divided by the
     same numbers. What is constant over the training images is centred only.
@@ -58,7 +58,7 @@ class Preparation:
                 raise BadInput(f"Preparation({name}={getattr(self, name)!r}): known are {', '.join(known)}")
 
     def __call__(self, images: Images) -> Split:
-        """The split of `images`: float32 inputs, int64 labels.
+        """Return the split of `images`: float32 inputs, int64 labels.
 
         Raises:
             BadInput: more images, or another class, than the set has.
@@ -81,7 +81,7 @@ class Preparation:
     def _chosen(
         self, images: Images, part: str, labels: Tensor, size: int | None, generator: torch.Generator
     ) -> Tensor:
-        """The numbers of the images that are used. A smaller number of them is a part of a larger one."""
+        """Return the indices of the images to use; a smaller number of images is a part of a larger one."""
         candidates = torch.arange(len(labels))
         if self.classes is not None:
             if not set(self.classes) <= set(range(images.classes)):
@@ -89,7 +89,9 @@ class Preparation:
                     f"Preparation(classes={self.classes}): {images.name} has the classes 0 to {images.classes - 1}"
                 )
             candidates = candidates[torch.isin(labels, torch.tensor(self.classes))]
-        shuffled = torch.randperm(len(candidates), generator=generator)  # also where unused: the test's draw stays put
+        shuffled = torch.randperm(
+            len(candidates), generator=generator
+        )  # drawn even if unused, so that the test images stay the same
         if size is None:
             return candidates
         if size > len(candidates):
@@ -132,7 +134,7 @@ _WORDS = {"train": "training", "test": "test"}
 
 
 def _statistics(pixels: Tensor, standardise: str) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the pixels between 0 and 1; they broadcast over (n, channels, rows, columns).
+    """Return mean and standard deviation of pixels in [0, 1]; they broadcast over (n, channels, rows, columns).
 
     The sums are of whole numbers, and so exact, whatever the chunks: no digit depends on the order.
     """

@@ -1,4 +1,4 @@
-"""Images and texts as they are, and what the network's own preparation makes of them."""
+"""Images and texts as they are, and their preparation for a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 HELD = 2**29
-"""Bytes of prepared images that are kept; more of them are prepared anew at each reading."""
+"""Largest size in bytes of prepared images kept in memory; larger sets are prepared again at each reading."""
 
 Prepared: TypeAlias = "tuple[Tensor | dict[str, Tensor], Any] | Dataset[Any]"
 
@@ -46,7 +46,7 @@ Raw: TypeAlias = RawImages | RawTexts
 
 @final
 class _Opened(Dataset[tuple[Tensor, Tensor]]):
-    """Images prepared when they are asked for."""
+    """Images that are prepared when they are indexed."""
 
     def __init__(self, raw: RawImages, preparation: ImagePreparation) -> None:
         self._raw, self._preparation = raw, preparation
@@ -60,7 +60,7 @@ class _Opened(Dataset[tuple[Tensor, Tensor]]):
 
 
 def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
-    """Images (n, channels, rows, columns) of whole numbers between 0 and 255."""
+    """Return images (n, channels, rows, columns) of whole numbers between 0 and 255, to be opened one at a time."""
     with needs("study", "a data set of images"):
         from PIL import Image
 
@@ -75,7 +75,7 @@ def from_pixels(pixels: Tensor, targets: Tensor) -> RawImages:
 
 
 def from_file(path: Path, argument: str) -> Callable[[], Image]:
-    """What opens the image in a file."""
+    """Return a function that opens the image in a file."""
     with needs("study", "a data set of images"):
         from PIL import Image
 
@@ -93,7 +93,7 @@ def from_file(path: Path, argument: str) -> Callable[[], Image]:
 
 
 def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> Prepared:
-    """What `flatlens.Problem` takes: the images or texts as the network is to see them.
+    """Return images or texts as the network takes them: data for `flatlens.Problem`.
 
     Images without a preparation become pixels between 0 and 1, and have to be of one size.
 
@@ -123,7 +123,7 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
 
 
 def next_tokens(encoded: Mapping[str, Tensor]) -> Tensor:
-    """Each token's target, (n, tokens): the next one; -100, which counts for nothing, at padding and at the end.
+    """Return each token's target, (n, tokens): the next token; -100 (ignored) at padding and at the end.
 
     >>> next_tokens({"input_ids": torch.tensor([[7, 8, 9, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0]])})
     tensor([[   8,    9, -100, -100]])

@@ -37,7 +37,7 @@ PICTURES: dict[str, Callable[[str | None], Images]] = {
     "patches": lambda _: patch_images(),
     **{name: partial(read_images, known) for name, known in IMAGE_SETS.items()},
 }
-"""Those that are images, before anything is done to them."""
+"""The named data sets that are images, before any preparation."""
 
 MEANINGS = {
     "digits": "handwritten digits of 8 x 8 pixels, 10 classes",
@@ -60,7 +60,7 @@ Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Data"
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Source:
-    """What DATA names: the samples to measure on, and held-out ones where it has them."""
+    """The data that DATA names: samples to measure on, and test data if it has any."""
 
     data: Samples
     test: Samples | None = None
@@ -68,14 +68,14 @@ class Source:
     preparation: str = ""  #: what was done to them before the network
 
     def drawn(self, count: int, seed: int = 0) -> Source:
-        """The same with `count` of the samples to measure on, drawn without replacement, in the data's order.
+        """Return the same with `count` of the samples, drawn without replacement, in the data's order.
 
         Raises:
             BadInput: fewer than one sample, more than there are, or a loader, whose samples cannot be picked.
         """
         data = self.data
         if not (isinstance(data, tuple) or (isinstance(data, Dataset) and isinstance(data, Sized))):
-            raise BadInput("--samples: a DataLoader is measured whole: return a Dataset, or (x, y)")
+            raise BadInput("--samples: does not work with a DataLoader: return a Dataset, or (x, y)")
         total = size(data) if isinstance(data, tuple) else len(data)
         if not 1 <= count <= total:
             raise BadInput(f"--samples {count}: the data has {total} samples")
@@ -86,7 +86,7 @@ class Source:
 
 
 def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparation | None = None) -> Source:
-    """The data that `spec` names; `argument` is how an error calls it.
+    """Return the data that `spec` names; `argument` is its name in errors.
 
     `preparation`: what the network's makers do to images or texts. It takes the place of the data set's own
     standardising. Tensors and data sets from a user's file are taken as they are; lists of texts and of images are
@@ -176,7 +176,7 @@ def _source(found: object, spec: str, argument: str, preparation: NetworkPrepara
 def _pair(
     x: object, y: object, spec: str, argument: str, preparation: NetworkPreparation | None
 ) -> tuple[Samples, str]:
-    """Inputs and targets, and what was done to the inputs."""
+    """Return inputs and targets, and the preparation of the inputs in words."""
     targets = _tensors(y, f"{argument}: the targets of {spec}")
     raw = _raw(x, targets)
     inputs = _tensors(x, f"{argument}: the inputs of {spec}") if raw is None else x
@@ -205,7 +205,7 @@ def _same(image: Any) -> Any:
 
 
 def _tensors(values: object, what: str) -> object:
-    """Arrays and lists as tensors; a network of several inputs takes a dict or a tuple, which is left alone."""
+    """Return arrays and lists as tensors; dicts and tuples, for networks of several inputs, are unchanged."""
     if isinstance(values, Tensor | dict | tuple):
         return values
     try:

@@ -1,4 +1,4 @@
-"""A data set cut into what is trained on and what is held out."""
+"""A data set divided into training and test data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data of which all is known, the law of the inputs and the function of the targets: for bounds that ask for it."""
+"""Data with a known distribution of inputs and a known target function, for bounds that need both."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ RECIPES = {
     "sphere": "the unit sphere in R^3",
     "sheet": "a curved square in R^5, the image of [0, 1]^2 by tanh(A z) with orthonormal columns in A",
 }
-"""What the inputs are uniform on, or the image of; by name."""
+"""The set on which the inputs are uniform, or whose image they are; by name."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Wave:
-    """cos(<w, x> + b), whose Lipschitz constant is at most ||w||."""
+    """The function cos(<w, x> + b), whose Lipschitz constant is at most ||w||."""
 
     w: Tensor  #: (M,) float64
     b: float = 0.0
 
     def __call__(self, x: Tensor) -> Tensor:
-        """(n, M) -> (n, 1) float64."""
+        """Return the wave at inputs (n, M), shape (n, 1), float64."""
         return torch.cos(x.to(torch.float64) @ self.w + self.b)[:, None]
 
 
 @lru_cache(maxsize=len(RECIPES))
 def law_of(name: str) -> tuple[Distribution, Target]:
-    """A law of inputs by its name in `RECIPES`, and the wave on it, half a period long: its values fill [-1, 1].
+    """Return a law of inputs by its name in `RECIPES`, and the wave on it, half a period long, with values in [-1, 1].
 
     On a cube it is cos(pi t), t the mean of the entries: ||w|| = pi / sqrt(d). On a sphere it is -sin(pi x_1 / 2). On
     the sheet w is 2.5 times the unit vector along the image of the square's diagonal: the values are less than 2 apart.
@@ -68,7 +68,7 @@ def law_of(name: str) -> tuple[Distribution, Target]:
 
 
 def waves(law: str, n: int = 300, test: int = 1000, seed: int = 0) -> Split:
-    """Independent samples of a known law, and a wave on them to learn: both come along, for `check_bounds`.
+    """Return independent samples of a known law, and a wave on them to learn; both are kept, for `check_bounds`.
 
     Theorem 6.1 of sharpening bounds the test error where the law of the inputs and the target's Lipschitz constant are
     known: `check_bounds(lens, "jacobian_generalisation", distribution=split.distribution, target=split.target)`.
@@ -100,7 +100,7 @@ def waves(law: str, n: int = 300, test: int = 1000, seed: int = 0) -> Split:
 
 
 def widest(law: str, probes: int = 4096) -> float:
-    """How far apart values of the wave were met, on extreme points of its law and so many samples: from below.
+    """Return the largest difference met between values of the wave, on extreme points and samples: a lower bound.
 
     >>> widest("cube"), 1.99 < widest("sphere") <= 2
     (2.0, True)

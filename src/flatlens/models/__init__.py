@@ -16,7 +16,7 @@ from flatlens.models.vit import ViT
 
 Architecture: TypeAlias = MLP | LeNet5 | VGG11 | SmallVGG | ResNet18 | ViT | CoordinateNet | Published
 ARCHITECTURES: tuple[type, ...] = (MLP, LeNet5, VGG11, SmallVGG, ResNet18, ViT, CoordinateNet, Published)
-"""All the types that a network's settings can be of."""
+"""All types that a network's settings can have."""
 
 __all__ = [
     "ARCHITECTURES", "MLP", "VGG11", "Activation", "Architecture", "CoordinateNet", "GaussianActivation", "Init",

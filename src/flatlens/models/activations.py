@@ -14,7 +14,7 @@ Activation: TypeAlias = Literal["relu", "tanh", "gelu", "sigmoid", "silu", "gaus
 
 
 VANISHING = 1e-30
-"""A Gaussian below it is 0: numbers near the smallest that there are take the layers above five times as long."""
+"""Gaussian values below it become 0: subnormal numbers would make the next layers five times slower."""
 
 
 class GaussianActivation(nn.Module):
@@ -31,11 +31,11 @@ class GaussianActivation(nn.Module):
         self.spread = spread
 
     def forward(self, z: Tensor) -> Tensor:
-        """Of z's shape."""
+        """Return the activation of each entry, in z's shape."""
         return F.threshold(torch.exp(torch.square(z) * (-0.5 / self.spread**2)), VANISHING, 0.0)
 
     def extra_repr(self) -> str:
-        """What `print(network)` shows."""
+        """Return what `print(network)` shows."""
         return f"spread={self.spread:g}"
 
 

@@ -1,4 +1,4 @@
-"""Put the weights of a file into a network, whatever wrapped it when it was saved."""
+"""Load the weights of a file into a network, whatever wrapped the network when it was saved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHOWN = 5
 
 @dataclass(frozen=True)
 class _Names:
-    """The names a network needs and knows: those tied to one that is present, and batch counters, may be absent."""
+    """The names of a network's weights; those tied to one that is present, and batch counters, may be absent."""
 
     known: frozenset[str]
     ties: tuple[frozenset[str], ...]
@@ -34,7 +34,7 @@ class _Names:
 
 
 def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | None = None) -> list[str]:
-    """Put the weights in `path` into `model`, all or nothing; what a reader should know of it comes back, a line each.
+    """Load the weights in `path` into `model`, all or nothing, and return remarks for the reader, one line each.
 
     `module.`, `_orig_mod.` and `model.` are taken off the file's names where that makes them fit. `prefix` names
     another one. Tensors outside the prefix belong to something else, and are left out (with a line that says so).
@@ -62,7 +62,7 @@ def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
-    """The groups of names that stand for one and the same tensor."""
+    """Return the groups of names that stand for one and the same tensor."""
     groups: dict[int, set[str]] = {}
     for name, tensor in own.items():
         groups.setdefault(id(tensor), set()).add(name.replace(COMPILED, ""))
@@ -88,7 +88,7 @@ def _fits(state: Mapping[str, Tensor], names: _Names, prefix: str) -> bool:
 
 
 def _wrapper_prefixes(names: Collection[str]) -> list[str]:
-    """Every chain of wrappers that some name begins with, the empty one first.
+    """Return every chain of wrappers that some name begins with, the empty one first.
 
     >>> _wrapper_prefixes(["module.model.fc.weight", "step"])
     ['', 'module.', 'module.model.']
@@ -100,7 +100,7 @@ def _wrapper_prefixes(names: Collection[str]) -> list[str]:
 
 
 def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
-    """What would make every name fit, if anything does."""
+    """Return the advice that would make every name fit, if there is one."""
     probe = max(names.known, key=len, default="")
     for name in state:
         prefix = name.removesuffix(probe)

@@ -1,4 +1,4 @@
-"""What every architecture asks of its settings; each refusal is one line that names the setting."""
+"""The checks of every architecture's settings; each error is one line that names the setting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatlens.errors import BadInput
 
 
 def require_known(setting: str, value: object, known: Iterable[object]) -> None:
-    """Refuse a value that is none of those known; `setting` reads `Class(name=...)`.
+    """Refuse a value that is not among the known ones; `setting` reads `Class(name=...)`.
 
     >>> require_known("MLP(activation=...)", "sine", ["relu", "tanh"])
     Traceback (most recent call last):
@@ -29,7 +29,7 @@ def require_sizes(setting: str, sizes: Sequence[object]) -> None:
 
 
 def scaled(owner: str, sizes: Sequence[int], width: float) -> list[int]:
-    """The sizes times `width`, rounded; none may vanish.
+    """Return the sizes times `width`, rounded; none may become 0.
 
     >>> scaled("VGG11", (64, 512), 0.125)
     [8, 64]
@@ -43,7 +43,7 @@ def scaled(owner: str, sizes: Sequence[int], width: float) -> list[int]:
 
 
 def pooled(owner: str, image: int, poolings: int) -> int:
-    """The side of an image after so many poolings by 2, each rounding down.
+    """Return the side of an image after this number of poolings by 2, each rounding down.
 
     >>> pooled("VGG11", 32, 5)
     1

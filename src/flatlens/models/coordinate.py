@@ -1,4 +1,4 @@
-"""Coordinate networks, number in and number out, that start at a high or a low frequency (sharpening C.3)."""
+"""Coordinate networks, from one number to one number, that start at a high or a low frequency (sharpening C.3)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class CoordinateNet:
                 raise BadInput(f"CoordinateNet({name}={value!r}): it must be positive and finite")
 
     def build(self) -> nn.Sequential:
-        """The network at its start, float32 on the CPU; the global random state is not touched.
+        """Return the network at its start, float32 on the CPU; the global random state does not change.
 
         ReLU's high start takes seconds: at width 256 about six, to a root mean square error near 0.01 on sin(6 pi x).
         """
@@ -85,12 +85,12 @@ class CoordinateNet:
 
 
 def sine(x: Tensor) -> Tensor:
-    """sin(6 pi x), three periods between 0 and 1."""
+    """Return sin(6 pi x), three periods between 0 and 1."""
     return torch.sin(2 * math.pi * PERIODS * x)
 
 
 def midpoints(count: int) -> Tensor:
-    """The midpoints of so many equal parts of (0, 1), shape (count, 1).
+    """Return the midpoints of `count` equal parts of (0, 1), shape (count, 1).
 
     >>> midpoints(2).tolist()
     [[0.25], [0.75]]

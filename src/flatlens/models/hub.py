@@ -1,4 +1,4 @@
-"""Whether the Hugging Face hub can be reached: asked once, where each file would be tried six times, half a minute."""
+"""A check that the Hugging Face hub can be reached: once, not six times (half a minute) for each file."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-PATIENCE = 5.0
-"""Seconds."""
+_PATIENCE = 5.0
+"""Seconds to wait for a connection."""
 
 
 def reachable() -> bool:
-    """Whether the hub answers; behind a proxy that is for the download to find out."""
+    """Return whether the hub answers; behind a proxy the download finds out."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -23,7 +23,7 @@ def reachable() -> bool:
     address = urlsplit(constants.ENDPOINT)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
-        with socket.create_connection((address.hostname or "", port), timeout=PATIENCE):
+        with socket.create_connection((address.hostname or "", port), timeout=_PATIENCE):
             return True
     except OSError:
         return False
@@ -31,8 +31,7 @@ def reachable() -> bool:
 
 @contextmanager
 def from_the_hub() -> Iterator[bool]:
-    """Inside, files come from the hub where it is reachable, else at once from what was fetched before; which of the
-    two, comes back."""
+    """Yield whether the hub can be reached; inside, files come from it, or from the local cache if it cannot be."""
     from huggingface_hub import constants
 
     there, before = reachable(), constants.HF_HUB_OFFLINE

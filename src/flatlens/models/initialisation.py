@@ -1,4 +1,4 @@
-"""The laws that initial weights are drawn from: one generator for a network, its parameters in order.
+"""The laws of initial weights: one generator for a network, its parameters in order.
 
 Linear layers and convolutions are drawn; a BatchNorm starts as the identity (scale 1, shift 0) under every law.
 
@@ -33,7 +33,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def built(design: Callable[[], Network], init: Init, generator: Generator) -> Network:
-    """The network that `design` makes, float32 on the CPU, drawn from `generator` alone.
+    """Return the network that `design` makes, float32 on the CPU, drawn from `generator` alone.
 
     >>> net = built(lambda: nn.Linear(4, 1), "torch", torch.Generator().manual_seed(0))
     >>> bool(net.weight.abs().max() <= 1 / math.sqrt(4))
@@ -48,18 +48,18 @@ def built(design: Callable[[], Network], init: Init, generator: Generator) -> Ne
 
 @torch.no_grad()
 def initialise(network: nn.Module, init: Init, generator: Generator) -> None:
-    """Draw the network's parameters anew, in order, and reset the statistics of its BatchNorms."""
+    """Draw the network's parameters again, in order, and reset the statistics of its BatchNorms."""
     for module in network.modules():
         if is_linear(module):
             LAWS[init](module, generator)
         elif isinstance(module, nn.BatchNorm2d):
             module.reset_parameters()
-        else:  # what no law knows would be left as the memory was
+        else:  # a parameter without a law would stay uninitialised
             assert not [*module.parameters(recurse=False), *module.buffers(recurse=False)], type(module)
 
 
 def torch_law(layer: LinearLayer, generator: Generator) -> None:
-    """PyTorch's own, which it writes as Kaiming's with a = sqrt(5): U(+-1/sqrt(fan in)) for weight and bias."""
+    """Draw weight and bias by PyTorch's own law, Kaiming's with a = sqrt(5): U(+-1/sqrt(fan in))."""
     bound = 1 / math.sqrt(layer.weight[0].numel())
     for parameter in layer.parameters(recurse=False):
         parameter.uniform_(-bound, bound, generator=generator)

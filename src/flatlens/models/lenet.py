@@ -49,7 +49,7 @@ class LeNet5:
         require_known("LeNet5(init=...)", self.init, LAWS)
 
     def build(self) -> nn.Sequential:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
 
     def _design(self) -> nn.Sequential:

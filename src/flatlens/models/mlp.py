@@ -29,7 +29,7 @@ class MLP:
     """
 
     inputs: int
-    widths: tuple[int, ...]  #: of the hidden layers
+    widths: tuple[int, ...]  #: sizes of the hidden layers
     outputs: int
     activation: Activation = "relu"  #: "gaussian" has spread 1
     seed: int = 0
@@ -44,7 +44,7 @@ class MLP:
 
     @classmethod
     def feature_extractor(cls, seed: int = 0, *, init: Init = "xavier_normal") -> MLP:
-        """The random 784-512-128-16-8 tanh network that relative2021 C.1 pulls features back through.
+        """Return the random 784-512-128-16-8 tanh network with which relative2021 C.1 maps features back to inputs.
 
         tanh follows the last layer too: the pull-back begins with tanh^-1 of the features. The text says "Glorot
         initialisation": of its two laws the normal one is taken, as reparam2019 names it; `init="xavier_uniform"` is
@@ -57,11 +57,11 @@ class MLP:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Of all layers of neurons, from the inputs to the outputs."""
+        """Return the sizes of all layers of neurons, from the inputs to the outputs."""
         return (self.inputs, *self.widths, self.outputs)
 
     def build(self) -> nn.Sequential:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         return built(
             lambda: dense(self.sizes, ACTIVATIONS[self.activation], last_activation=self.last_activation),
             self.init,
@@ -70,7 +70,7 @@ class MLP:
 
 
 def dense(sizes: Sequence[int], activation: Callable[[], nn.Module], *, last_activation: bool = False) -> nn.Sequential:
-    """fc1, act1, fc2, act2, ...: linear layers between layers of these sizes, an own activation after each."""
+    """Return fc1, act1, fc2, act2, ...: linear layers of these sizes, each with its own activation."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (fan_in, fan_out) in enumerate(pairwise(sizes), start=1):
         parts[f"fc{number}"] = nn.Linear(fan_in, fan_out)

@@ -1,4 +1,4 @@
-"""What a network's makers do to images and texts before the network sees them."""
+"""The preparation of images and texts by a network's makers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 IMAGE_FILES = ("preprocessor_config.json", "processor_config.json")
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.txt", "vocab.json", "spiece.model", "tokenizer.model")
-"""What shows that a folder of transformers has an image processor, a tokenizer."""
+"""The files that show that a folder of transformers has an image processor or a tokenizer."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImagePreparation:
-    """One image at a time, as the network was trained to see it."""
+    """A function that prepares one image as in the network's training."""
 
     convert: Callable[[Image], Tensor]  #: to (channels, rows, columns)
     description: str
@@ -32,7 +32,7 @@ class ImagePreparation:
 
 @dataclass(frozen=True, eq=False)
 class TextPreparation:
-    """All texts together: they are padded to one length."""
+    """A function that prepares all texts together: they are padded to one length."""
 
     encode: Callable[[Sequence[str]], dict[str, Tensor]]  #: the network's arguments, (n, tokens) each
     description: str
@@ -44,7 +44,7 @@ NetworkPreparation: TypeAlias = ImagePreparation | TextPreparation
 
 
 def of_timm(timm: ModuleType, network: nn.Module) -> ImagePreparation:
-    """The evaluation transform that timm makes of `resolve_model_data_config`."""
+    """Return the evaluation transform that timm makes from `resolve_model_data_config`."""
     settings: dict[str, Any] = timm.data.resolve_model_data_config(network)
     transform = timm.data.create_transform(**settings, is_training=False)
     channels, rows, columns = settings["input_size"]
@@ -57,7 +57,7 @@ def of_timm(timm: ModuleType, network: nn.Module) -> ImagePreparation:
 
 
 def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> NetworkPreparation | None:
-    """The image processor or the tokenizer that lies beside the network; None where there is none.
+    """Return the image processor or the tokenizer saved with the network; None if there is none.
 
     Raises:
         BadModel: it is there and cannot be read.
@@ -73,7 +73,7 @@ def of_transformers(transformers: ModuleType, name: str, network: nn.Module) -> 
             return _of_processor(transformers.AutoImageProcessor.from_pretrained(name), network, labels)
         return _of_tokenizer(transformers.AutoTokenizer.from_pretrained(name), network, labels)
     except (OSError, ValueError, ImportError) as error:
-        if not folder.is_dir():  # a repository need not have one
+        if not folder.is_dir():  # not every repository has one
             return None
         told = one_line(error, 200)
         raise BadModel(f"MODEL: hf:{name}: its preparation ({', '.join(files[:2])}) cannot be read: {told}") from error
@@ -104,7 +104,7 @@ def _of_processor(processor: Any, network: nn.Module, labels: Mapping[str, int])
 def _of_tokenizer(tokenizer: Any, network: nn.Module, labels: Mapping[str, int]) -> TextPreparation:
     config: Any = network.config
     remarks = []
-    if tokenizer.pad_token is None:  # as GPT-2's
+    if tokenizer.pad_token is None:  # such as GPT-2's
         tokenizer.pad_token = tokenizer.eos_token
         remarks.append(f"padded with {tokenizer.eos_token}, for it has no token of its own for that")
     if getattr(config, "pad_token_id", None) is None:  # a classifier on top reads the last token that is none of these

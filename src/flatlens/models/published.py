@@ -14,7 +14,7 @@ from flatlens.models.sources import load_model
 
 @dataclass(frozen=True)
 class Published:
-    """What `timm:NAME` or `hf:NAME` name, behind what makes any image between 0 and 1 fit it.
+    """The network of `timm:NAME` or `hf:NAME`, after a preparation that makes any image in [0, 1] fit it.
 
     Images are resized (bilinear) to the size that the network was trained on and brought to its mean and standard
     deviation, so that many networks are measured on the same images; `sigmoid` puts the outputs between 0 and 1.
@@ -29,10 +29,10 @@ class Published:
         require_known("Published(weights=...)", self.weights, ("trained", "random"))
 
     def build(self) -> nn.Module:
-        """The network on the CPU; its weights come from the hub, or from what was fetched before.
+        """Return the network on the CPU; its weights come from the hub or from the local cache.
 
         Raises:
-            BadModel: there is no such network, or its weights cannot be had.
+            BadModel: there is no such network, or its weights are not available.
         """
         network = load_model(self.name, self.weights).network.float()
         known = getattr(network, "pretrained_cfg", None) or {}
@@ -40,7 +40,7 @@ class Published:
 
 
 class AsTrained(nn.Module):
-    """A network behind a resizing and a normalisation."""
+    """A network after a resizing and a normalisation."""
 
     mean: Tensor
     std: Tensor
@@ -61,7 +61,7 @@ class AsTrained(nn.Module):
         self.output = nn.Sigmoid() if sigmoid else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (n, channels, rows, columns) between 0 and 1 to outputs (n, classes)."""
+        """Map images (n, channels, rows, columns) between 0 and 1 to outputs (n, classes)."""
         if self.size is not None and tuple(images.shape[2:]) != self.size:
             images = nn.functional.interpolate(images, self.size, mode="bilinear", align_corners=False)
         found = self.network((images - self.mean) / self.std)

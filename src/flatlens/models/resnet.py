@@ -41,7 +41,7 @@ class ResNet18:
         scaled("ResNet18", STAGES, self.width)
 
     def build(self) -> nn.Sequential:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         return built(self._design, self.init, torch.Generator().manual_seed(self.seed))
 
     def _design(self) -> nn.Sequential:
@@ -76,7 +76,7 @@ class Block(nn.Module):
         self.relu2 = nn.ReLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, into, height, width) to (n, out, height/stride, width/stride)."""
+        """Map (n, into, height, width) to (n, out, height/stride, width/stride)."""
         inner = self.relu1(self.bn1(self.conv1(x)))
         out: Tensor = self.relu2(self.bn2(self.conv2(inner)) + self.downsample(x))
         return out

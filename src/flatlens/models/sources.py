@@ -32,10 +32,10 @@ MENDS = {
     "settings": ": hf:FOLDER takes a local copy; --weights random "
     "the default of a kind of network, such as hf:gpt2, hf:bert or hf:vit, untrained",
 }
-"""What to do where the hub cannot be reached, by what was sought there."""
+"""Advice if the hub cannot be reached, by what was looked for."""
 
 Wanted: TypeAlias = Literal["trained", "random", "none"]
-"""Which weights: the published ones, random ones, or whichever, for others will be loaded."""
+"""The weights: published, random, or any (others will be loaded)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +49,14 @@ class Named:
 
 
 def load_model(spec: str, weights: Wanted = "trained") -> Named:
-    """The network that `spec` names.
+    """Return the network that `spec` names.
 
     `file.py:NAME` is called without arguments; a ready-made `nn.Module` of that name will do too. `timm:NAME` takes
     timm's own options, as in `timm:resnet18(num_classes=10)`. Where a network has no trained weights, it gets random
-    ones, and `weights` and `remark` say so; where they exist and cannot be had, that is an error.
+    ones, and `weights` and `remark` say so; if they exist and cannot be loaded, that is an error.
 
     Raises:
-        BadModel: `spec` has no known form, what it names is no network, or its weights cannot be had.
+        BadModel: `spec` has no known form, it names no network, or the weights cannot be loaded.
         UnknownName: timm has no network of that name.
         BadInput: the user's file is missing or raises.
     """
@@ -133,7 +133,7 @@ def _from_transformers(written: str, weights: Wanted) -> Named:
 def _configured(
     transformers: ModuleType, name: str, options: dict[str, Any], weights: Wanted, spec: str
 ) -> tuple[Any, str]:
-    """The configuration of that name, or, untrained, transformers' own of that kind of network; and a remark."""
+    """Return the named configuration (untrained: transformers' default for that kind of network), and a remark."""
     try:
         local = Path(name).is_dir()
         make = partial(transformers.AutoConfig.from_pretrained, name, **options)
@@ -153,7 +153,7 @@ def _configured(
 
 
 def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tuple[nn.Module, str]:
-    """The network with its weights, and which of them it had none for."""
+    """Return the network with its weights, and a remark on parameters without weights."""
     # safetensors alone: a .bin file would be a pickle
     make = partial(kind.from_pretrained, name, config=config, use_safetensors=True, output_loading_info=True)
     with _without_bars():
@@ -165,7 +165,7 @@ def _trained(kind: Any, name: str, config: Any, spec: str, *, hub: bool) -> tupl
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Without transformers' own progress bars: an error is to be one line."""
+    """Switch transformers' own progress bars off inside: an error must be one line."""
     from transformers import utils
 
     logging: Any = utils.logging
@@ -179,7 +179,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str = "trained weights") -> Any:
-    """What `make` gives, its random numbers from SEED; a hub that cannot be reached is said in one line."""
+    """Return the result of `make`, with random numbers from SEED; an unreachable hub becomes one line."""
     with torch.random.fork_rng():
         torch.manual_seed(SEED)
         if not hub:
@@ -196,7 +196,7 @@ def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str =
 
 
 def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
-    """A name, and its options in brackets: plain values by keyword.
+    """Return a name and its options in brackets: plain values by keyword.
 
     >>> _with_options("resnet18(num_classes=10)", "MODEL: timm:resnet18(num_classes=10)")
     ('resnet18', {'num_classes': 10})
@@ -211,11 +211,13 @@ def _with_options(written: str, spec: str) -> tuple[str, dict[str, Any]]:
             raise ValueError
         return name, {str(k.arg): ast.literal_eval(k.value) for k in call.keywords}
     except (SyntaxError, ValueError, AssertionError) as error:
-        raise BadModel(f"{spec}: options are plain values by name, such as timm:resnet18(num_classes=10)") from error
+        raise BadModel(
+            f"{spec}: write options as NAME=VALUE with plain values, such as timm:resnet18(num_classes=10)"
+        ) from error
 
 
 def _near(name: str, known: list[str]) -> list[str]:
-    """The nearest of more than a thousand names; those that begin alike where none is near."""
+    """Return the nearest of more than a thousand names, or those with the same beginning if none is near."""
     near = difflib.get_close_matches(name, known, n=5, cutoff=0.5)
     return near or [one for one in known if one[:3] == name[:3]][:5] or known[:5]
 

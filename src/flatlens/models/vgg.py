@@ -50,7 +50,7 @@ class VGG11:
         scaled("VGG11", [*_channels(VGG11_PLAN), *self.hidden], self.width)
 
     def build(self) -> nn.Sequential:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         sizes = iter(scaled("VGG11", _channels(VGG11_PLAN), self.width))
         plan: Plan = [next(sizes) if isinstance(step, int) else step for step in VGG11_PLAN]
         hidden = scaled("VGG11", self.hidden, self.width)
@@ -83,7 +83,7 @@ class SmallVGG:
         _check("SmallVGG", self.classes, self.channels, self.image, (), self.init, SMALL_PLAN)
 
     def build(self) -> nn.Sequential:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         return built(
             lambda: _vgg(SMALL_PLAN, self.channels, self.image, (128, self.classes), batchnorm=False),
             self.init,
@@ -92,7 +92,7 @@ class SmallVGG:
 
 
 def _vgg(plan: Plan, channels: int, image: int, linear: Sequence[int], batchnorm: bool) -> nn.Sequential:
-    """conv1, bn1, relu1, pool1, ..., flatten, fc1, relu9, ..., fc3; numbers of convolutions skip poolings."""
+    """Return conv1, bn1, relu1, pool1, ..., flatten, fc1, relu9, ..., fc3; poolings do not count in the numbers."""
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     conv = pool = 0
     for step in plan:

@@ -13,7 +13,7 @@ from flatlens.models.activations import ACTIVATIONS
 from flatlens.models.checks import require_known, require_sizes
 
 STD = 0.02
-"""Of the initial weights and tokens."""
+"""Standard deviation of the initial weights and tokens."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class ViT:
             raise BadInput(f"ViT(mlp={self.mlp!r}): no hidden unit would be left")
 
     def build(self) -> nn.Module:
-        """The network with its initial weights, float32 on the CPU; the global random state is not touched."""
+        """Return the network with its initial weights, float32 on the CPU; the global random state does not change."""
         with torch.device("meta"):  # draws nothing
             network = VisionTransformer(self)
         network.to_empty(device="cpu")
@@ -71,7 +71,7 @@ class ViT:
 
 
 class VisionTransformer(nn.Module):
-    """The network of `ViT`."""
+    """The network that `ViT` describes."""
 
     def __init__(self, settings: ViT) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class VisionTransformer(nn.Module):
         self.output = nn.Sigmoid() if s.sigmoid else nn.Identity()
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images (n, channels, image, image) to outputs (n, classes)."""
+        """Map images (n, channels, image, image) to outputs (n, classes)."""
         x = self.embedding(images).flatten(2).transpose(1, 2)  # (n, patches, width)
         if self.token is not None:
             x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
@@ -99,7 +99,7 @@ class VisionTransformer(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP, each added to what it reads."""
+    """Attention and an MLP, each added to its input."""
 
     def __init__(self, settings: ViT) -> None:
         super().__init__()
@@ -111,13 +111,13 @@ class Block(nn.Module):
         self.act = nn.GELU() if settings.activation == "gelu" else ACTIVATIONS[settings.activation]()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (n, tokens, width) to tokens."""
+        """Map tokens (n, tokens, width) to tokens."""
         looked = x + self.attend(self.norm1(x))
         added: Tensor = self.fc2(self.act(self.fc1(self.norm2(looked))))
         return looked + added
 
     def attend(self, x: Tensor) -> Tensor:
-        """Every head's tokens look at all others."""
+        """Return the attention of every token to all others, for each head."""
         n, tokens, width = x.shape
         qkv = self.qkv(x).view(n, tokens, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(*qkv)  # (n, heads, tokens, width / heads)

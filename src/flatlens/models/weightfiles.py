@@ -1,4 +1,4 @@
-"""Weights files as they are found in the wild, read without ever running what is in them."""
+"""Weights files in their usual forms, read without ever running what is in them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ IN_A_FOLDER = (
     "pytorch_model.bin.index.json",
     "pytorch_model.bin",
 )
-"""What is looked for in a folder, in this order."""
+"""The files looked for in a folder, in this order."""
 
 NESTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "network", "net", "weights", "params")
-"""Where a training script's checkpoint keeps the network's tensors."""
+"""The keys under which training scripts save the network's tensors."""
 
 
 def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a weights file by name, on the CPU, as they stand in it.
+    """Return the tensors of a weights file by name, on the CPU, unchanged.
 
     `path` is a safetensors file, a file of `torch.save` (.pt, .pth, .bin, .ckpt), the index of a sharded one, or a
     folder that holds any of them. What kind of file it is shows in its first bytes; its name is not trusted.
@@ -74,7 +74,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         state |= _read_file(index.parent / shard)
     absent = sorted(set(places) - set(state))
     if absent:
-        raise BadWeights(f"weights: {index} promises {absent[0]} ({len(absent)} such), which is in none of its shards")
+        raise BadWeights(f"weights: {index} lists {absent[0]} ({len(absent)} in all), which is in none of its shards")
     return state
 
 
@@ -103,7 +103,7 @@ def _read_torch(file: Path) -> object:
         warnings.simplefilter("ignore")  # what torch.load warns of ends in an error here, or does not matter
         try:
             return torch.load(file, map_location="cpu", weights_only=True)
-        # Bytes that are no checkpoint make the reader fail in any way at all: KeyError, EOFError, struct.error, ...
+        # Bytes that are not a checkpoint make the reader fail in many ways: KeyError, EOFError, struct.error, ...
         except Exception as error:
             raise BadWeights(f"weights: {file} {_refusal(str(error))}") from error
 
@@ -128,7 +128,7 @@ def _tensors_of(payload: object, file: Path) -> dict[str, Tensor]:
     seen: list[object] = []
     while isinstance(payload, Mapping):
         if any(payload is outer for outer in seen):
-            raise BadWeights(f"weights: {file} holds a dictionary that holds itself: save a state_dict")
+            raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict")
         seen.append(payload)
         inner = next((payload[name] for name in NESTS if isinstance(payload.get(name), Mapping)), None)
         if inner is None:

@@ -1,4 +1,4 @@
-"""A deep network's layers by block (`blocks.3`, `encoder.layer.3`, `layer1.0`), so that a hundred can be read."""
+"""The layers of a deep network by block (`blocks.3`, `encoder.layer.3`, `layer1.0`), to keep a hundred readable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BARS = "▁▂▃▄▅▆▇█"
 
 
 def blocks(names: Sequence[str]) -> dict[str, str]:
-    """Each layer's or parameter's block, "" outside any.
+    """Return each layer's or parameter's block, "" if it is in none.
 
     A block is the longest beginning of a name that ends with a number and holds two layers or more; where no part is a
     number alone, one that ends with a digit will do.
@@ -41,7 +41,7 @@ def blocks(names: Sequence[str]) -> dict[str, str]:
 
 
 def role(name: str, block: str) -> str:
-    """What a layer is within its block.
+    """Return the name of a layer within its block.
 
     >>> role("blocks.3.mlp.fc1", "blocks.3"), role("head", "")
     ('mlp.fc1', 'head')
@@ -50,7 +50,7 @@ def role(name: str, block: str) -> str:
 
 
 def grouped(names: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Blocks with their layers, in the order of the first of each; a layer outside blocks is a group of its own.
+    """Return blocks with their layers, in the order of the first of each; a layer outside blocks is its own group.
 
     >>> grouped(["stem", "h.0.a", "h.0.b", "h.1.a", "h.1.b", "h.0.norm.weight", "head"])
     [('', ['stem']), ('h.0', ['h.0.a', 'h.0.b', 'h.0.norm.weight']), ('h.1', ['h.1.a', 'h.1.b']), ('', ['head'])]
@@ -63,7 +63,7 @@ def grouped(names: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 
 def summed_up(names: Iterable[str], between: str = ", ", most: int | None = None) -> str:
-    """Many names in few words: those that differ in one number, or in it and the next one, stand together.
+    """Return many names in few words: names that differ in one number, or in it and the next one, are joined.
 
     >>> summed_up(["h.0.fc", "h.1.fc", "h.2.fc", "h.5.fc", "head"])
     'h.{0-2,5}.fc, head'
@@ -88,7 +88,7 @@ def summed_up(names: Iterable[str], between: str = ", ", most: int | None = None
 
 
 def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
-    """(reason, the names it is true of, in few words).
+    """Return pairs (reason, the names it is true of, in few words).
 
     >>> by_reason({"h.0.fc": "tied", "h.1.fc": "tied", "head": "last"})
     [('tied', 'h.{0-1}.fc'), ('last', 'head')]
@@ -100,19 +100,19 @@ def by_reason(reasons: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def _slot(first: int, number: re.Match[str]) -> str:
-    """A mark in the place of the first number, another one in the place of the next."""
+    """Return one mark in place of the first number, another mark in place of the next one."""
     return {first: "\0", first + 1: "\1"}.get(int(number[0]), number[0])
 
 
 def _ranges(numbers: Sequence[int]) -> str:
-    """Runs of numbers: '0-2,5'."""
+    """Return ranges of numbers in words: '0-2,5'."""
     counted = sorted(set(numbers))
     runs = [[n for _, n in run] for _, run in groupby(enumerate(counted), lambda at: at[1] - at[0])]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def heights(values: Mapping[str, float]) -> dict[str, float]:
-    """Where each value lies between the smallest (0) and the largest (1): by its logarithm where all are positive.
+    """Return each value's position between the smallest (0) and the largest (1), by logarithm if all are positive.
 
     >>> heights({"a": 1.0, "b": 10.0, "c": 100.0}), heights({"a": -1.0, "b": 0.0, "c": 3.0})
     ({'a': 0.0, 'b': 0.5, 'c': 1.0}, {'a': 0.0, 'b': 0.25, 'c': 1.0})
@@ -125,7 +125,7 @@ def heights(values: Mapping[str, float]) -> dict[str, float]:
 
 
 def profile(values: Sequence[float], width: int) -> str:
-    """A row of bars, one a value; of more than `width` the largest of neighbours; a blank where there is none.
+    """Return a row of bars, one a value; beyond `width`, the largest of neighbours; a space for an undefined one.
 
     >>> profile([1.0, 10.0, float("nan"), 100.0], 10), profile([1.0, 2.0, 4.0, 4.0], 2)
     ('▁▅ █', '▁█')

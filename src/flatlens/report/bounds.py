@@ -1,4 +1,4 @@
-"""Bounds checked on one network: a screen of a terminal, and a page with the chain and every claim's tightness."""
+"""Bounds checked on one network: a terminal screen, and a page with the chain and every claim's tightness."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from flatlens.column import Column
 from flatlens.files import write_whole
 from flatlens.report.blocks import summed_up
 
-REASONS = 24  #: that a screen shows
-LAYERS = 12  #: beyond as many a screen holds one row a bound
+REASONS = 24  #: number of reasons that a screen shows
+LAYERS = 12  #: with more layers, a screen shows one row for each bound
 STYLES = {"holds": "green", "violated": "bold red", "undecided": "magenta", "not applicable": "dim"}
 
 
 def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
-    """What `flatlens bounds` ends with: one row a claim, then what to make of it."""
+    """Return the screen of `flatlens bounds`: one row for each claim, then how to read it."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", title="\nBounds", title_justify="left",
                   title_style="bold")  # fmt: skip
     deep = len({v.layer for v in verdicts}) > LAYERS
@@ -60,7 +60,7 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
 
 
 def _reasons(verdicts: Sequence[Verdict]) -> Text:
-    """Why claims do not apply or are violated, and what else is to be known of them; each reason once."""
+    """Return why claims do not apply or are violated, and other notes; each reason once."""
     said: dict[str, dict[str, list[str]]] = {}
     for verdict in verdicts:
         if why := _why(verdict):
@@ -74,13 +74,15 @@ def _reasons(verdicts: Sequence[Verdict]) -> Text:
 
 
 def shown(value: float, digits: int) -> str:
-    """A number, or a dash where there is none."""
+    """Return a number in words, or a dash if it is NaN."""
     return f"{value:.{digits}g}" if value == value else "-"
 
 
 def _by_bound(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict], str, Verdict]]:
-    """Claims of one bound side by side: its name, the claims, how they ended, the one that says most: violated before
-    undecided before holding ones, among these the tightest."""
+    """Return the claims of each bound: its name, the claims, the counts of their verdicts, the most important claim.
+
+    The most important claim is a violated one, else an undecided one, else one that holds; among these the tightest.
+    """
     found: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         found.setdefault(verdict.bound, []).append(verdict)
@@ -100,7 +102,7 @@ def _why(verdict: Verdict) -> str:
 
 
 def _key(verdicts: Sequence[Verdict]) -> Text:
-    """What the words mean, and what was found."""
+    """Return the meaning of the words, and the counts."""
     violated = [v for v in verdicts if v.status == "violated"]
     text = Text("\ntight: ", style="bold").append(
         "left side over right side, where they come nearest; 1 is equality. not applicable: the theorem supposes what "
@@ -116,14 +118,14 @@ def _key(verdicts: Sequence[Verdict]) -> Text:
 
 
 def _cause(violated: Sequence[Verdict]) -> str:
-    """What a violated bound means: the user's word comes first."""
+    """Return the meaning of a violated bound; the user's own declarations come first."""
     declared = list(dict.fromkeys(v.assumption for v in violated if v.assumption))
     ours = "an error in flatlens or in a theorem: please report it"
     return f"either what was taken on your word is not so ({'; '.join(declared)}), or {ours}" if declared else ours
 
 
 def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], path: Path) -> Path:
-    """One HTML file that needs no network: the chain, the tightness of every claim, the table, what each bound says."""
+    """Write one HTML file that needs no network: the chain, every claim's tightness, the table, all the bounds."""
     from flatlens.report.figures.chain import chain_figure, tightness_figure  # not above: the screen draws nothing
     from flatlens.report.page import environment
     from flatlens.report.render import svg_of

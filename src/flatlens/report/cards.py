@@ -1,4 +1,4 @@
-"""What a measure's card says, found by the names of rows and columns."""
+"""The facts on a measure's card, found by the names of rows and columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAMILIES = {
     "data": "How well the sample represents its distribution, and whether labels are constant near it.",
     "generalisation": "The risk, and the gap between training and held-out data.",
 }
-"""What the measures of a family have in common, in the order in which families are listed."""
+"""The common property of each family's measures, in the order in which families are listed."""
 
 BRACES = {
     r"\\math(?:rm|cal)\{(\w+)\}": r"\1",
@@ -43,13 +43,13 @@ WORDS = {
     **{r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
     **{r"\|": "‖", r"\,": " ", r"\leq": "≤", r"\ell": "ℓ", r"\delta": "δ", "^2": "²", "^T": "ᵀ"},
 }
-"""What LaTeX the cards' symbols use, in letters."""
+"""The LaTeX commands of the cards' symbols, as characters."""
 
 RUN_WHEN_NAMED = "only when asked for by name"
 
 
 def spelling(name: str) -> str:
-    """The measure, with its options, that a row or column belongs to: without its part and its layer.
+    """Return the measure, with its options, that a row or column belongs to: without its part and its layer.
 
     >>> [spelling(n) for n in ("local_volume(top_k=3)[fc1]", "relative_flatness.sum", "mls[fc1]")]
     ['local_volume(top_k=3)', 'relative_flatness', 'mls']
@@ -58,12 +58,12 @@ def spelling(name: str) -> str:
 
 
 def card_of(name: str, cards: Sequence[Card]) -> Card | None:
-    """The card of the measure that `name` belongs to."""
+    """Return the card of the measure that `name` belongs to."""
     return next((card for card in cards if card.name == Column.parse(name).name), None)
 
 
 def survives(name: str, card: Card) -> tuple[bool, ...]:
-    """For each of MOVES, whether the measure `name`, whose card this is, stays the same; an option may change that.
+    """Return for each of MOVES whether the measure `name`, with this card, stays the same; an option may change that.
 
     >>> from flatlens.measures import catalogue
     >>> [survives(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
@@ -76,7 +76,7 @@ def survives(name: str, card: Card) -> tuple[bool, ...]:
 
 
 def by_family(measures: Iterable[Measure] = tuple(MEASURES.values())) -> dict[str, list[Measure]]:
-    """The measures under their families, in the order of FAMILIES; a family of its own comes last."""
+    """Return the measures by family, in the order of FAMILIES; unknown families come last."""
     measures = list(measures)
     families = dict.fromkeys([*FAMILIES, *(one.card.family for one in measures)])
     found = {family: [one for one in measures if one.card.family == family] for family in families}
@@ -84,7 +84,7 @@ def by_family(measures: Iterable[Measure] = tuple(MEASURES.values())) -> dict[st
 
 
 def plain(symbol: str) -> str:
-    r"""A card's LaTeX in letters that a terminal shows; "" where it has a word that is not known here.
+    r"""Return a card's LaTeX in characters that a terminal shows; "" if it has an unknown command.
 
     >>> [plain(s) for s in (r"\lambda_{max}(H)", r"\overline{\|x\|^2 \|Jf\|_2^2}", r"\frac{1}{2}")]
     ['λ_max(H)', 'mean(‖x‖² ‖Jf‖_2²)', '']
@@ -97,7 +97,7 @@ def plain(symbol: str) -> str:
 
 
 def runs(measure: Measure) -> str:
-    """Whether `flatlens.measure` runs it unasked.
+    """Return in words whether `flatlens.measure` runs the measure by default.
 
     >>> [runs(MEASURES[name]) for name in ("mls", "sharpness")]
     ['by default', 'only when asked for by name']

@@ -1,4 +1,4 @@
-"""Checkpoints compared: a screen of a terminal, and a page with the ranks as a picture."""
+"""Checkpoints compared: a terminal screen, and a page with a picture of the ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flatlens.comparing import Agreement, Comparison, direction
 from flatlens.files import write_whole
 from flatlens.statistics import Statistic
 
-ACROSS = 6  #: more networks do not fit a screen of 80 columns
+ACROSS = 6  #: largest number of networks on a screen of 80 columns
 WIDTH = 80
 SIGNS = {"lower bound": "≥", "upper bound": "≤"}
 SURVIVE = "Survive any rescaling of the weights"
@@ -24,7 +24,7 @@ NO_DIRECTION = "No direction known: a small value means neither flat nor compres
 
 
 def compare_screen(comparison: Comparison) -> RenderableType:
-    """What `flatlens compare` ends with: the networks, their ranks and values by each measure, how far these agree."""
+    """Return the screen of `flatlens compare`: the networks, their ranks and values, how far the measures agree."""
     heads = headings(comparison)
     parts: list[RenderableType] = [_networks(comparison, heads)]
     if len(heads) <= ACROSS:
@@ -36,7 +36,7 @@ def compare_screen(comparison: Comparison) -> RenderableType:
 
 
 def headings(comparison: Comparison) -> list[str]:
-    """The networks' names where these fit above columns, else numbers."""
+    """Return the networks' names if they fit above columns, else numbers."""
     models = comparison.models
     room = (WIDTH - 31 - 12) // len(models) - 1  # beside the longest measure, tau and p
     return models if max(map(len, models)) <= room else [str(number) for number in range(1, len(models) + 1)]
@@ -65,7 +65,7 @@ def _gap(row: dict[Any, Any]) -> str:
 
 
 def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]:
-    """A table for each group of measures, columns below columns: the first one's headings serve all."""
+    """Return a table for each group of measures; the headings of the first serve all."""
     gap = comparison.agreement().gap.set_index("measure")
     columns = [*heads, *(["τ gap", "p"] if len(gap) else [])]
     first = max(len(marked(comparison, name)) for name in comparison.measures)
@@ -84,7 +84,7 @@ def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]
 
 
 def grouped(comparison: Comparison) -> dict[str, list[str]]:
-    """The measures under what may be made of them."""
+    """Return the measures by group: survive a rescaling, change with it, have no known direction."""
     found: dict[str, list[str]] = {SURVIVE: [], CHANGE: [], NO_DIRECTION: []}
     for name, one in comparison.measures.items():
         pointing = SURVIVE if comparison.survives(name) else CHANGE
@@ -93,12 +93,12 @@ def grouped(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def marked(comparison: Comparison, name: str) -> str:
-    """The measure, with a star where a rescaling of the weights changes it."""
+    """Return the measure's name, with a star if a rescaling of the weights changes it."""
     return name if comparison.survives(name) else f"{name} *"
 
 
 def rank_text(rank: float, undecided: bool) -> str:
-    """A rank; ~ where it is shared.
+    """Return a rank in words; ~ marks a shared one.
 
     >>> rank_text(1.0, False), rank_text(2.5, True), rank_text(float("nan"), False)
     ('1', '2.5~', '-')
@@ -122,7 +122,7 @@ def _values(comparison: Comparison, heads: Sequence[str]) -> Table:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """In few letters.
+    """Return a number in few characters.
 
     >>> number(0.0000123456), number(12345.6, 2), number(float("nan")), number(1e10)
     ('1.23e-5', '1.2e4', '-', '1e10')
@@ -134,14 +134,14 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def _table(title: str) -> Table:
-    """Narrow enough for 80 columns: no lines, one blank between columns."""
+    """Return an empty table narrow enough for 80 columns: no lines, one space between columns."""
     return Table(
         box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 1, 0, 0), header_style="dim"
     )
 
 
 def _key(comparison: Comparison) -> Text:
-    """What the marks mean, and what was found."""
+    """Return the meaning of the marks, and the findings."""
     agreement = comparison.agreement()
     text = Text()
 
@@ -171,7 +171,7 @@ def _key(comparison: Comparison) -> Text:
 
 
 def told(w: Statistic) -> str:
-    """W in words.
+    """Return Kendall's W in words.
 
     >>> told(Statistic("Kendall's W", 0.5, 4, p=0.02, note="3 rankings"))
     "Kendall's W = 0.50 (3 rankings of 4 networks, p = 0.02)"
@@ -184,7 +184,7 @@ def told(w: Statistic) -> str:
 
 
 def left_out(agreement: Agreement) -> dict[str, list[str]]:
-    """The measures that are not counted, by reason."""
+    """Return the measures that are not counted, by reason."""
     found: dict[str, list[str]] = {}
     for name, why in agreement.left_out.items():
         found.setdefault(why, []).append(name)
@@ -192,7 +192,7 @@ def left_out(agreement: Agreement) -> dict[str, list[str]]:
 
 
 def undefined(comparison: Comparison) -> dict[str, list[str]]:
-    """Which measure is undefined on which networks, by reason."""
+    """Return the measures that are undefined, and on which networks, by reason."""
     found: dict[str, dict[str, list[str]]] = {}
     for name in comparison.measures:
         for model, e in comparison.estimates(name).items():
@@ -211,7 +211,7 @@ def undefined(comparison: Comparison) -> dict[str, list[str]]:
 
 
 def write_compare_page(comparison: Comparison, path: Path) -> Path:
-    """One HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
+    """Write one HTML file that needs no network: the ranks as a picture, the networks, the agreement, every value."""
     from flatlens.report.figures.ranks import ranks_figure, taus_figure  # not above: the screen draws nothing
     from flatlens.report.page import environment
     from flatlens.report.render import svg_of

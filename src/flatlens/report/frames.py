@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 NETWORK = ["key", "lr", "batch_size", "seed"]
 GAP = "generalisation_gap"
-#: Columns that are a network's making or its score, not a measure of flatness or compression.
+#: Columns with a network's settings or results, which do not measure flatness or compression.
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 
 
 def measures_of(result: StudyResult) -> list[Quantity]:
-    """The studied quantities that measure flatness or compression."""
+    """Return the studied quantities that measure flatness or compression."""
     return [q for q in result.quantities if q.role == "measure" and q.column not in NOT_MEASURES]
 
 
 def gap_of(result: StudyResult) -> Quantity | None:
-    """The quantity everything is held against, if the study has it."""
+    """Return the quantity that all others are compared with, if the study has it."""
     return next((q for q in result.quantities if q.column == GAP), None)
 
 
 def axis_title(quantity: Quantity) -> str:
-    """The name shown, with the transform said.
+    """Return the displayed name, with the transform.
 
     >>> from flatlens.experiments import Quantity
     >>> axis_title(Quantity("network volume", "network_volume", "log"))
@@ -44,7 +44,7 @@ def axis_title(quantity: Quantity) -> str:
 
 
 def value_frame(result: StudyResult) -> pd.DataFrame:
-    """One row a network: who it is, whether it counts and how it ended, then each quantity under the name shown."""
+    """Return one row for each network: its identity, `included`, its outcome, then each quantity."""
     frame = result.values.merge(result.networks[["key", "outcome"]], on="key", how="left")
     names = [q.name for q in result.quantities]
     values = frame.reindex(columns=names).apply(_finite)
@@ -53,7 +53,7 @@ def value_frame(result: StudyResult) -> pd.DataFrame:
 
 
 def relation_frame(result: StudyResult) -> pd.DataFrame:
-    """The relations with every pair in both orders, so that (x, y) can be looked up either way round."""
+    """Return the relations with every pair in both orders, so that (x, y) and (y, x) can be looked up."""
     there = result.relations
     back = there.rename(columns={"x": "y", "y": "x"})
     both = pd.concat([there, back], ignore_index=True)
@@ -61,7 +61,9 @@ def relation_frame(result: StudyResult) -> pd.DataFrame:
 
 
 def gap_relations(result: StudyResult) -> pd.DataFrame:
-    """Each quantity's correlation with the gap, strongest first: quantity, coefficient, value, low, high, n, alike.
+    """Return each quantity's correlation with the gap, strongest first.
+
+    The columns are quantity, coefficient, value, low, high, n and alike.
 
     `alike` names the settings that are held equal, empty across all networks. A network's own losses are left out: at
     interpolation the test loss is the gap.
@@ -89,7 +91,7 @@ def gap_relations(result: StudyResult) -> pd.DataFrame:
 
 
 def spoken(setting: str) -> str:
-    """Settings' column names in words.
+    """Return the column names of settings in words.
 
     >>> spoken("lr, batch_size")
     'learning rate and batch size'
@@ -106,7 +108,7 @@ def _coefficient(pairs: pd.DataFrame, label: str, name: str, alike: str = "") ->
 
 
 def regression_line(x: pd.Series[float], y: pd.Series[float]) -> pd.DataFrame:
-    """The two ends of the least-squares line of y on x; empty where there is none.
+    """Return the two ends of the least-squares line of y on x; empty if it is undefined.
 
     >>> regression_line(pd.Series([0.0, 1.0, 2.0]), pd.Series([1.0, 3.0, 5.0])).round(9)
          x    y
@@ -123,7 +125,7 @@ def regression_line(x: pd.Series[float], y: pd.Series[float]) -> pd.DataFrame:
 
 
 def histogram(values: pd.Series[float]) -> pd.DataFrame:
-    """Counts in even bins over the padded range: low, high, count; empty for no values."""
+    """Return counts in even bins over the padded range: low, high, count; empty for no values."""
     present = values.dropna().to_numpy(dtype=float)
     if not len(present):
         return pd.DataFrame({"low": [], "high": [], "count": []}, dtype=float)
@@ -132,7 +134,7 @@ def histogram(values: pd.Series[float]) -> pd.DataFrame:
 
 
 def padded_range(values: pd.Series[float]) -> tuple[float, float]:
-    """An axis range with a margin; a unit one where there is nothing, or no spread, to show.
+    """Return an axis range with a margin; a range of length 1 if there are no values or no spread.
 
     >>> padded_range(pd.Series([0.0, 10.0]))
     (-0.6, 10.6)
@@ -146,7 +148,7 @@ def padded_range(values: pd.Series[float]) -> tuple[float, float]:
 
 
 def profile_frame(result: StudyResult) -> pd.DataFrame:
-    """Each measure by layer: who, measure, layer, position, value, included; undefined values are left out."""
+    """Return each measure by layer: network, measure, layer, position, value, included; without undefined values."""
     columns = [*NETWORK, "measure", "layer", "position", "value", "included"]
     if result.layers.empty:
         return pd.DataFrame(columns=columns)
@@ -158,13 +160,13 @@ def profile_frame(result: StudyResult) -> pd.DataFrame:
 
 
 def middle_profiles(profiles: pd.DataFrame) -> pd.DataFrame:
-    """The median over the included networks of each learning rate: measure, layer, position, lr, value."""
+    """Return the median over the included networks of each learning rate: measure, layer, position, lr, value."""
     included = profiles[profiles["included"].astype(bool)]
     return included.groupby(["measure", "layer", "position", "lr"], sort=True)["value"].median().reset_index()
 
 
 def curve_frame(result: StudyResult) -> pd.DataFrame:
-    """Training loss by step, thinned evenly in log steps: who, step, loss, included. A log axis starts at step 1."""
+    """Return the training loss by step, evenly in log steps: network, step, loss, included. It starts at step 1."""
     columns = [*NETWORK, "step", "loss", "included"]
     if result.curves.empty:
         return pd.DataFrame(columns=columns)
@@ -191,6 +193,6 @@ def _finite(values: pd.Series[float]) -> pd.Series[float]:
 
 
 def csv_bytes(frame: pd.DataFrame) -> bytes:
-    """The table with all its digits."""
+    """Return the table as CSV with all its digits."""
     text: str = frame.to_csv(index=False, float_format="%.17g", lineterminator="\n")
     return text.encode()

@@ -1,4 +1,4 @@
-"""Invariances measured on one network, as a screen of a terminal and as a page: which numbers stay, which move."""
+"""Invariances measured on one network, as a terminal screen and as a page: which numbers stay, which change."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flatlens.report.cards import MOVES, spelling
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
-MOST = 8  #: kinds of links, and of remarks, that a screen shows
+MOST = 8  #: number of remarks on a transform that a screen shows
 SHORT = {
     **{move: short for move, short, _ in MOVES},
     "batchnorm_folding": "bn fold",
@@ -22,12 +22,11 @@ SHORT = {
     "feature_normalisation": "std",
     "feature_normalisation.published": "variance",
 }
-"""Headings; a transform of the user's own stands under its name."""
+"""Column headings; a transform of the user's own has its name."""
 
 
 def invariance_screen(report: InvarianceReport) -> RenderableType:
-    """What `flatlens invariance` ends with: one row a measure, one column a transform, what was done, what to make of
-    it."""
+    """Return the screen of `flatlens invariance`: a row for each measure, a column for each transform, then notes."""
     parts: list[RenderableType] = [_table(report)] if report.moved else []
     parts.append(_transforms(report))
     parts.append(_key(report))
@@ -35,7 +34,7 @@ def invariance_screen(report: InvarianceReport) -> RenderableType:
 
 
 def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
-    """One HTML file that needs no network: the table, what each transform did, and the proof."""
+    """Write one HTML file that needs no network: the table, what each transform did, and the proof."""
     from flatlens.report.page import environment  # not above: the screen draws nothing
 
     html = environment().get_template("invariance.html.j2").render(
@@ -55,7 +54,7 @@ def write_invariance_page(report: InvarianceReport, path: Path) -> Path:
 
 
 def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:
-    """The cells of each measure."""
+    """Return the cells of each measure."""
     rows: dict[str, list[Cell]] = {}
     for cell in report:
         rows.setdefault(cell.measure, []).append(cell)
@@ -63,7 +62,7 @@ def _rows(report: InvarianceReport) -> dict[str, list[Cell]]:
 
 
 def _kind(cell: Cell) -> str:
-    """The style of a cell of the page."""
+    """Return the style of a cell of the page."""
     if cell.agrees is False:
         return "wrong"
     return {True: "stays", False: "moves", None: "open"}[cell.unchanged]
@@ -91,7 +90,7 @@ def _table(report: InvarianceReport) -> Table:
 
 
 def _cell(cell: Cell) -> Text:
-    """In words first: yes or no, and by what factor; in capitals where that is not as declared."""
+    """Return a cell in words: yes or no, and by what factor; in capitals if it is not as declared."""
     if cell.unchanged is None:
         if cell.agrees is False:
             return Text("LOST", style="bold red")
@@ -103,7 +102,7 @@ def _cell(cell: Cell) -> Text:
 
 
 def _by_what(cell: Cell) -> str:
-    """A factor, or where it is near 1 the change in percent."""
+    """Return a factor, or the change in percent if the factor is near 1."""
     if not cell.before:
         return ""
     if abs(cell.change) < 0.1:
@@ -116,7 +115,7 @@ def _by_what(cell: Cell) -> str:
 
 
 def _transforms(report: InvarianceReport) -> Text:
-    """What each did, how well the outputs stayed, and why others are not here."""
+    """Return what each transform did, how far the outputs changed, and why others do not apply."""
     text = Text("\nTransforms\n", style="bold")
     for name, done in report.moved.items():
         text.append(f"{SHORT.get(name, name)}: ", style="not bold italic")

@@ -18,21 +18,21 @@ from flatlens.report.render import svg_of
 from flatlens.report.tables import RISK, execution_order
 
 TINTS = 6
-"""Steps from the smallest value of a column to the largest."""
+"""Number of tints from the smallest value of a column to the largest."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A value as the table of layers shows it."""
+    """A value in the table of layers."""
 
     text: str
-    exact: str  #: all digits, and what goes with them
-    tint: int  #: 0 to TINTS - 1; -1 where there is no value
+    exact: str  #: all digits, the kind and the note
+    tint: int  #: 0 to TINTS - 1; -1 if there is no value
 
 
 @dataclass(frozen=True)
 class Row:
-    """A layer."""
+    """One layer of the table."""
 
     name: str
     label: str
@@ -45,14 +45,14 @@ class Group:
 
     block: str
     rows: list[Row]
-    largest: list[Cell]  #: of each column
+    largest: list[Cell]  #: the block's largest value in each column
 
 
 Values: TypeAlias = Mapping[tuple[str, str], Estimate]
 
 
 def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Path:
-    """One HTML file that needs no network."""
+    """Write one HTML file that needs no network."""
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
     layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
     columns = list(dict.fromkeys(name for name, _ in values))
@@ -72,7 +72,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
 
 
 def _families(report: Report, cards: Sequence[Card]) -> dict[str, list[tuple[str, Estimate, tuple[bool, ...] | None]]]:
-    """The network's answers by family, the risk first: name, estimate, what it survives."""
+    """Return the network's answers by family, the risk first: name, estimate, the moves it survives."""
     found: dict[str, list[tuple[str, Estimate, tuple[bool, ...] | None]]] = {"risk": []}
     for (name, layer), estimate in report.items():
         if layer is None:
@@ -85,7 +85,7 @@ def _families(report: Report, cards: Sequence[Card]) -> dict[str, list[tuple[str
 
 
 def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group]:
-    """Blocks with their layers; "" stands for a layer outside blocks."""
+    """Return blocks with their layers; "" stands for a layer outside blocks."""
     groups = grouped(layers)
     known = {key: e for key, e in values.items() if e.value == e.value}
     places = {name: _places([layer for layer in layers if (name, layer) in known], name, known) for name in columns}
@@ -113,7 +113,7 @@ def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group
 
 
 def _places(layers: list[str], name: str, known: Values) -> dict[str, float]:
-    """Between 0 and 1 by rank: values of biases that shift nothing would take up every other scale."""
+    """Return each layer's rank between 0 and 1: on any other scale, extreme values of biases would hide the others."""
     order = sorted(layers, key=lambda layer: known[name, layer].value)
     return {layer: at / max(1, len(order) - 1) for at, layer in enumerate(order)}
 

@@ -37,7 +37,7 @@ TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by t
 
 @dataclass(frozen=True)
 class _Shown:
-    """A column of the table of networks."""
+    """One column of the table of networks."""
 
     name: str
     by_layer: bool  #: hidden until asked for
@@ -82,7 +82,7 @@ def write_study_page(
 def study_html(
     result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
 ) -> str:
-    """The page's text; `tables` are the files beside it that it may link."""
+    """Return the page's text; `tables` are the files beside it that it may link."""
     grid = Grid.of(result.networks)
     columns = table_columns(result)
     return environment().get_template("study.html.j2").render(
@@ -113,7 +113,7 @@ def study_html(
 
 
 def table_columns(result: StudyResult) -> list[_Shown]:
-    """The table's columns in the order of the study; those by layer are marked by their brackets."""
+    """Return the table's columns in the order of the study; those by layer have brackets in their names."""
     networks = result.networks
     return [
         _Shown(name, by_layer=Column.parse(name).layer is not None, numeric=networks[name].dtype.kind in "iuf")
@@ -122,7 +122,7 @@ def table_columns(result: StudyResult) -> list[_Shown]:
 
 
 def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
-    """By measure and coefficient, the row of `against`; `sure` where the interval leaves out zero."""
+    """Return the rows of `gap_correlations` by measure and coefficient; `sure` if the interval excludes zero."""
     rows: dict[str, dict[str, dict[str, Any]]] = {}
     sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
     for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
@@ -132,7 +132,7 @@ def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, Any]]:
-    """The measures of this study, once each: name, meaning, source, and for each move whether they survive it."""
+    """Return the measures of this study, once each: name, meaning, source, and whether they survive each move."""
     names = dict.fromkeys(spelling(str(column)) for column in result.networks.columns)
     met = [(name, card) for name in names if (card := card_of(name, cards)) and name not in NOT_MEASURES]
     return [
@@ -143,14 +143,14 @@ def measure_rows(result: StudyResult, cards: Sequence[Card]) -> list[dict[str, A
 
 @lru_cache(maxsize=1)  # a constant of the installed version that takes a second to make
 def bundle() -> str:
-    """The script that draws."""
+    """Return the script that draws the charts."""
     script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     return script.replace("</script", "<\\/script")
 
 
 @lru_cache(maxsize=1)  # compiles the templates once
 def environment() -> Environment:
-    """Where the templates are, and the filters they use."""
+    """Return the environment of the page templates, with the filters they use."""
     environment = Environment(
         loader=PackageLoader("flatlens.report"),
         autoescape=select_autoescape(["html", "j2"]),

@@ -26,7 +26,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, s
 
 
 def ramp(position: float) -> str:
-    """The colour at `position` in [0, 1] along the ramp.
+    """Return the colour at `position` in [0, 1] along the ramp.
 
     >>> ramp(0.0), ramp(1.0)
     ('#120789', '#f0f921')
@@ -37,7 +37,7 @@ def ramp(position: float) -> str:
 
 
 def ordered_colours(count: int, mode: Mode) -> list[str]:
-    """`count` colours in order, all legible on the background of `mode`.
+    """Return `count` colours in order, all legible on the background of `mode`.
 
     >>> ordered_colours(2, "light")
     ['#120789', '#f0844c']
@@ -49,7 +49,7 @@ def ordered_colours(count: int, mode: Mode) -> list[str]:
 
 
 def theme(mode: Mode, colours: int) -> dict[str, Any]:
-    """The Vega-Lite config of every chart: quiet axes, system fonts, `colours` ordered colours."""
+    """Return the Vega-Lite config of every chart: quiet axes, system fonts, `colours` ordered colours."""
     ink, soft, faint = _INK[mode]
     return {
         "background": "white" if mode == "light" else "#171b21",

@@ -1,4 +1,4 @@
-"""docs/measures.md, written from the measures themselves."""
+"""The page docs/measures.md, written from the measures themselves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ weight are summed before anything is squared; the same holds for token-wise laye
 
 
 def page() -> str:
-    """Every measure under its family, with all that its card and its docstring say, in Markdown."""
+    """Return every measure by family, with its card and its docstring, in Markdown."""
     families = by_family()
     index = [f"| {family} | {', '.join(f'[`{m}`](#{m})' for m in members)} |" for family, members in families.items()]
     blocks = [PREFACE, "\n".join(["| family | measures |", "|---|---|", *index])]
@@ -35,7 +35,7 @@ def page() -> str:
 
 
 def _entry(measure: Measure) -> str:
-    """One measure's section."""
+    """Return one measure's section."""
     card = measure.card
     meaning, *body = (inspect.getdoc(measure.compute) or "").split("\n\n")
     facts = {
@@ -57,7 +57,7 @@ def _entry(measure: Measure) -> str:
 
 
 def _number(measure: Measure) -> str:
-    """Where the network's answer is taken, and what stands beside it."""
+    """Return how the network's answer is taken, and its other parts."""
     if not isinstance(measure, PassMeasure):
         return ""
     if measure.answer == "input":
@@ -68,7 +68,7 @@ def _number(measure: Measure) -> str:
 
 
 def _survived(measure: Measure) -> str:
-    """The moves under which its number stays, and the options that change them."""
+    """Return the moves under which the measure stays the same, and the options that change this."""
     cases = {"": measure.card.invariant_under}
     for (name, value), under in (measure.invariances or {}).items():
         cases[f" with `{name}={value!r}`"] = under
@@ -85,10 +85,10 @@ def _options(measure: Measure) -> dict[str, object]:
 
 
 def _escaped(text: str) -> str:
-    """Formulas are written in plain text: what Markdown would take for emphasis or a tag is escaped, code left alone.
+    r"""Return plain-text formulas with Markdown's marks of emphasis and tags escaped; code stays as it is.
 
     >>> _escaped("||W||_F * <w_s, v> of `a_*b`")
-    '||W||\\\\_F \\\\* \\\\<w_s, v> of `a_*b`'
+    '||W||\\_F \\* \\<w_s, v> of `a_*b`'
     """
     parts = text.split("`")
     parts[::2] = [re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|[*<]", r"\\\g<0>", part) for part in parts[::2]]

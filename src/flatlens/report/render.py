@@ -1,4 +1,4 @@
-"""Figures to files and to JSON: nothing here needs a browser or a network."""
+"""Figures written to files and to JSON, without a browser or a network."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LARGEST_SIDE = 6000  # pixels; a picture of hundreds of panels must not take gig
 
 
 def svg_of(figure: Figure, colours: int = 1) -> str:
-    """The picture as the text of an SVG file, in light colours; `colours` as for `palette.theme`."""
+    """Return the picture as the text of an SVG file, in light colours; `colours` as for `palette.theme`."""
     spec = json.dumps({"$schema": "https://vega.github.io/schema/vega-lite/v6.json", **figure.spec})
     svg: str = vl_convert.vegalite_to_svg(spec, config=theme("light", colours), allowed_base_urls=[])
     return svg
 
 
 def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
-    """`folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
+    """Write `folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
     svg = svg_of(figure, colours)
     png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
     return [
@@ -39,14 +39,14 @@ def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
 
 
 def _scale(svg: str) -> float:
-    """Two pixels a point, less for a picture that would be huge."""
+    """Return the pixels per point: two, less for a huge picture."""
     head = svg[: svg.index(">")]
     sides = [float(head.split(f' {side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")]
     return min(PIXELS_PER_POINT, LARGEST_SIDE / max(*sides, 1.0))
 
 
 def script_json(value: Any) -> str:
-    r"""JSON that may stand inside a script element: no character in it can end the element or open a comment.
+    r"""Return JSON that may stand inside a script element: no character in it can end the element or open a comment.
 
     >>> script_json({"name": "</script>"})
     '{"name":"\\u003c/script\\u003e"}'

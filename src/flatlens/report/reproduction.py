@@ -1,4 +1,4 @@
-"""The page of an experiment, and the atlas of many: figures, claims with their outcomes, settings, differences."""
+"""The page of an experiment, and the atlas of many: figures, claims with outcomes, settings, differences."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flatlens.experiments.reproduce import Reproduction
 
 COLOURS = 4
-"""Of lines and marks that have no order."""
+"""Number of colours for lines and marks without an order."""
 
 
 def write_atlas(
@@ -57,7 +57,7 @@ def write_atlas(
 
 
 def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]], places: Sequence[str]) -> str:
-    """The page's text; `places` are the experiments' folders as the page links them."""
+    """Return the page's text; `places` are the experiments' folders as the page links them."""
     rows = [
         _row(one, figures, "" if place == "." else f"{place}/")
         for one, figures, place in zip(found, drawn, places, strict=True)

@@ -1,4 +1,4 @@
-"""A report as one screen of a terminal: the numbers, how far to trust them, which survive rescaling the weights."""
+"""A report as one terminal screen: the numbers, how far to trust them, which survive a rescaling of the weights."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from flatlens.measures import Card
 from flatlens.report.blocks import grouped, profile, role
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 
-LAYERS_ACROSS = 5  #: more do not fit a screen of 80 columns
-MEASURES_ACROSS = 4  #: beside the names of layers
-BLOCKS = 4  #: as many, and their profile says something
-PROFILE = 60  #: columns of it
-ANSWERS_DOWN = 32  #: where there are more, parts such as `relative_flatness.max` are not shown
+LAYERS_ACROSS = 5  #: largest number of layers side by side on a screen of 80 columns
+MEASURES_ACROSS = 4  #: largest number of measures beside the names of layers
+BLOCKS = 4  #: smallest number of blocks with a profile
+PROFILE = 60  #: width of a profile in characters
+ANSWERS_DOWN = 32  #: with more rows, parts such as `relative_flatness.max` are not shown
 RISK = frozenset({"loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap"})
 
 
 def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> RenderableType:
-    """What `flatlens measure` ends with.
+    """Return the screen of `flatlens measure`.
 
     Args:
         report: The measured numbers.
@@ -51,14 +51,14 @@ def measure_screen(report: Report, cards: Sequence[Card], layers: str = "") -> R
 
 
 def _without_parts(report: Report) -> Report:
-    """The measures' main numbers alone, where a screen would not hold the others."""
+    """Return the measures' main numbers alone, if a screen would not hold the others."""
     if sum(layer is None for _, layer in report) <= ANSWERS_DOWN:
         return report
     return Report({key: estimate for key, estimate in report.items() if key[0] == spelling(key[0])}, report.about)
 
 
 def _about(about: Mapping[str, Any]) -> str:
-    """The first line: samples, outputs, layers, loss."""
+    """Return the first line: samples, outputs, layers, loss."""
     facts = [f"{about[key]} {noun}" for key, noun in (("n", "samples"), ("outputs", "outputs")) if key in about]
     if isinstance(about.get("layers"), Sequence) and not isinstance(about["layers"], str):
         facts.append(f"{len(about['layers'])} layers")
@@ -70,12 +70,12 @@ def _about(about: Mapping[str, Any]) -> str:
 
 
 def _origin(what: str, words: str) -> Text:
-    """Where something is from; weights that nobody trained catch the eye."""
+    """Return a line on the origin of something; untrained weights are highlighted."""
     return Text(f"{what}: {words}", style="bold yellow" if words.startswith("random") else "dim")
 
 
 def _network_table(report: Report, cards: Sequence[Card]) -> Table:
-    """One row a measure: the risk first, then families, and measures in them, in the order they were asked for."""
+    """Return one row for each measure: the risk first, then families, and their measures in the order asked for."""
     table = _table("The network")
     table.add_column("measure", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -110,7 +110,7 @@ def _badges(name: str, cards: Sequence[Card]) -> list[Text]:
 
 
 def _layer_tables(report: Report, wanted: str) -> list[RenderableType]:
-    """Every layer's value while a screen holds them, or those wanted; else ranges, and profiles over the blocks."""
+    """Return the layers' values: all if they fit or are wanted, else ranges and profiles over the blocks."""
     values = {(name, layer): estimate for (name, layer), estimate in report.items() if layer is not None}
     layers = execution_order(report, list(dict.fromkeys(layer for _, layer in values)))
     names = list(dict.fromkeys(name for name, _ in values))
@@ -141,7 +141,7 @@ def _across(values: Mapping[tuple[str, str], Estimate], layers: list[str], names
 def _wanted_tables(
     values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], wanted: str
 ) -> Iterator[Table]:
-    """A row a layer, under its block; so many measures side by side as a screen holds, the others below."""
+    """Yield tables with a row for each layer, under its block, and as many measures as fit side by side."""
     names = [name for name in names if any((name, layer) in values for layer in layers)]
     for start in range(0, len(names), MEASURES_ACROSS):
         some = names[start : start + MEASURES_ACROSS]
@@ -162,7 +162,7 @@ def _wanted_tables(
 def _profile_table(
     values: Mapping[tuple[str, str], Estimate], groups: list[tuple[str, list[str]]], names: list[str]
 ) -> Table:
-    """A measure's way through the blocks as a row of bars."""
+    """Return each measure over the blocks as a row of bars."""
     table = _table(f"From {groups[0][0]} to {groups[-1][0]}: the largest in each block (by logarithm where positive)")
     table.add_column("measure", no_wrap=True)
     table.add_column("", no_wrap=True)
@@ -175,7 +175,7 @@ def _profile_table(
 
 
 def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], names: list[str], blocks: int) -> Table:
-    """Of a deep network: each measure's extremes and where they are."""
+    """Return a deep network's extremes of each measure, and their layers."""
     size = f"{len(layers)} layers{f' in {blocks} blocks' if blocks >= BLOCKS else ''}"
     table = _table(f"Over {size} (every value: --layers NAME, --page, --json or --save)")
     table.add_column("measure", no_wrap=True)
@@ -193,13 +193,13 @@ def _range_table(values: Mapping[tuple[str, str], Estimate], layers: list[str], 
 
 
 def execution_order(report: Report, met: list[str]) -> list[str]:
-    """As the network runs them, where the report says; parameters outside any layer come last."""
+    """Return the layers in the order of execution, if the report knows it; parameters outside any layer come last."""
     known = [str(layer) for layer in report.about.get("layers", [])]
     return sorted(met, key=lambda layer: known.index(layer) if layer in known else len(known))
 
 
 def _table(title: str) -> Table:
-    """Narrow enough for 80 columns: no lines, two blanks between columns."""
+    """Return an empty table narrow enough for 80 columns: no lines, two spaces between columns."""
     return Table(
         box=None, title=f"\n{title}", title_justify="left", title_style="bold", padding=(0, 2, 0, 0), header_style="dim"
     )
@@ -224,7 +224,7 @@ def _kind(estimate: Estimate) -> str:
 
 
 def _notes(report: Report) -> Text | None:
-    """The network's notes; equal ones are said once."""
+    """Return the network's notes; equal ones once."""
     said: dict[str, list[str]] = {}
     for (name, layer), estimate in report.items():
         if layer is None and estimate.note:
@@ -236,7 +236,7 @@ def _notes(report: Report) -> Text | None:
 
 
 def _key(report: Report, cards: Sequence[Card]) -> Text:
-    """What the three last columns mean, and which measures may be compared freely."""
+    """Return the meaning of the last three columns, and the measures that any two networks can be compared by."""
     names = dict.fromkeys(name for name, layer in report if layer is None and spelling(name) not in RISK)
     met = {spelling(name): card for name in names if (card := card_of(name, cards))}
     survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings

@@ -20,13 +20,13 @@ _SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
 
 
 def title(result: StudyResult) -> str:
-    """The page's heading."""
+    """Return the page's heading."""
     name = result.settings.get("name", "study")
     return f"Flatness, compression and generalisation: {name}"
 
 
 def what_was_run(result: StudyResult) -> str:
-    """The study in one or two sentences, from its settings and tables."""
+    """Return the study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})
     axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
@@ -40,12 +40,12 @@ def what_was_run(result: StudyResult) -> str:
 
 
 def _is_seed(name: str) -> bool:
-    """Whether an axis changes seeds alone, of whatever."""
+    """Return whether an axis changes only seeds."""
     return all(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:
-    """An axis and its values; of settings in settings, such as architectures, how many."""
+    """Return an axis and its values in words; for nested settings, such as architectures, their number."""
     name, values = axis["name"], axis["values"]
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
         return counted(len(values), last_field(name).replace("_", " "))
@@ -57,7 +57,7 @@ def _values(axis: Mapping[str, Any]) -> str:
 
 
 def _value(value: Any) -> str:
-    """A value of an axis: a number, those of settings that go together, an optimiser at its learning rate."""
+    """Return a value of an axis: a number, settings that belong together, or an optimiser with its learning rate."""
     if isinstance(value, list | tuple):
         return " with ".join(map(_value, value))
     if isinstance(value, Mapping) and {"type", "lr"} <= set(value):
@@ -105,7 +105,7 @@ def _stop(base: Mapping[str, Any]) -> str:
 
 
 def caveats(result: StudyResult) -> list[str]:
-    """What a reader must know before believing the findings: who is left out, what failed, what is missing."""
+    """Return what a reader must know before the findings: networks left out, failed or missing."""
     lines = []
     total = len(result.networks)
     if result.excluded:
@@ -128,7 +128,7 @@ def _is(items: list[tuple[str, str]]) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """A number and its noun.
+    """Return a number and its noun.
 
     >>> counted(1, "network"), counted(48, "network")
     ('1 network', '48 networks')
@@ -137,7 +137,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def listed(items: list[str]) -> str:
-    """Items in a row, as one writes them.
+    """Return items as an English list.
 
     >>> listed(["4", "16", "64"])
     '4, 16 and 64'
@@ -146,12 +146,12 @@ def listed(items: list[str]) -> str:
 
 
 def shape_signs(count: int) -> list[str]:
-    """The signs of the legend, one a batch size."""
+    """Return the signs of the legend, one for each batch size."""
     return [_SIGNS[i % len(_SIGNS)] for i in range(count)]
 
 
 def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested settings as (dotted name, value) rows.
+    """Return nested settings as (dotted name, value) rows.
 
     >>> flatten({"data": {"train": 600}, "lrs": [0.1, 0.2]})
     [('data.train', '600'), ('lrs', '0.1, 0.2')]
@@ -168,7 +168,7 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, st
 
 
 def _item(item: Any) -> str:
-    """One member of a list; a quantity of the study as its name and what it is made of."""
+    """Return one member of a list in words; a quantity of the study as its name and its column."""
     if not isinstance(item, Mapping):
         return str(item)
     if {"name", "column", "transform"} <= set(item):
@@ -178,7 +178,7 @@ def _item(item: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A table's number: four significant digits, whole numbers whole, and a dash for what does not exist.
+    """Return a table's number: four significant digits, whole numbers whole, a dash for an undefined one.
 
     >>> [shown(v) for v in (0.123456, 48, float("nan"), "converged", 1.0)]
     ['0.1235', '48', '–', 'converged', '1']
@@ -189,7 +189,7 @@ def shown(value: Any) -> str:
 
 
 def breakable(name: str) -> Markup:
-    """A long name that may be broken after its punctuation.
+    """Return a long name with line breaks allowed after its punctuation.
 
     >>> str(breakable("mls<[fc1]"))
     'mls&lt;<wbr>[fc1]'
@@ -199,5 +199,5 @@ def breakable(name: str) -> Markup:
 
 
 def exact(value: Any) -> str:
-    """All digits, for sorting and for the pointer resting on a cell."""
+    """Return all digits, for sorting and for the tooltip of a cell."""
     return repr(float(value)) if isinstance(value, float) else str(value)

@@ -31,7 +31,7 @@ __all__ = [
 
 
 def study_figures(result: StudyResult) -> list[Figure]:
-    """Every figure of the page; each has its data, also where there is nothing to draw."""
+    """Return every figure of the page; each has its data, even if there is nothing to draw."""
     return [
         gap_forest(result),
         gap_panels(result),

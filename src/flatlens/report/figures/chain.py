@@ -21,11 +21,11 @@ LINKS = {
 STATUS = ("holds", "undecided", "not applicable", "violated")
 SHAPES = ("circle", "diamond", "cross", "triangle-up")
 COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
-FLOOR = 1e-6  #: tightness below it is drawn here
+FLOOR = 1e-6  #: smaller tightness is drawn at this value
 
 
 def chain_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
-    """A, B, C, D: each value, and its share of the next."""
+    """Return A, B, C, D: each value, and its share of the next."""
     rows = {column.part: v for v in verdicts if (column := Column.parse(v.bound)).measure == "mls_chain"}
     if not rows:
         return pd.DataFrame(columns=["letter", "meaning", "value", "share_of_next", "status"])
@@ -44,7 +44,7 @@ def chain_frame(verdicts: Sequence[Verdict]) -> pd.DataFrame:
 
 
 def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
-    """Four bars, each no longer than the next."""
+    """Return four bars, each no longer than the next."""
     data = chain_frame(verdicts)
     data["label"] = data["letter"] + "  " + data["meaning"]
     bars = alt.Chart(data, width=640, height=150).mark_bar(height=18, color="#7e03a8").encode(
@@ -64,7 +64,7 @@ def chain_figure(verdicts: Sequence[Verdict]) -> Figure:
 
 
 def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
-    """Left side over right side of every claim, on a logarithmic axis that ends where a claim is violated."""
+    """Return the left side over the right side of every claim, on a logarithmic axis; beyond 1 a claim is violated."""
     data = pd.DataFrame([
         {
             "bound": v.bound,

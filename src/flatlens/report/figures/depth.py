@@ -11,14 +11,14 @@ from flatlens.estimate import Report
 from flatlens.report.blocks import CALL, blocks, grouped, role
 from flatlens.report.figures.figure import Drawing, Figure, log_axis
 
-KINDS = 8  #: that get a colour of their own
+KINDS = 8  #: number of kinds of layers with their own colour
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
 OTHERS, OUTSIDE = "other layers", "outside the blocks"
 PANELS_A_ROW = 3
 
 
 def depth_frame(report: Report) -> pd.DataFrame:
-    """One row a measure and linear layer: measure, layer, block, kind, depth, value.
+    """Return one row for each measure and linear layer: measure, layer, block, kind, depth, value.
 
     `depth` counts blocks, or layers outside them; undefined values are left out.
     """
@@ -42,7 +42,7 @@ def depth_frame(report: Report) -> pd.DataFrame:
 
 
 def depth_figure(report: Report) -> Figure:
-    """A panel for each measure with a value at two depths or more."""
+    """Return a panel for each measure with a value at two depths or more."""
     data = depth_frame(report)
     deep = data.groupby("measure", sort=False)["depth"].nunique()
     names = [str(name) for name, depths in deep.items() if depths > 1]

@@ -1,4 +1,4 @@
-"""What a figure is: data first, then the drawing, with a caption that says how to read it."""
+"""The parts of a figure: its data, then the drawing, with a caption that says how to read it."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ class Figure:
 
     @cached_property
     def spec(self) -> dict[str, Any]:
-        """The whole picture as Vega-Lite JSON, without a theme."""
+        """Return the whole picture as Vega-Lite JSON, without a theme."""
         return _plain(self.whole)
 
     @cached_property
     def panel_specs(self) -> list[dict[str, Any]]:
-        """The page's panels as Vega-Lite JSON, without a theme: the page brings its own."""
+        """Return the page's panels as Vega-Lite JSON, without a theme: the page brings its own."""
         return [self.spec if panel is self.whole else _plain(panel) for panel in self.panels]
 
 
 def _plain(drawing: Drawing) -> dict[str, Any]:
-    """Without the schema's address, so that the page holds none, and without Altair's theme."""
+    """Return the JSON without the schema's address, so that the page holds none, and without Altair's theme."""
     spec: dict[str, Any] = drawing.to_dict(validate=False)  # checked in the tests: it takes longer than the drawing
     return {key: value for key, value in spec.items() if key not in ("$schema", "config")}
 
@@ -58,15 +58,15 @@ class Grid:
 
     @classmethod
     def of(cls, networks: pd.DataFrame) -> Grid:
-        """The levels met in a table of networks."""
+        """Return the levels in a table of networks."""
         return cls(tuple(sorted(set(networks["lr"]))), tuple(sorted(set(networks["batch_size"]))))
 
     def lr_scale(self) -> alt.Scale:
-        """Domain only: the theme brings the colours."""
+        """Return a scale with the domain only: the theme brings the colours."""
         return alt.Scale(domain=list(self.lrs))
 
     def batch_scale(self) -> alt.Scale:
-        """A shape for every batch size."""
+        """Return a scale with a shape for every batch size."""
         return alt.Scale(
             domain=list(self.batch_sizes), range=[SHAPES[i % len(SHAPES)] for i in range(len(self.batch_sizes))]
         )
@@ -76,29 +76,32 @@ SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down"
 
 
 def lr_legend(shown: bool) -> alt.Legend | None:
-    """The legend of the files; the page has its own above a figure's panels."""
+    """Return the legend of the files; the page has its own above a figure's panels."""
     return alt.Legend(title="learning rate", orient="top") if shown else None
 
 
 def batch_legend(shown: bool) -> alt.Legend | None:
-    """As `lr_legend`, for shapes."""
+    """Return the legend of shapes, as `lr_legend` does for colours."""
     return alt.Legend(title="batch size", orient="top") if shown else None
 
 
 def network_tooltip(*more: alt.Tooltip) -> list[alt.Tooltip]:
-    """Who a mark is, then `more`."""
+    """Return a tooltip with the network's identity, then `more`."""
     who = [alt.Tooltip("key:N", title="network"), alt.Tooltip("lr:Q", title="learning rate"),
            alt.Tooltip("batch_size:Q", title="batch size"), alt.Tooltip("seed:Q")]  # fmt: skip
     return [*who, *more]
 
 
 def solid_if_included() -> alt.FillOpacityValue:
-    """Marks of excluded networks are hollow. (`alt.when` and `alt.value` would take Altair ten times as long.)"""
+    """Return a fill that leaves excluded networks hollow.
+
+    `alt.when` and `alt.value` would take Altair ten times as long.
+    """
     return alt.FillOpacityValue(0.0, condition={"test": "datum.included", "value": 0.75})
 
 
 def log_ticks(low: float, high: float) -> list[float] | None:
-    """Ticks of a log axis: powers of ten, or 1, 2, 5 over a narrower range; None for one narrower still.
+    """Return ticks of a log axis: powers of ten, or 1, 2, 5 over a narrower range; None for one narrower still.
 
     >>> log_ticks(0.05, 20.0), log_ticks(0.4, 6.0), log_ticks(0.6, 0.9)
     ([0.1, 1.0, 10.0], [0.5, 1.0, 2.0, 5.0], None)
@@ -114,7 +117,7 @@ def log_ticks(low: float, high: float) -> list[float] | None:
 
 
 def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
-    """An axis of few ticks: Vega's own, nine a decade, are a thicket."""
+    """Return an axis with few ticks: Vega's default is nine a decade."""
     if values.empty:
         return alt.Axis(title=title)
     low, high = float(values.min()), float(values.max())
@@ -125,7 +128,7 @@ def log_axis(values: pd.Series[float], title: str | None) -> alt.Axis:
 
 
 def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
-    """A coefficient with its 95% interval, in words for a title.
+    """Return a coefficient with its 95% interval, in words for a title.
 
     >>> interval({"pearson": 0.5, "pearson_low": -0.25, "pearson_high": 0.75}, "pearson", "r")
     'r = 0.50 [−0.25, 0.75]'
@@ -137,6 +140,6 @@ def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
 
 
 def empty(message: str) -> alt.Chart:
-    """A picture that says why there is nothing to see."""
+    """Return a picture that says why there is nothing to draw."""
     text: alt.Chart = alt.Chart(pd.DataFrame({"text": [message]})).mark_text(fontSize=13).encode(text="text:N")
     return text

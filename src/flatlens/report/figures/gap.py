@@ -32,7 +32,7 @@ _KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
 
 def gap_panels(result: StudyResult) -> Figure:
-    """The gap over each measure, with the least-squares line of the included networks."""
+    """Return the gap over each measure, with the least-squares line of the included networks."""
     gap, measures = frames.gap_of(result), frames.measures_of(result)
     data = frames.value_frame(result)
     grid = Grid.of(result.networks)
@@ -59,7 +59,7 @@ def gap_panels(result: StudyResult) -> Figure:
 
 
 def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity, grid: Grid, width: Width) -> Drawing:
-    """One measure. Columns get plain names: a dot or bracket in a field would be read as a path."""
+    """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
     drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*frames.NETWORK, "outcome", "included", "x", "y"]]
     drawn = drawn.dropna(subset=["x", "y"])
     legend = width != "container"
@@ -97,7 +97,7 @@ def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity
 
 
 def gap_forest(result: StudyResult) -> Figure:
-    """Every measure's and setting's correlation with the gap, as dots with intervals, strongest first."""
+    """Return every measure's and setting's correlation with the gap, as dots with intervals, strongest first."""
     data = frames.gap_relations(result)
 
     def draw(width: Width) -> list[Drawing]:

@@ -31,7 +31,7 @@ BRUSH = "brush"
 
 
 def scatter_matrix(result: StudyResult) -> Figure:
-    """Every measure and the gap against each other; a brush in one panel marks the same networks in all."""
+    """Return every measure and the gap against each other; a brush in one panel marks the same networks in all."""
     gap = frames.gap_of(result)
     quantities = [*([gap] if gap else []), *frames.measures_of(result)]
     data = frames.value_frame(result)
@@ -52,7 +52,7 @@ def scatter_matrix(result: StudyResult) -> Figure:
 
 
 def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
-    """Cells row by row. Quantities become q0, q1...: a dot or bracket in a field would be read as a path."""
+    """Return cells row by row. Quantities become q0, q1...: a dot or bracket in a field would be read as a path."""
     fields = {q.name: f"q{i}" for i, q in enumerate(quantities)}
     drawn = data[[*frames.NETWORK, "included", *fields]].rename(columns=fields)
     pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
@@ -84,7 +84,7 @@ def _wrap(title: str) -> list[str]:
 
 
 def _edge_axis(shown: bool, title: str) -> alt.Axis:
-    """Ticks and names on the outer edge only."""
+    """Return an axis with ticks and names on the outer edge only."""
     if not shown:
         return alt.Axis(labels=False, ticks=False, title=None, tickCount=3)
     return alt.Axis(
@@ -126,7 +126,7 @@ def _domain(values: pd.Series[float]) -> alt.Scale:
 
 
 def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
-    """The histogram under the quantity's name; the corners carry the names that the outer axes lack."""
+    """Return the histogram under the quantity's name; the corners carry the names that the outer axes lack."""
     lines = _wrap(title)
     bars = frames.histogram(values)
     free = 1 - (12 * len(lines) + 10) / CELL  # the upper part is the name's
@@ -159,7 +159,7 @@ def _diagonal(values: pd.Series[float], title: str, last: bool) -> Drawing:
 
 
 def _coefficients(row: Mapping[Hashable, Any] | None) -> alt.Chart:
-    """Both coefficients in words on a tint: see-through, so that it suits a light and a dark page alike."""
+    """Return both coefficients in words on a tint: transparent, so that it suits a light and a dark page."""
     if row is None or row["pearson"] != row["pearson"]:
         lines, tint, strength = ["undefined"], RISES, 0.0
     else:

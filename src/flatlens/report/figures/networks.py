@@ -17,7 +17,7 @@ PANELS_A_ROW = 3
 
 
 def layer_profiles(result: StudyResult) -> Figure:
-    """A panel a measure: values over layers, a thin line a network, a thick one the median of a learning rate."""
+    """Return a panel for each measure: a thin line for each network, a thick one for the median of a learning rate."""
     data = frames.profile_frame(result)
     grid = Grid.of(result.networks)
     names = list(dict.fromkeys(data["measure"]))
@@ -75,7 +75,7 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
 
 
 def training_curves(result: StudyResult) -> Figure:
-    """A panel a batch size: the training loss over steps, on log axes, down to the bound it was trained to."""
+    """Return a panel for each batch size: the training loss over steps, on log axes, and the loss trained to."""
     data = frames.curve_frame(result)
     grid = Grid.of(result.networks)
     bound = result.settings.get("base", {}).get("training", {}).get("until", {}).get("loss_below")

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 PANELS_A_ROW = 3
 TABLE_COLUMN, TABLE_ROW = 150, 30
-"""Of a table's cells in the files, in pixels."""
+"""Width and height of a table's cells in the files, in pixels."""
 
 
 def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
-    """The figure of a plot; a matrix is that of its study."""
+    """Return the figure of a plot; a matrix is that of its study."""
     if plot.kind == "matrix":
         drawn = scatter_matrix(results[plot.study])
         return replace(drawn, name=plot.name, title=plot.title)
@@ -113,7 +113,7 @@ def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
 
 
 def _decades(values: pd.Series[float]) -> bool:
-    """Whether a logarithmic axis is possible and shows more than a plain one."""
+    """Return whether a logarithmic axis is possible and shows more than a linear one."""
     return bool(values.min() > 0 and values.max() > 10 * values.min())
 
 

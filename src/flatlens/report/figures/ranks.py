@@ -1,4 +1,4 @@
-"""Networks ranked by each measure, as a table of tints; and how far each two measures agree."""
+"""Networks ranked by each measure, as a table of tints, and how far any two measures agree."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flatlens.report.palette import FALLS, RISES
 SMALL, MIDDLE, LARGE, NEUTRAL = "#8fcfae", "#f7f5ef", "#eeb07e", "#eef0f3"
 INK = "#1c2430"
 WITH_VALUES, WITH_RANKS = 8, 30
-"""So many networks leave room in a cell for the value, or for the rank."""
+"""Largest numbers of networks with room in a cell for the value, and for the rank."""
 
 
 def ranks_frame(comparison: Comparison) -> pd.DataFrame:
-    """`Comparison.frame` with, for drawing, `place` from 0 (smallest) to 1, and the texts of cells and rows."""
+    """Return `Comparison.frame` with `place` from 0 (smallest) to 1, and the texts of cells and rows."""
     data = comparison.frame()
     last = data.groupby("measure")["rank"].transform("count") - 1
     data["place"] = (data["rank"] - 1) / last.where(last > 0)
@@ -32,7 +32,7 @@ def ranks_frame(comparison: Comparison) -> pd.DataFrame:
 
 
 def ranks_figure(comparison: Comparison) -> Figure:
-    """A row a measure, a column a network: green where its value is among the smallest."""
+    """Return a row for each measure and a column for each network: green if its value is among the smallest."""
     data = ranks_frame(comparison)
     count = len(comparison.models)
     step = 86 if count <= WITH_VALUES else 30 if count <= WITH_RANKS else 16
@@ -73,7 +73,7 @@ def ranks_figure(comparison: Comparison) -> Figure:
 
 
 def taus_figure(comparison: Comparison) -> Figure:
-    """How far each two measures agree in their order of the networks."""
+    """Return how far any two measures agree in their order of the networks."""
     taus = comparison.agreement().taus
     data = taus.rename_axis(index="a").reset_index().melt("a", var_name="b", value_name="tau")
     names = [str(name) for name in taus]

@@ -15,8 +15,10 @@ COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 
 
 def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Network-level numbers of each run's history (`Tracker.history`), with their 95% intervals; `edge` beside the
-    sharpness alone."""
+    """Return network-level numbers of each run's history (`Tracker.history`), with their 95% intervals.
+
+    Only rows of the sharpness have a value of `edge`.
+    """
     parts = [pd.DataFrame(columns=COLUMNS)]
     for run, history in histories.items():
         rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
@@ -27,7 +29,7 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 
 def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -> Figure:
-    """Every tracked measure against the step; a dashed line is the sharpness at which that run's steps grow."""
+    """Return every tracked measure against the step; a dashed line is the sharpness at which that run's steps grow."""
     data = tracked_frame(histories)
     runs = list(histories)
     names = list(dict.fromkeys(data["measure"]))
