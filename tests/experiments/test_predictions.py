@@ -1,13 +1,17 @@
 """Conclusions follow from intervals alone; evidence is the named statistic of the right networks."""
 
+from dataclasses import fields
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from flatlens.experiments.evidence import changes, each_history, related, together, trend
 from flatlens.experiments.experiment import Plot
+from flatlens.experiments.papers import EXPERIMENTS
 from flatlens.experiments.plots import banded, bars
 from flatlens.experiments.predictions import Prediction, conclusion_of
+from flatlens.experiments.result import StudyResult
 from flatlens.statistics import Statistic, correlate
 from flatlens.statistics.statistic import NAN
 
@@ -115,3 +119,13 @@ def test_bars_have_intervals_where_there_are_enough_networks():
     assert data["y"].tolist() == [3.0, 8.0]
     assert data.loc[0, "low"] < 3 < data.loc[0, "high"]
     assert np.isnan(data.loc[1, "low"])
+
+
+def test_the_old_names_of_fields_still_work_with_a_warning():
+    x3 = EXPERIMENTS["X3"]
+    with pytest.warns(DeprecationWarning, match="predictions"):
+        assert x3.claims is x3.predictions
+    table = pd.DataFrame({"p": [1.0]})
+    names = {field.name: None for field in fields(StudyResult)} | {"gap_correlations": table}
+    with pytest.warns(DeprecationWarning, match="gap_correlations"):
+        assert StudyResult(**names).against is table
