@@ -157,8 +157,8 @@ def test_data_read_twice_may_be_other_objects_with_the_same_bytes():
 @pytest.mark.parametrize(("lenses", "told"), [
     (lambda: {"a": lens(network(0))}, "at least two networks are needed, got 1"),
     (lambda: {}, "at least two networks are needed, got 0"),
-    (lambda: [lens(network(0)), lens(network(1))], "lenses by name"),
-    (lambda: {"a": network(0), "b": network(1)}, "lenses by name"),
+    (lambda: [lens(network(0)), lens(network(1))], "a dict of name"),
+    (lambda: {"a": network(0), "b": network(1)}, "a dict of name"),
     (lambda: {"a": lens(network(0)), "b": lens(network(1), loss="mse", data=(X, Y[:, None].double().expand(-1, 3)))},
      "loss of a: cross_entropy, of b: mse; they must be measured under one loss"),
     (lambda: {"a": lens(network(0)), "b": lens(network(1), (X[:9], Y[:9]))}, "samples of a: 20, of b: 9"),
@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(lenses, told):
 
 def test_one_model_object_under_two_names_is_refused():
     net = network(0)
-    with pytest.raises(BadInput, match="a and b look at one model object"):
+    with pytest.raises(BadInput, match="a and b use the same model object"):
         fl.compare({"a": lens(net), "b": lens(net)}, "mls")
 
 

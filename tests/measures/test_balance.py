@@ -229,7 +229,7 @@ def test_conjugate_gradients_do_as_well(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0])
 def test_what_it_refuses(wrong: float) -> None:
     good, bad = torch.ones(2, 2), torch.tensor([[1.0, wrong], [1.0, 1.0]])
-    with pytest.raises(BadInput, match="finite, none negative"):
+    with pytest.raises(BadInput, match="finite and not negative"):
         balance(good, bad)
     with pytest.raises(BadInput, match="one shape"):
         balance(good, torch.ones(2, 3))

@@ -82,7 +82,7 @@ def test_token_ids_beside_numbers(form: str) -> None:
 
 
 @pytest.mark.parametrize(("net", "words"), [
-    (lambda: nn.Linear(3, 0), r"'weight', of shape \(0, 3\), has no entries"),
+    (lambda: nn.Linear(3, 0), r"'weight', of shape \(0, 3\), is empty"),
     (lambda: nn.Sequential(nn.Linear(3, 0), nn.ReLU(), nn.Linear(0, 2)), r"'0.weight', of shape \(0, 3\)"),
     (lambda: nn.Sequential(nn.Linear(3, 2), nn.Flatten(0), nn.Unflatten(0, (8, 2)), nn.AdaptiveAvgPool1d(0)), "N is 0"),
 ])  # fmt: skip

@@ -92,7 +92,7 @@ def test_differences_and_checks_are_in_full() -> None:
 
     with pytest.raises(BadInput, match="coupled"):
         fl.Problem(Coupled(), "cross_entropy", data, arithmetic="bfloat16")
-    with pytest.raises(BadInput, match="full arithmetic"):
+    with pytest.raises(BadInput, match="full precision"):
         fl.check_bounds(fl.Lens(coarse))
     with pytest.raises(BadInput, match="measured in float32"):
         fl.Problem(nn.Linear(6, 3).double(), "cross_entropy", data, arithmetic="bfloat16")

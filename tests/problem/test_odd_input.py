@@ -43,7 +43,7 @@ def with_weight(weight: torch.Tensor) -> nn.Module:
     return model
 
 
-SPARSE = r"a sparse tensor cannot be cut into samples: give a dense one, by to_dense\(\)"
+SPARSE = r"a sparse tensor cannot be split into samples: convert it with to_dense\(\)"
 REFUSED = {
     "integer outputs": (lambda: problem(Rounds(torch.int64)), BadModel, "outputs are torch.int64: floating"),
     "boolean outputs": (lambda: problem(Rounds(torch.bool)), BadModel, "outputs are torch.bool"),
@@ -57,7 +57,7 @@ REFUSED = {
     "sparse x of a loader": (lambda: problem(data=DataLoader([(X[0].to_sparse(), 0)], collate_fn=lambda rows: (
         torch.stack([rows[0][0]]), torch.tensor([0])))), BadData, SPARSE),
     "nested x": (lambda: problem(data=(torch.nested.nested_tensor([X[0], X[1]]), Y[:2])), BadData, "nested"),
-    "x in eight bits": (lambda: problem(data=(X.to(torch.float8_e4m3fn), Y)), BadData, r"by .float\(\)"),
+    "x in eight bits": (lambda: problem(data=(X.to(torch.float8_e4m3fn), Y)), BadData, r"with .float\(\)"),
     "a weight in eight bits": (lambda: problem(with_weight(torch.ones(2, 3).to(torch.float8_e4m3fn))), BadModel,
     "float8"),
     "a sparse weight": (lambda: problem(with_weight(torch.ones(2, 3).to_sparse())), BadModel, "'weight' is sparse"),

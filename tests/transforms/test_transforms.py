@@ -126,7 +126,7 @@ def hooked() -> list[nn.Module]:
     ("layers", "why"),
     [
         (tied, "0, 2: its parameters are tied to another layer's"),
-        (hooked, "0: 1 (ReLU) is not known to act on each of them by itself"),
+        (hooked, "0: 1 (ReLU) is not known to act on each feature separately"),
         (
             lambda: [nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.ReLU(), nn.Linear(4, 4)],
             "0: its weight is made from other parameters",

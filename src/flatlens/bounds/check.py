@@ -100,14 +100,18 @@ def check_bounds(
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
     lens.require_fresh()
     if lens.problem.coupled or lens.probes is not None:
-        why = "batchnorm='train' couples the samples" if lens.problem.coupled else "it needs Lens(outputs='exact')"
-        raise BadInput(f"check_bounds(...): bounds speak of each sample and every output: {why}")
+        why = (
+            "batchnorm='train' makes samples depend on each other: use batchnorm='eval'"
+            if lens.problem.coupled
+            else "this lens uses random combinations of the outputs: use Lens(problem, outputs='exact')"
+        )
+        raise BadInput(f"check_bounds(...): bounds are checked sample by sample and need every output, but {why}")
     if lens.problem.arithmetic != "full":
-        raise BadInput("check_bounds(...): sides are compared in full arithmetic: leave Problem(arithmetic=...) out")
+        raise BadInput("check_bounds(...): bounds need full precision: make the Problem without arithmetic=...")
     unasked = [one for one in BOUNDS.values() if not one.on_request]
     chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
     if not chosen:
-        raise BadInput("check_bounds(bounds=[]): at least one bound is needed; None takes all that the pass serves")
+        raise BadInput("check_bounds(bounds=[]): name at least one bound; None checks all that need the pass alone")
     generator = drawing(generator, progress, "check_bounds")
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")

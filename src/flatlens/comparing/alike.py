@@ -26,13 +26,15 @@ SAME = {
 def require_alike(lenses: Mapping[str, Lens]) -> None:
     """Refuse networks that are not measured on the same task and data; name the first two that differ."""
     if not isinstance(lenses, Mapping) or not all(isinstance(lens, Lens) for lens in lenses.values()):
-        raise BadInput('compare(...): lenses by name are needed: compare({"a": Lens(...), "b": Lens(...)})')
+        raise BadInput(
+            'compare(...): a dict of name -> Lens is needed, such as compare({"a": Lens(...), "b": Lens(...)})'
+        )
     if len(lenses) < 2:
         raise BadInput(f"compare(...): at least two networks are needed, got {len(lenses)}")
     for (a, first), (b, second) in combinations(lenses.items(), 2):
         if first.problem.model is second.problem.model:
             raise BadInput(
-                f"compare(...): {a} and {b} look at one model object: give each checkpoint a model of its own "
+                f"compare(...): {a} and {b} use the same model object: make one model for each checkpoint "
                 f"(copy.deepcopy, or load the weights into a new one)"
             )
     (a, first), *others = lenses.items()

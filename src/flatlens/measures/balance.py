@@ -94,7 +94,7 @@ def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     for name, x in (("h", h), ("w", w)):
         low, high = map(float, x.aminmax()) if x.numel() else (0.0, 0.0)
         if not (low >= 0 and high < math.inf):
-            raise BadInput(f"balance({name}=): entries must be finite, none negative; here {low:g} to {high:g}")
+            raise BadInput(f"balance({name}=): entries must be finite and not negative; found {low:g} to {high:g}")
     return h.detach().to(torch.float64), w.detach().to(torch.float64)
 
 

@@ -140,7 +140,9 @@ def worst_sharpness(
     require_flag(adaptive=adaptive)
     require_count(1, restarts=restarts, steps=steps, **({} if m is None else {"m": m}))
     if m is not None and lens.problem.coupled:
-        raise BadInput(f"worst_sharpness(m={m}): with batchnorm='train' the ghost batches are fixed: leave m out")
+        raise BadInput(
+            f"worst_sharpness(m={m}): with batchnorm='train' samples are grouped by ghost_batch: leave m out"
+        )
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     groups = [None] if m is None or m >= lens.problem.n else lens.problem.data.in_batches_of(m)
     total, done, reached = 0.0, 0, []

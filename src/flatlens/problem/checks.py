@@ -27,14 +27,12 @@ def require_usable(model: object, dtype: object) -> None:
     if not isinstance(model, nn.Module):
         raise BadModel(f"Problem(model=...): a torch.nn.Module is needed, got {type(model).__name__}")
     if isinstance(model, torch.jit.ScriptModule):
-        raise BadModel("Problem(model=...): a ScriptModule takes no hooks: hand in the nn.Module it was compiled from")
+        raise BadModel("Problem(model=...): a ScriptModule has no hooks: pass the nn.Module that it was compiled from")
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         if isinstance(p, nn.parameter.UninitializedParameter | nn.parameter.UninitializedBuffer):
             raise BadModel(f"Problem(model=...): {name!r} is not initialised: run the lazy model once on a batch first")
         if p.numel() == 0 and p.ndim > 1 and isinstance(p, nn.Parameter):
-            raise BadModel(
-                f"Problem(model=...): {name!r}, of shape {tuple(p.shape)}, has no entries: leave its layer out"
-            )
+            raise BadModel(f"Problem(model=...): {name!r}, of shape {tuple(p.shape)}, is empty: remove its layer")
         if p.is_meta:
             raise BadModel(
                 f"Problem(model=...): {name!r} is on the meta device, without numbers: make the model on a device "

@@ -106,9 +106,9 @@ def require_dense(batch: Batch, where: str) -> None:
         if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
             form = "nested" if leaf.is_nested else "quantised" if leaf.is_quantized else "sparse"
             mend = {"nested": "to_padded_tensor(0.0)", "quantised": "dequantize()", "sparse": "to_dense()"}[form]
-            raise BadData(f"Problem({where}): a {form} tensor cannot be cut into samples: give a dense one, by {mend}")
+            raise BadData(f"Problem({where}): a {form} tensor cannot be split into samples: convert it with {mend}")
         if leaf.is_floating_point() and leaf.element_size() == 1:
-            raise BadData(f"Problem({where}): {leaf.dtype} cannot be computed with: give wider numbers, by .float()")
+            raise BadData(f"Problem({where}): torch cannot compute with {leaf.dtype}: convert it with .float()")
 
 
 def require_finite(batch: Batch, given: str) -> None:

@@ -193,8 +193,8 @@ def probabilities(y: Tensor, name: str) -> Tensor:
         at = (y < 0).nonzero()[0]
         raise BadData(
             f"Problem(data=...): {name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at sample "
-            f"{int(at[0])} of its batch: class probabilities are not negative: are they logits or logarithms, in want "
-            f"of softmax() or exp()?"
+            f"{int(at[0])} of its batch: class probabilities must not be negative: apply softmax() to logits, "
+            f"exp() to logarithms"
         )
     return y
 

@@ -231,13 +231,15 @@ def _from_module(module: nn.Module) -> Loss:
         return SquaredError("mse")
     if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
         raise BadLoss(
-            f"Problem(loss={name}): class weights are known for CrossEntropyLoss; hand in a callable for others"
+            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss only: pass a function "
+            f"(outputs, targets) -> losses of shape (n,)"
         )
     if not hasattr(module, "reduction"):
         return CustomLoss(module, name)
     if getattr(module, "ignore_index", -100) != -100:
         raise BadLoss(
-            f"Problem(loss={name}): ignore_index is known for CrossEntropyLoss; hand in a callable for others"
+            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss only: pass a function "
+            f"(outputs, targets) -> losses of shape (n,)"
         )
     elementwise = copy.deepcopy(module)
     elementwise.reduction = "none"  # type: ignore[assignment]

@@ -181,7 +181,7 @@ class _Reader(Trace):
         feeds = tags.get(n.args[0]) if n.args and isinstance(n.args[0], fx.Node) else None
         done, homogeneous = rules.effect(found, rest, options)
         if feeds is None or found is None or done is None or not isinstance(out, Tensor):
-            _refuse_all(tags, f"{called} is not known to act on each of them by itself")
+            _refuse_all(tags, f"{called} is not known to act on each feature separately")
             return None
         ids = rules.moved(feeds.ids, found, self.what(n), rest, options, out)
         if ids is None:
