@@ -60,7 +60,7 @@ class SlurmSettings:
 
 @contextmanager
 def dask_executor(address: str, *, mixed: bool = False) -> Iterator[Executor]:
-    """An executor on the Dask cluster whose scheduler is at `address` ("tcp://10.0.0.1:8786").
+    """Return an executor on the Dask cluster whose scheduler is at `address` ("tcp://10.0.0.1:8786").
 
     Its workers have one thread each (`dask worker ADDRESS --nthreads 1 --nworkers 8`).
 
@@ -84,7 +84,7 @@ def dask_executor(address: str, *, mixed: bool = False) -> Iterator[Executor]:
 
 @contextmanager
 def slurm_executor(settings: SlurmSettings, *, mixed: bool = False) -> Iterator[Executor]:
-    """An executor on jobs of Slurm, which end with it. This machine has to be one that may call `sbatch`.
+    """Return an executor on jobs of Slurm, which end with it. This machine has to be one that may call `sbatch`.
 
     Raises:
         BadInput: dask-jobqueue or Slurm is not installed, or Slurm refuses the jobs.
@@ -99,7 +99,7 @@ def slurm_executor(settings: SlurmSettings, *, mixed: bool = False) -> Iterator[
 
 
 def adapted(executor: Executor) -> Executor:
-    """The executor as a sweep needs it: a Dask client's own one does not tell that its scheduler is gone."""
+    """Return the executor for a sweep: the one of a Dask client does not report that its scheduler is gone."""
     if "distributed" not in sys.modules:
         return executor
     from flatlens.experiments import ondask
@@ -170,8 +170,7 @@ def _client(where: str | SLURMCluster, trouble: str) -> Iterator[Client]:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """A client that never got an answer closes itself when it is collected; should that be while another one starts or
-    closes, it would wait for ever for the lock that this one holds."""
+    """Suspend garbage collection: a collected client closes itself, and could wait for a lock held here for ever."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -100,7 +100,7 @@ class _Pack:
 
     @contextmanager
     def _traced(self, place: int) -> Iterator[None]:
-        """An error is noted for its network, and the others go on."""
+        """Record an error for its network; the others continue."""
         try:
             yield
         except BadFolder:
@@ -156,7 +156,7 @@ def _record(
 
 
 def _data(settings: DataSettings) -> Split:
-    """The data, kept for this process's next network, which mostly has the same. Nothing may write to it."""
+    """Return the data, kept for this process's next network, which mostly uses the same; nothing may write to it."""
     key = settings, default_root()
     if (split := _kept.get(key)) is None:
         _kept.clear()  # first: large data would not fit twice

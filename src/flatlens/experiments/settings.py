@@ -68,7 +68,7 @@ class NetworkSettings:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> NetworkSettings:
-        """The settings that `as_json` wrote (a network's config.json)."""
+        """Read the settings that `as_json` wrote (a network's config.json)."""
         return _read(cls, plain, "network")
 
 
@@ -130,18 +130,18 @@ class Study:
         return [axis.name for axis in self.axes if len(axis.values) > 1]
 
     def setting(self, name: str, value: Any) -> Study:
-        """The study with another value of a setting that all its networks share."""
+        """Return the study with another value of a setting that all its networks share."""
         return replace(self, base=vary(self.base, name, value), axes=tuple(a for a in self.axes if a.name != name))
 
     def over(self, name: str, *values: Any) -> Study:
-        """The study with these values on an axis, which is added if it was none."""
+        """Return the study with these values on an axis, which is added if it is new."""
         axis = Axis(name, values)
         known = [a.name for a in self.axes]
         axes = [axis if a.name == name else a for a in self.axes] + ([] if name in known else [axis])
         return replace(self, axes=tuple(axes))
 
     def networks(self) -> list[NetworkSettings]:
-        """The settings of every network, by the axes in turn, each from its smallest value to its largest."""
+        """Return the settings of every network, axis by axis, each from its smallest value to its largest."""
         return list(self._networks())
 
     def _networks(self) -> Iterator[NetworkSettings]:
@@ -158,7 +158,7 @@ class Study:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> Study:
-        """The study that `as_json` wrote (study.json).
+        """Read the study that `as_json` wrote (study.json).
 
         Raises:
             BadInput: the settings are not those of a study of this version.
@@ -167,7 +167,7 @@ class Study:
 
 
 def fitted(model: Architecture, split: Split) -> Architecture:
-    """The architecture with the sizes that data asks for: its inputs, channels and image, its outputs or classes."""
+    """Return the architecture with the sizes of the data: inputs, channels and image, outputs or classes."""
     shape = tuple(split.x.shape[1:])
     outputs = split.classes or int(split.y[0].numel())
     sizes = {"outputs": outputs, "classes": outputs}

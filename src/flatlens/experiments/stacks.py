@@ -53,7 +53,7 @@ def _pieces(networks: Sequence[NetworkSettings], size: int) -> Iterator[Pack]:
 
 
 def _kind(settings: NetworkSettings) -> Hashable:
-    """What networks share that can be in a stack; None where none takes them."""
+    """Return what networks in one stack must share; None where no stack takes them."""
     model, training = _of_any_seed(settings.model), settings.training
     if _why_alone(model, training):
         return None
