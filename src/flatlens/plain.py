@@ -123,7 +123,7 @@ def _fits(value: Any, hint: Any) -> bool:
     return isinstance(value, hint) if isinstance(hint, type) and origin is None else True
 
 
-WORDS = {
+_WORDS = {
     float: "a number",
     int: "a whole number of at most 64 bits",
     str: "a word",
@@ -140,7 +140,7 @@ def _in_words(hint: Any) -> str:
         return " or ".join(map(_in_words, inside))
     if origin is tuple:
         return "several values in brackets, such as (1, 2)," if inside[1:] == (...,) else f"{len(inside)} values"
-    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _shown(value: Any) -> str:

@@ -159,7 +159,7 @@ def test_features_that_do_not_fit_are_refused():
     features = clusters(2.0, 20, 10)
     with pytest.raises(BadInput, match=r"\(n, 4\)"):
         inverted(features, network((20, 4)))
-    with pytest.raises(BadInput, match="not finite"):
+    with pytest.raises(BadInput, match="NaN or inf"):
         inverted(replace(features, x=features.x * float("nan")), network((20, 8)))
     with pytest.raises(BadInput, match="reach=1"):
         inverted(features, network((20, 8)), reach=1.0)

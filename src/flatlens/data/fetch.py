@@ -21,10 +21,10 @@ T = TypeVar("T")
 PIECE = 1 << 23
 """Bytes per request: the progress bar moves, and little is lost by an interruption."""
 
-PATIENCE = 20.0
+_PATIENCE = 20.0
 """Seconds to wait for an answer of the hub."""
 
-WHOLE = 200
+_WHOLE = 200
 """HTTP status of an answer with the whole file, from a proxy that does not support ranges."""
 
 
@@ -102,7 +102,7 @@ class _Hub:
         repository, under = self._known.repository, f"{self._known.hub_folder}/"
         info = self._asked(
             lambda: self._library.HfApi(endpoint=self._endpoint).dataset_info(
-                repository, files_metadata=True, timeout=PATIENCE
+                repository, files_metadata=True, timeout=_PATIENCE
             )
         )
         listed = [s for s in info.siblings or () if s.rfilename.startswith(under) and s.rfilename.endswith(".parquet")]
@@ -130,10 +130,10 @@ class _Hub:
         }
         answer = self._asked(lambda: self._answer(url, headers))
         content = bytes(answer.content)
-        return content[start : start + length] if answer.status_code == WHOLE else content
+        return content[start : start + length] if answer.status_code == _WHOLE else content
 
     def _answer(self, url: str, headers: dict[str, str]) -> Any:
-        answer = self._library.utils.http_backoff("GET", url, headers=headers, timeout=PATIENCE)
+        answer = self._library.utils.http_backoff("GET", url, headers=headers, timeout=_PATIENCE)
         self._library.utils.hf_raise_for_status(answer)
         return answer
 

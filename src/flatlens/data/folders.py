@@ -15,7 +15,7 @@ from flatlens.errors import BadData
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TEXTS = frozenset({".txt"})
 HELD_OUT = ("test", "val", "valid", "validation")
-SHOWN = 4
+_SHOWN = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +44,8 @@ def read_folder(folder: Path, known: Mapping[str, int], argument: str) -> Folder
     labels = _labels(classes, known)
     found, kind = _read(train, labels, argument)
     held_out = None if test is None else _read(test, labels, argument)[0]
-    told = ", ".join(f"{name} is {labels[name]}" for name in classes[:SHOWN])
-    more = ", ..." if len(classes) > SHOWN else ""
+    told = ", ".join(f"{name} is {labels[name]}" for name in classes[:_SHOWN])
+    more = ", ..." if len(classes) > _SHOWN else ""
     size = f"{len(found.targets)} {kind} of {len(classes)} classes ({told}{more})"
     return Folder(found, held_out, f"the folder {folder.name}, {size}")
 

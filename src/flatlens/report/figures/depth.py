@@ -14,7 +14,7 @@ from flatlens.report.figures.figure import Drawing, Figure, log_axis
 KINDS = 8  #: number of kinds of layers with their own colour
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
 OTHERS, OUTSIDE = "other layers", "outside the blocks"
-PANELS_A_ROW = 3
+_PANELS_A_ROW = 3
 
 
 def depth_frame(report: Report) -> pd.DataFrame:
@@ -50,7 +50,7 @@ def depth_figure(report: Report) -> Figure:
     domain = [*kinds, *(k for k in (OTHERS, OUTSIDE) if (data["kind"] == k).any())]
     colours = [*COLOURS[: len(kinds)], *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else [])]
     panels = [_panel(data[data["measure"] == name], name, domain, colours) for name in names]
-    whole = alt.concat(*panels, columns=PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
+    whole = alt.concat(*panels, columns=_PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
     caption = (
         "From input to output. Across: blocks, and the layers before and behind them, in the order in which they run; "
         "a line for each kind of layer. The axis is logarithmic where every value is positive."

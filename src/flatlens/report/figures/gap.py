@@ -26,7 +26,7 @@ from flatlens.report.figures.figure import (
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
-PANELS_A_ROW = 3
+_PANELS_A_ROW = 3
 HUES = ("#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3", "#8a94a3", "#b5524c")  #: coefficients, told apart by shape too
 _KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
@@ -43,7 +43,7 @@ def gap_panels(result: StudyResult) -> Figure:
         relations = frames.relation_frame(result)
         panels = [_panel(data, relations, q, gap, grid, "container") for q in measures]
         whole = alt.concat(
-            *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=PANELS_A_ROW
+            *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=_PANELS_A_ROW
         ).resolve_scale(fill="shared", shape="shared")
     return Figure(
         name="against_gap",

@@ -13,7 +13,7 @@ from flatlens.report.figures.figure import Drawing, Figure, Grid, Width, empty, 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
-PANELS_A_ROW = 3
+_PANELS_A_ROW = 3
 
 
 def layer_profiles(result: StudyResult) -> Figure:
@@ -26,7 +26,7 @@ def layer_profiles(result: StudyResult) -> Figure:
         return [_profile(data[data["measure"] == name], name, grid, width) for name in names]
 
     panels = draw("container") or [empty("no value by layer")]
-    whole = alt.concat(*draw(300), columns=PANELS_A_ROW).resolve_scale(color="shared") if names else panels[0]
+    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW).resolve_scale(color="shared") if names else panels[0]
     return Figure(
         name="layer_profiles",
         title="Layer by layer",
@@ -86,7 +86,7 @@ def training_curves(result: StudyResult) -> Figure:
         return [_curves(part, f"batch size {size}", bound, extent, grid, width) for size, part in parts]
 
     panels = draw("container") or [empty("no training curve")]
-    whole = alt.concat(*draw(300), columns=PANELS_A_ROW).resolve_scale(color="shared") if len(data) else panels[0]
+    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW).resolve_scale(color="shared") if len(data) else panels[0]
     stop = f" The dashed level is the loss every network was trained to ({bound:g})." if bound else ""
     return Figure(
         name="training_curves",

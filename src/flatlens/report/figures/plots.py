@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
     from flatlens.experiments.experiment import Plot
 
-PANELS_A_ROW = 3
+_PANELS_A_ROW = 3
 TABLE_COLUMN, TABLE_ROW = 150, 30
 """Width and height of a table's cells in the files, in pixels."""
 
@@ -32,7 +32,7 @@ def plot_figure(plot: Plot, results: Mapping[str, StudyResult]) -> Figure:
         return [_PANELS[plot.kind](plot.data[plot.data["panel"] == name], plot, name, width) for name in names]
 
     panels = draw("container") or [empty("no network has reached the end of its training")]
-    whole = alt.concat(*draw(300), columns=PANELS_A_ROW) if names else panels[0]
+    whole = alt.concat(*draw(300), columns=_PANELS_A_ROW) if names else panels[0]
     return Figure(plot.name, plot.title, plot.caption, plot.data, whole, tuple(panels), layout="grid", colours=False)
 
 
