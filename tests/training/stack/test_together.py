@@ -222,7 +222,10 @@ def test_what_diverges_takes_no_other_along():
 
 def test_a_shape_whose_kernels_differ_is_trained_alone(monkeypatch):
     outputs = LayerChain.outputs
-    monkeypatch.setattr(LayerChain, "outputs", lambda self, views, x: outputs(self, views, x) * (1 + 1e-3 * (len(x) == 3)))
+    off = 1e-3
+    monkeypatch.setattr(
+        LayerChain, "outputs", lambda self, views, x: outputs(self, views, x) * (1 + off * (len(x) == 3))
+    )
     members = [member(k) for k in (0, 5, 10)]
     ended = list(train_together(members))
     assert all("would end in other digits" in one.why_alone for one in ended)
