@@ -132,7 +132,9 @@ def test_folders_that_cannot_be_measured_are_one_line(tmp_path, files, preparati
 
 UNREADABLE = """
 import os, sys
+from PIL import Image
 from flatlens.data.sources import load_data
+Image.init()  # the readers of image forms are imported now: another user may not read them
 if os.geteuid() == 0:
     os.setuid(65534)  # root may read everything
 try:
