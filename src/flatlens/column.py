@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from flatlens.errors import BadInput
 
-Side: TypeAlias = Literal["lhs", "rhs"]
+BoundSide: TypeAlias = Literal["lhs", "rhs"]
 
 _SIDES = ("lhs", "rhs")
 _OPTIONS = r"""\((?:[^()'"]|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")*\)"""
@@ -69,7 +69,7 @@ class Column:
         """The side of a bound, "lhs" or "rhs"; empty for a measure."""
         return _side(self.part)
 
-    def of_side(self, side: Side, rule: str = "") -> Column:
+    def of_side(self, side: BoundSide, rule: str = "") -> Column:
         """Return the column of one side of the bound that this one names."""
         return replace(self, part=f"{self.part}.{side}" if self.part else side, rule=rule)
 

@@ -27,7 +27,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-SHOWN = 60
+_SHOWN = 60
 """Largest number of names that an error lists: a deep network has hundreds of layers."""
 
 
@@ -94,8 +94,8 @@ class UnknownName(BadInput, KeyError):
         """
         known = sorted(map(str, known))
         near = difflib.get_close_matches(str(name), known, n=3, cutoff=0.5)
-        more = f", ... ({len(known)} in all)" if len(known) > SHOWN else ""
-        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:SHOWN])}{more}"
+        more = f", ... ({len(known)} in all)" if len(known) > _SHOWN else ""
+        hint = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known[:_SHOWN])}{more}"
         return cls(f"no {what} is called {name!r}: {hint}")
 
 

@@ -7,11 +7,11 @@ from typing import Generic, TypeVar, final
 
 from flatlens.errors import BadInput, UnknownName
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @final
-class Registry(Mapping[str, T], Generic[T]):
+class Registry(Mapping[str, _T], Generic[_T]):
     """A mapping from names to objects, each of which registers itself when its module is imported.
 
     `rows`: the letters of the catalogue's rows, in its order; an object whose row has another letter does not belong
@@ -24,17 +24,17 @@ class Registry(Mapping[str, T], Generic[T]):
     (['one', 'two'], [1])
     """
 
-    def __init__(self, what: str, kind: type[T], *, rows: str, order: Callable[[T], int] = lambda thing: 0) -> None:
+    def __init__(self, what: str, kind: type[_T], *, rows: str, order: Callable[[_T], int] = lambda thing: 0) -> None:
         self._what, self._kind, self._rows, self._order = what, kind, rows, order
-        self._known: dict[str, tuple[tuple[int, int, int], T]] = {}
+        self._known: dict[str, tuple[tuple[int, int, int], _T]] = {}
 
-    def add(self, name: str, row: str, thing: T) -> None:
+    def add(self, name: str, row: str, thing: _T) -> None:
         """Register an object under its name, if its row belongs to the catalogue."""
         letter, number = row[:1], row[1:]
         if letter and letter in self._rows and number.isdigit():
             self._known[name] = (self._rows.index(letter), int(number), self._order(thing)), thing
 
-    def __getitem__(self, name: str) -> T:
+    def __getitem__(self, name: str) -> _T:
         return self._known[name][1]
 
     def __iter__(self) -> Iterator[str]:
@@ -43,7 +43,9 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self._known)
 
-    def named(self, asked: str | T | Iterable[str | T], call: str, read: Callable[[str], T] | None = None) -> list[T]:
+    def named(
+        self, asked: str | _T | Iterable[str | _T], call: str, read: Callable[[str], _T] | None = None
+    ) -> list[_T]:
         """Return objects from names or objects; a single one is enough. `call` is the user's call, for errors.
 
         `read` replaces the plain lookup of a name, where a name may carry options.
@@ -58,7 +60,7 @@ class Registry(Mapping[str, T], Generic[T]):
             raise BadInput(f"{call}: names of {self._what}s are needed, got {asked!r}")
         return [self._one(each, call, read) for each in asked]
 
-    def _one(self, each: str | T, call: str, read: Callable[[str], T] | None) -> T:
+    def _one(self, each: str | _T, call: str, read: Callable[[str], _T] | None) -> _T:
         if isinstance(each, self._kind):
             return each
         if not isinstance(each, str):

@@ -16,7 +16,7 @@ from typing import TypeVar, final
 
 from flatlens.errors import BadInput, FlatlensError, UnknownName, message_of, typed_line
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 OURS = str(Path(__file__).parent)
 
 
@@ -48,7 +48,7 @@ def load(spec: str, argument: str) -> object:
     return getattr(module, name)
 
 
-def guarded(call: Callable[[], T], what: str) -> T:
+def guarded(call: Callable[[], _T], what: str) -> _T:
     """Return the value of the user's code; turn any exception into one line with the place it came from."""
     try:
         return call()

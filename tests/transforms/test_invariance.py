@@ -12,7 +12,7 @@ from flatlens.errors import BadInput, StaleLens, UnknownName
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures import MEASURES
 from flatlens.transforms import TRANSFORMS
-from flatlens.transforms.cells import COLUMNS, compare
+from flatlens.transforms.cells import CELL_COLUMNS, compare
 
 REQUESTED = [
     "sharpness(tol=1e-11)", "ggn_norm(tol=1e-11)", "hessian_trace", "layer_sharpness(tol=1e-11)", "adaptive_sharpness",
@@ -40,7 +40,7 @@ def test_every_default_cell_agrees_both_ways(table):
 
 def test_the_frame_has_the_columns_and_one_row_a_cell(table):
     frame = table.frame()
-    assert list(frame.columns) == COLUMNS
+    assert list(frame.columns) == CELL_COLUMNS
     assert len(frame) == len(table) == len(frame.drop_duplicates(["measure", "transform"]))
     row = frame[(frame.measure == "ggn_trace") & (frame["transform"] == "layerwise")].iloc[0]
     assert row.change == pytest.approx(row.after / row.before - 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatlens.bounds.claim import Assumption, Claim
-from flatlens.bounds.quantities import TOGETHER
+from flatlens.bounds.quantities import MADE_TOGETHER
 from flatlens.bounds.target import Target
 from flatlens.curvature import Hessian, eigenpairs
 from flatlens.distributions import Distribution, Rule
@@ -91,7 +91,7 @@ class Context:
 
     def ask(self, *quantities: PassMeasure) -> Mapping[Key, Tensor]:
         """Compute numbers per sample at all places, in one pass for all measures that are asked for together."""
-        asked = {one.key: one for one in (*quantities, *TOGETHER)}
+        asked = {one.key: one for one in (*quantities, *MADE_TOGETHER)}
         return self.lens.per_sample(asked.values(), self.progress, self.generator)
 
     def each(self, quantity: PassMeasure, place: str | None = None) -> Tensor:

@@ -66,5 +66,5 @@ def _identity(g: LayerGrams) -> Tensor:
     return torch.eye(g.C.shape[1], dtype=g.C.dtype, device=g.C.device).expand_as(g.C)
 
 
-TOGETHER = (input_norm2, weight_slope2, output_slope2, rank, log_positive_volume)
+MADE_TOGETHER = (input_norm2, weight_slope2, output_slope2, rank, log_positive_volume)
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""

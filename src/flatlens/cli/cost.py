@@ -30,7 +30,7 @@ QUICK = 2.0
 
 
 @dataclass(frozen=True)
-class Cost:
+class MeasurementCost:
     """The expected time and memory of some work; bytes, None if unknown."""
 
     seconds: float | None
@@ -40,7 +40,7 @@ class Cost:
     left: float | None  #: the free memory
 
 
-def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> Cost:
+def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyway: bool = False) -> MeasurementCost:
     """Announce long work before it starts: its size, its time and its memory.
 
     The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
@@ -80,7 +80,7 @@ class _Trial:
     results: int  #: memory of what the work keeps
 
 
-def trials(lens: Lens, work: Callable[[Lens], object]) -> Cost:
+def trials(lens: Lens, work: Callable[[Lens], object]) -> MeasurementCost:
     """Return the cost of work, extrapolated from trials on a few samples, and on more while that is quick."""
     gauge = _gauge(lens)
     before = gauge.peak()
@@ -129,7 +129,7 @@ def _few(lens: Lens, count: int) -> Lens:
     return found
 
 
-def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> Cost:
+def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> MeasurementCost:
     first, last, n = done[0], done[-1], lens.problem.n
     cost = _by_rule(lens)
     if len(done) > 1:
@@ -168,15 +168,15 @@ def _times(lens: Lens, n: int) -> float:
     return math.sqrt(samples * chunks)
 
 
-def _by_rule(lens: Lens) -> Cost:
+def _by_rule(lens: Lens) -> MeasurementCost:
     """Return the memory by the plan of the pass: output Jacobians and Grams of a chunk, and the weights in float64."""
     gauge = _gauge(lens)
     fixed = 8.0 * sum(p.numel() for p in lens.problem.model.parameters())
     more = fixed + _per_sample(lens) * chunk(lens, lens.problem.n)
     used = gauge.used()
     if used is None:
-        return Cost(None, None, None, more, gauge.left())
-    return Cost(None, used + more, used + fixed + _per_sample(lens), more, gauge.left())
+        return MeasurementCost(None, None, None, more, gauge.left())
+    return MeasurementCost(None, used + more, used + fixed + _per_sample(lens), more, gauge.left())
 
 
 def chunk(lens: Lens, n: int) -> int:
@@ -201,7 +201,7 @@ def _gauge(lens: Lens) -> Meter:
     return meter(device_of(lens.problem.model))
 
 
-def _require_room(lens: Lens, cost: Cost) -> None:
+def _require_room(lens: Lens, cost: MeasurementCost) -> None:
     """Refuse work that does not fit in memory; the message says what would make it fit."""
     if cost.more is None or cost.left is None or cost.more <= cost.left:
         return

@@ -8,7 +8,7 @@ import torch
 
 from flatlens.comparing.alike import remarks, require_alike
 from flatlens.comparing.comparison import Comparison
-from flatlens.comparing.direction import RISK
+from flatlens.comparing.direction import RISK_FAMILY
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.measures import MEASURES, Lens, Measure, measure, named
@@ -43,13 +43,13 @@ def compare(
     if progress:
         progress("networks", len(lenses), len(lenses))
     keys = {key for report in reports.values() for key, layer in report if layer is None}
-    ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK]
+    ranked = [one for one in (MEASURES.values() if chosen is None else chosen) if one.card.family != RISK_FAMILY]
     return Comparison(reports, {one.key: one for one in ranked if one.key in keys}, remarks(lenses))
 
 
 def _ranking(chosen: list[Measure]) -> list[Measure]:
     """Return the requested measures; refuse a list with nothing to rank by."""
-    if all(one.card.family == RISK for one in chosen):
+    if all(one.card.family == RISK_FAMILY for one in chosen):
         asked = ", ".join(one.key for one in chosen) or "none"
         raise BadInput(f"compare(measures=...): {asked}: at least one measure to rank by is needed; loss, accuracy and "
                        f"gap stand beside it anyway")  # fmt: skip
@@ -59,5 +59,5 @@ def _ranking(chosen: list[Measure]) -> list[Measure]:
 def _beside(chosen: list[Measure], lens: Lens) -> list[Measure]:
     """Return the risk and, with held-out data, the gap, which are always shown."""
     keys = {one.key for one in chosen}
-    risk = [one for one in MEASURES.values() if one.card.family == RISK]
+    risk = [one for one in MEASURES.values() if one.card.family == RISK_FAMILY]
     return [one for one in risk if one.key not in keys and (lens.problem.test is not None or not one.held_out)]

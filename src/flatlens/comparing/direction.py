@@ -15,7 +15,7 @@ SMALL = {
 }
 """The meaning of a small value, by family. For norms and the sample's own properties there is none."""
 NEITHER = frozenset({"interpolation_gap"})  # the difference of two traces, of either sign
-RISK = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
+RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 
 def direction(card: Card) -> str:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 from flatlens.data.imagesets import IMAGE_SETS, ImageSet
 from flatlens.data.local import default_root
-from flatlens.data.parquet import RECORD, Record, RecordedFile, damage, read_record
+from flatlens.data.parquet import RECORD, FetchRecord, RecordedFile, damage, read_record
 from flatlens.errors import BadData, BadFolder, UnknownName, needs, typed_line
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 PIECE = 1 << 23
 """Bytes per request: the progress bar moves, and little is lost by an interruption."""
@@ -33,7 +33,7 @@ class Fetched:
     """The result of a download: the files on disk."""
 
     folder: Path
-    record: Record
+    record: FetchRecord
     downloaded: tuple[str, ...]  #: the files that were not there yet
 
 
@@ -66,7 +66,7 @@ def fetch(name: str, root: str | os.PathLike[str] | None = None, *, progress: Pr
     return Fetched(folder, record, ())
 
 
-def _missing(folder: Path, record: Record, progress: Progress | None) -> list[RecordedFile]:
+def _missing(folder: Path, record: FetchRecord, progress: Progress | None) -> list[RecordedFile]:
     """Return the files that are not on disk as the hub declared them."""
     present = [file for file in record.files if (folder / file.path).is_file()]
     meter = _Meter("checksums", sum(file.bytes for file in present), progress)
@@ -97,7 +97,7 @@ class _Hub:
         self._endpoint = str(huggingface_hub.HfApi().endpoint)  # $HF_ENDPOINT, where it is set
         self._known, self._folder = known, folder
 
-    def declared(self) -> Record:
+    def declared(self) -> FetchRecord:
         """Return the set's parquet files in the newest state of its repository, with sizes and checksums."""
         repository, under = self._known.repository, f"{self._known.hub_folder}/"
         info = self._asked(
@@ -113,9 +113,9 @@ class _Hub:
                 f"{under} any more; {self._by_hand()}"
             )
         files = tuple(RecordedFile(s.rfilename, int(s.lfs.size), str(s.lfs.sha256)) for s in listed)
-        return Record(repository, str(info.sha), files)
+        return FetchRecord(repository, str(info.sha), files)
 
-    def piece(self, record: Record, file: RecordedFile, start: int, length: int) -> bytes:
+    def piece(self, record: FetchRecord, file: RecordedFile, start: int, length: int) -> bytes:
         """Return bytes of a file in exactly the recorded state.
 
         The library's own downloads start from the beginning in every process; with pieces, a later one continues.
@@ -137,7 +137,7 @@ class _Hub:
         self._library.utils.hf_raise_for_status(answer)
         return answer
 
-    def _asked(self, question: Callable[[], T]) -> T:
+    def _asked(self, question: Callable[[], _T]) -> _T:
         try:
             return question()
         except Exception as error:  # the hub's client passes on what its HTTP library raises, and has changed it twice
@@ -155,7 +155,7 @@ class _Hub:
         )
 
 
-def _download(hub: _Hub, record: Record, file: RecordedFile, path: Path, progress: Progress | None) -> None:
+def _download(hub: _Hub, record: FetchRecord, file: RecordedFile, path: Path, progress: Progress | None) -> None:
     """Download pieces into a temporary file, and rename it when it is complete and checked."""
     _make(path.parent)
     # the checksum is in the name: pieces of another version are not continued

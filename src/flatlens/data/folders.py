@@ -12,7 +12,7 @@ import torch
 from flatlens.data.raw import Raw, RawImages, RawTexts, from_file
 from flatlens.errors import BadData
 
-IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+_IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TEXTS = frozenset({".txt"})
 HELD_OUT = ("test", "val", "valid", "validation")
 _SHOWN = 4
@@ -60,7 +60,7 @@ def _labels(classes: list[str], known: Mapping[str, int]) -> dict[str, int]:
 
 def _read(folder: Path, labels: Mapping[str, int], argument: str) -> tuple[Raw, str]:
     files = [(p, labels[name]) for name in labels for p in _files(folder / name, argument)]
-    images = [(p, label) for p, label in files if p.suffix.lower() in IMAGES]
+    images = [(p, label) for p, label in files if p.suffix.lower() in _IMAGES]
     texts = [(p, label) for p, label in files if p.suffix.lower() in TEXTS]
     if bool(images) == bool(texts):
         there = f"{len(images)} images and {len(texts)} texts" if images else "neither images nor .txt files"

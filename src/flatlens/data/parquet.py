@@ -35,7 +35,7 @@ class RecordedFile:
 
 
 @dataclass(frozen=True)
-class Record:
+class FetchRecord:
     """The downloaded files, with the repository and its revision."""
 
     repository: str
@@ -48,7 +48,7 @@ class Record:
         return plain
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> FetchRecord | None:
     """Return the record in `folder`, if there is one.
 
     Raises:
@@ -57,7 +57,7 @@ def read_record(folder: Path) -> Record | None:
     try:
         plain = json.loads((folder / RECORD).read_text())
         files = tuple(RecordedFile(str(f["path"]), int(f["bytes"]), str(f["sha256"])) for f in plain["files"])
-        return Record(str(plain["repository"]), str(plain["revision"]), files)
+        return FetchRecord(str(plain["repository"]), str(plain["revision"]), files)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, KeyError, TypeError) as error:

@@ -13,7 +13,7 @@ from flatlens.data.images import Images
 from flatlens.data.split import Split
 from flatlens.errors import BadInput
 
-CHUNK = 2048
+_IMAGES_TOGETHER = 2048
 """Images that are held in float64 at a time."""
 
 STEPS = {
@@ -110,9 +110,9 @@ class Preparation:
 
     def _inputs(self, pixels: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
         inputs = torch.empty(pixels.shape, dtype=torch.float32)
-        for start in range(0, len(pixels), CHUNK):
-            part = pixels[start : start + CHUNK].double() / 255
-            inputs[start : start + CHUNK] = (part - mean) / deviation * self.scale
+        for start in range(0, len(pixels), _IMAGES_TOGETHER):
+            part = pixels[start : start + _IMAGES_TOGETHER].double() / 255
+            inputs[start : start + _IMAGES_TOGETHER] = (part - mean) / deviation * self.scale
         return inputs.flatten(1) if self.flat else inputs
 
     def _description(self, images: Images, train: int, test: int) -> str:
@@ -142,8 +142,8 @@ def _statistics(pixels: Tensor, standardise: str) -> tuple[Tensor, Tensor]:
         return torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
     total = torch.zeros(pixels.shape[1:], dtype=torch.int64)
     squares = torch.zeros_like(total)
-    for start in range(0, len(pixels), CHUNK):
-        part = pixels[start : start + CHUNK].to(torch.int64)
+    for start in range(0, len(pixels), _IMAGES_TOGETHER):
+        part = pixels[start : start + _IMAGES_TOGETHER].to(torch.int64)
         total += part.sum(0)
         squares += part.square().sum(0)
     low, high, count = pixels.amin(0), pixels.amax(0), len(pixels)

@@ -49,7 +49,7 @@ MEANINGS = {
 }
 """What each data set is, in a few words."""
 
-FORMS = (
+_FORMS = (
     "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y); x may be a list of "
     "texts or of Pillow's images"
 )
@@ -110,7 +110,9 @@ def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparati
     if folder.is_dir():
         return _from_folder(folder, argument, preparation)
     if folder.exists():
-        raise BadData(f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {FORMS}")
+        raise BadData(
+            f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {_FORMS}"
+        )
     raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
 
 
@@ -170,7 +172,7 @@ def _source(found: object, spec: str, argument: str, preparation: NetworkPrepara
             return Source(data, None, told, how)
         return Source(data, _pair(test_x, test_y, f"{spec} (test)", argument, preparation)[0], told, how)
     shape = f" of {len(found)}" if isinstance(found, tuple | list | dict) else ""
-    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {FORMS}")
+    raise BadData(f"{argument}: {spec} gave a {type(found).__name__}{shape}; it must give {_FORMS}")
 
 
 def _pair(

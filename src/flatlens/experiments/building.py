@@ -21,7 +21,7 @@ from flatlens.data.named import DataSettings
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, quantities, setting
 from flatlens.experiments.reading import assignment, expression, load_yaml, values
-from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Scale, Study, fitted
+from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, fitted
 from flatlens.experiments.vary import vary
 from flatlens.measures.registry import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG
@@ -40,7 +40,7 @@ IMPLIED: Mapping[str, type] = {
 
 PARTS = ("name", "data", "model", "training", "set", "measures")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
-SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
+_SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
 """Sizes of an MLP, which the data and the user replace."""
 
 
@@ -50,7 +50,7 @@ def study_of(
     model: str | None = None,
     settings: Sequence[str] = (),
     measures: Sequence[str] = (),
-    scale: Scale = "laptop",
+    scale: StudyScale = "laptop",
 ) -> Study:
     """Return the study that a command line describes; `data` is a data set's name or a YAML file.
 
@@ -96,7 +96,7 @@ def study_of(
 
 
 def _base(
-    file: Mapping[str, Any], model: str | None, scale: Scale, measures: tuple[str, ...]
+    file: Mapping[str, Any], model: str | None, scale: StudyScale, measures: tuple[str, ...]
 ) -> tuple[NetworkSettings, Split]:
     """Return the settings that all networks share, before `set` and the command line change them, and the data."""
     data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
@@ -121,7 +121,7 @@ def expression_of_model(text: str) -> Any:
     """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
 
     def mlp(**given: Any) -> MLP:
-        found: MLP = made(MLP, SIZES | given)
+        found: MLP = made(MLP, _SIZES | given)
         return found
 
     known: dict[str, Any] = {**KNOWN, "MLP": mlp}
@@ -142,7 +142,7 @@ def _part(name: str, plain: Any) -> Any:
         raise BadInput(f"{name}: {dict(plain)} names no type that is known: write type: NAME, or NAME(...)")
     inside = {key: _part(str(key), value) for key, value in plain.items() if key != "type"}
     try:
-        return made(kind, SIZES | inside if kind is MLP else inside)
+        return made(kind, _SIZES | inside if kind is MLP else inside)
     except UnknownName:
         raise
     except BadInput as error:
@@ -164,7 +164,7 @@ def _model_for(split: Split) -> Architecture:
     return SmallVGG(init="kaiming_uniform") if split.x.ndim == 4 else MLP(1, (64, 64, 64), 1)
 
 
-def _training_for(split: Split, scale: Scale) -> dict[str, Any]:
+def _training_for(split: Split, scale: StudyScale) -> dict[str, Any]:
     """Return training settings that suit most data: to interpolation, or for a number of steps."""
     steps = 20_000 if scale == "laptop" else 2_000
     if split.classes == 0:

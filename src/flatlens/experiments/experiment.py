@@ -14,7 +14,7 @@ from flatlens.experiments.settings import Study
 
 Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
-Kind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
+FigureKind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -33,7 +33,7 @@ class Plot:
     name: str  #: the stem of its files
     title: str
     caption: str
-    kind: Kind
+    kind: FigureKind
     data: pd.DataFrame
     x: str = ""  #: titles of the axes
     y: str = ""

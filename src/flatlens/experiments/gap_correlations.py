@@ -14,7 +14,7 @@ from flatlens.statistics import Statistic, correlate, granulated_kendall, partia
 COLUMNS = ("quantity", "coefficient", "value", "low", "high", "p", "n", "given", "why", "note")
 OVERALL = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 GRANULATED = "granulated Kendall"
-PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
+_PARTIAL = {"pearson": "partial Pearson", "spearman": "partial Spearman"}
 
 
 def gap_correlations(values: pd.DataFrame, settings: pd.DataFrame, quantities: Sequence[Quantity]) -> pd.DataFrame:
@@ -47,7 +47,7 @@ def gap_correlations(values: pd.DataFrame, settings: pd.DataFrame, quantities: S
             rows.append(add(GRANULATED, psi, "all settings but one"))
             rows += [add(f"{GRANULATED} along {axis}", part, f"all but {axis}") for axis, part in psi.parts.items()]
         if len(controls.columns):
-            for key, title in PARTIAL.items():
+            for key, title in _PARTIAL.items():
                 found = partial_correlation(values[name], gap, controls, key, names=names)  # type: ignore[arg-type]
                 rows.append(add(title, found, ", ".join(controls.columns)))
     return pd.DataFrame(rows, columns=list(COLUMNS))

@@ -11,7 +11,7 @@ from torch import nn
 
 from flatlens.bounds import check_bounds
 from flatlens.column import Column
-from flatlens.comparing.direction import RISK
+from flatlens.comparing.direction import RISK_FAMILY
 from flatlens.data import Split
 from flatlens.distributions import RULES
 from flatlens.estimate import Estimate, Key, Report
@@ -50,8 +50,8 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
         return dict(measure(lens, list(settings.measures)).items()), lens
     lens = Lens(problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed)))
     chosen = named(settings.measures)
-    risk = [one for one in chosen if one.card.family == RISK]
-    rest = [one for one in chosen if one.card.family != RISK]
+    risk = [one for one in chosen if one.card.family == RISK_FAMILY]
+    rest = [one for one in chosen if one.card.family != RISK_FAMILY]
     parts = [measure(seen, mine) for seen, mine in ((lens, rest), (Lens(problem), risk)) if mine]
     return {key: e for part in parts for key, e in part.items()}, lens
 

@@ -16,8 +16,8 @@ from threadpoolctl import threadpool_limits
 from flatlens.errors import BadInput
 from flatlens.experiments.versions import difference, versions
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class LostScheduler(BrokenExecutor):
@@ -42,11 +42,11 @@ class OnDask(Executor):
         self._options = dict(options or {})
         self._theirs: dict[Future[Any], DaskFuture[Any]] = {}  # Dask drops what nobody holds
 
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Call `fn` on some worker."""
         if self._client.status != "running":
             raise self._lost()
-        mine: Future[R] = Future()
+        mine: Future[_R] = Future()
         # in one piece: of separate arguments Dask would look into every tuple
         call = partial(_on_worker, self._here, partial(fn, *args, **kwargs))
         theirs = self._client.submit(call, **{"pure": False, **self._options})
@@ -108,7 +108,7 @@ def refuse_unfit_workers(client: Client, *, mixed: bool) -> None:
             raise BadInput(f"the Dask worker {worker} {why}")
 
 
-def _on_worker(here: dict[str, str] | None, call: Callable[[], R]) -> R:
+def _on_worker(here: dict[str, str] | None, call: Callable[[], _R]) -> _R:
     """In the worker, which may have come after the others were looked at."""
     if why := _unfit(here):
         raise UnfitWorker(f"the Dask worker {get_worker().address} {why}")

@@ -11,19 +11,19 @@ from flatlens.estimate import Progress
 LOOK_EVERY = 1.0
 """Seconds between two looks at the tasks in progress."""
 
-T = TypeVar("T", bound=Hashable)
-InProgress: TypeAlias = Callable[[], Mapping[T, tuple[int, int]]]
+_T = TypeVar("_T", bound=Hashable)
+InProgress: TypeAlias = Callable[[], Mapping[_T, tuple[int, int]]]
 """Returns (done, total) of each task in progress."""
 
 
-class ProgressReporter(Generic[T]):
+class ProgressReporter(Generic[_T]):
     """Calls the caller's `progress` for all tasks together and for each task in progress."""
 
     def __init__(
         self,
         progress: Progress,
-        label: Callable[[T], str],
-        in_progress: InProgress[T] | None,
+        label: Callable[[_T], str],
+        in_progress: InProgress[_T] | None,
         done: int,
         total: int,
         count: Callable[[], int] | None = None,
@@ -31,7 +31,7 @@ class ProgressReporter(Generic[T]):
         self.progress, self.label, self.in_progress, self.done, self.total = progress, label, in_progress, done, total
         self.count = count  #: returns the number of tasks that succeeded; None: they are counted as they are reported
         self.failed = 0 if count is None else done - count()
-        self.runs: Mapping[T, tuple[int, int]] = {}
+        self.runs: Mapping[_T, tuple[int, int]] = {}
         self.looked = time.monotonic()
         self._tell()
 
@@ -58,7 +58,7 @@ class ProgressReporter(Generic[T]):
         """Report that no task is in progress any more."""
         self._show({})
 
-    def _show(self, runs: Mapping[T, tuple[int, int]]) -> None:
+    def _show(self, runs: Mapping[_T, tuple[int, int]]) -> None:
         for task, (_, total) in self.runs.items():
             if task not in runs:
                 self.progress(self.label(task), total, total)

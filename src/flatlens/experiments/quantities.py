@@ -13,8 +13,8 @@ from flatlens.column import Column
 from flatlens.experiments.vary import last_field
 from flatlens.measures import MEASURES
 
-Transform: TypeAlias = Literal["identity", "sqrt", "log"]
-Role: TypeAlias = Literal["result", "measure", "setting"]
+AxisTransform: TypeAlias = Literal["identity", "sqrt", "log"]
+QuantityRole: TypeAlias = Literal["result", "measure", "setting"]
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Quantity:
 
     name: str
     column: str
-    transform: Transform = "identity"
-    role: Role = "measure"
+    transform: AxisTransform = "identity"
+    role: QuantityRole = "measure"
 
     def of(self, networks: pd.DataFrame) -> pd.Series:
         """Return the values; NaN if the column is missing, or the root or logarithm undefined.
@@ -71,7 +71,7 @@ LEFT_OUT = {
 STUDIED = tuple(name for name, one in MEASURES.items() if not one.on_request and name not in LEFT_OUT)
 """Measures of a study by default: those that need no curvature products and are not left out."""
 
-SHOWN = {
+_SHOWN = {
     "test_loss": (Quantity("test loss", "test_loss", role="result"),),
     "interpolation_sharpness": (SHARPNESS,),
     "ggn_trace": (Quantity("GGN trace", "ggn_trace"),),
@@ -130,7 +130,7 @@ def quantities(
     axes = [
         axis
         for name in measures
-        if name in SHOWN or name not in risk
-        for axis in SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
+        if name in _SHOWN or name not in risk
+        for axis in _SHOWN.get(name, (Quantity(name.replace("_", " "), name),))
     ]
     return GAP, *(axis.with_first(first_layer) for axis in axes), *settings

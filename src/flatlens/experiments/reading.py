@@ -14,7 +14,7 @@ from flatlens.plain import made
 LONGEST = 60
 """Number of characters of a setting that an error repeats."""
 
-MOST = 100_000
+_MOST = 100_000
 """Largest number of values of an axis."""
 
 
@@ -48,10 +48,12 @@ def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
     if len(ends) in (2, 3) and all(end.strip().lstrip("-").isdecimal() for end in ends):
         try:
             found = range(*map(int, ends))
-            if not 0 < len(found) <= MOST:
+            if not 0 < len(found) <= _MOST:
                 raise ValueError
         except (ValueError, OverflowError) as error:
-            raise BadInput(f"{text[:LONGEST]!r} is none or more than {MOST:,} numbers: 0:5 is 0, 1, 2, 3, 4") from error
+            raise BadInput(
+                f"{text[:LONGEST]!r} is none or more than {_MOST:,} numbers: 0:5 is 0, 1, 2, 3, 4"
+            ) from error
         return tuple(found)
     whole = expression(f"({text},)", known)
     return tuple(whole)
@@ -92,8 +94,8 @@ def _require_end(found: object, path: Path) -> None:
     """Raise BadInput for a file that contains itself, or too many values."""
     parts = [found]
     for count, part in enumerate(parts):  # the list grows during the loop
-        if count > MOST:
-            raise BadInput(f"the study {str(path)!r} holds itself, or more than {MOST:,} values")
+        if count > _MOST:
+            raise BadInput(f"the study {str(path)!r} holds itself, or more than {_MOST:,} values")
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
 
 

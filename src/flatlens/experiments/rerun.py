@@ -11,7 +11,7 @@ from flatlens.experiments.vary import TOGETHER, last_field
 SHIFT = 1000
 """Number added to every seed."""
 
-SIZES = ("train", "test")
+_SIZES = ("train", "test")
 SIZE = 1.5
 """Factor on the numbers of training and test samples, where a study sets them."""
 
@@ -39,7 +39,7 @@ def _shifted(names: list[str], value: Any) -> Any:
 def _changed(name: str, value: Any) -> Any:
     if name == "seed":
         return value + SHIFT
-    return round(SIZE * value) if name in SIZES and value is not None else _another(value)
+    return round(SIZE * value) if name in _SIZES and value is not None else _another(value)
 
 
 def _another(settings: Any) -> Any:

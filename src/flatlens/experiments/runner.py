@@ -22,23 +22,23 @@ MAX_DEATHS = 3
 MAX_LOSSES = 2
 """A task that a given executor could not bring to an end this often is given up: it has its own retries, too."""
 
-T = TypeVar("T", bound=Hashable)
-NoteFailure: TypeAlias = Callable[[T, str], None]
+_T = TypeVar("_T", bound=Hashable)
+NoteFailure: TypeAlias = Callable[[_T, str], None]
 """Called with the task and its traceback."""
 
 
 def run_all(
-    tasks: Iterable[T],
-    function: Callable[[T], object],
-    note_failure: NoteFailure[T],
+    tasks: Iterable[_T],
+    function: Callable[[_T], object],
+    note_failure: NoteFailure[_T],
     *,
     workers: int = 2,
     executor: Executor | None = None,
-    pack: int | Callable[[Sequence[T]], Iterable[tuple[T, ...]]] = 1,
+    pack: int | Callable[[Sequence[_T]], Iterable[tuple[_T, ...]]] = 1,
     progress: Progress | None = None,
     done: int = 0,
-    label: Callable[[T], str] = str,
-    in_progress: InProgress[T] | None = None,
+    label: Callable[[_T], str] = str,
+    in_progress: InProgress[_T] | None = None,
     count: Callable[[], int] | None = None,
 ) -> None:
     """Call `function` on every task, in `workers` processes of one thread each, or on any executor.
@@ -99,23 +99,23 @@ def _hands_of(given: Executor | None, workers: int) -> Iterator[_Hands]:
     own.shutdown()
 
 
-class _Sweep(Generic[T]):
+class _Sweep(Generic[_T]):
     """A run of tasks under way."""
 
     def __init__(
         self,
-        packs: deque[tuple[T, ...]],
-        function: Callable[[T], object],
-        note_failure: NoteFailure[T],
+        packs: deque[tuple[_T, ...]],
+        function: Callable[[_T], object],
+        note_failure: NoteFailure[_T],
         hands: _Hands,
-        shown: ProgressReporter[T] | None,
+        shown: ProgressReporter[_T] | None,
     ) -> None:
         self.packs, self.function, self.note_failure, self.hands, self.shown = (
             packs, function, note_failure, hands, shown,
         )  # fmt: skip
-        self.alone: deque[tuple[T, ...]] = deque()  # at the end, with nothing else in hand
-        self.in_hand: dict[Future[list[str]], tuple[T, ...]] = {}
-        self.losses: Counter[T] = Counter()
+        self.alone: deque[tuple[_T, ...]] = deque()  # at the end, with nothing else in hand
+        self.in_hand: dict[Future[list[str]], tuple[_T, ...]] = {}
+        self.losses: Counter[_T] = Counter()
 
     def run(self) -> None:
         """Until nothing is left."""
@@ -139,13 +139,13 @@ class _Sweep(Generic[T]):
         if self.alone and not self.in_hand:
             self._hand_out(self.alone.popleft())
 
-    def _hand_out(self, pack: tuple[T, ...]) -> None:
+    def _hand_out(self, pack: tuple[_T, ...]) -> None:
         try:
             self.in_hand[self.hands.executor.submit(_guarded, self.function, pack)] = pack
         except Exception as error:  # whatever it says of itself: it is shut down, broken, out of processes
             raise _broken(error) from error
 
-    def _collect(self, future: Future[list[str]], pack: tuple[T, ...]) -> None:
+    def _collect(self, future: Future[list[str]], pack: tuple[_T, ...]) -> None:
         try:
             traces = future.result()
         except BadFolder:
@@ -158,7 +158,7 @@ class _Sweep(Generic[T]):
             for task, trace in zip(pack, traces, strict=True):
                 self._finish(task, trace)
 
-    def _take_up_singly(self, pack: tuple[T, ...], error: Exception) -> None:
+    def _take_up_singly(self, pack: tuple[_T, ...], error: Exception) -> None:
         self.losses.update(pack)
         for task in reversed(pack):
             if self.losses[task] >= self.hands.losses:
@@ -168,26 +168,26 @@ class _Sweep(Generic[T]):
             else:
                 self.alone.append((task,))
 
-    def _finish(self, task: T, trace: str) -> None:
+    def _finish(self, task: _T, trace: str) -> None:
         if trace:
             self.note_failure(task, trace)
         if self.shown:
             self.shown.one_more(failed=bool(trace))
 
 
-def _packs(tasks: deque[T], size: int) -> Iterator[tuple[T, ...]]:
+def _packs(tasks: deque[_T], size: int) -> Iterator[tuple[_T, ...]]:
     while tasks:
         yield tuple(tasks.popleft() for _ in range(min(size, len(tasks))))
 
 
-def _guarded(function: Callable[[T], object], pack: tuple[T, ...]) -> list[str]:
+def _guarded(function: Callable[[_T], object], pack: tuple[_T, ...]) -> list[str]:
     """In the worker: exceptions as text, since not every exception survives the way home; "" where there was none."""
     if (several := getattr(function, "several", None)) is not None:  # it takes a pack at a time
         return list(several(pack))
     return [_trace_of(function, task) for task in pack]
 
 
-def _trace_of(function: Callable[[T], object], task: T) -> str:
+def _trace_of(function: Callable[[_T], object], task: _T) -> str:
     try:
         function(task)
     except BadFolder:

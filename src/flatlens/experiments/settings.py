@@ -20,7 +20,7 @@ from flatlens.tracking.schedule import Schedule
 from flatlens.training import SETTINGS, SGD, Training, Until
 from flatlens.transforms.registry import named_transforms
 
-Scale: TypeAlias = Literal["smoke", "laptop"]
+StudyScale: TypeAlias = Literal["smoke", "laptop"]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Study:
                 taken[path] = axis.name
 
     @classmethod
-    def digits(cls, scale: Scale = "laptop") -> Study:
+    def digits(cls, scale: StudyScale = "laptop") -> Study:
         """4-layer ReLU networks on scikit-learn's digits: 48 of them ("laptop", minutes) or 8 ("smoke", seconds)."""
         if scale == "laptop":
             base = _digits(train=600, widths=(64, 64, 64), loss_below=2e-3, max_steps=40_000)
@@ -213,10 +213,10 @@ KNOWN: dict[str, type] = {
 }
 """The types that settings are made of, by name."""
 
-S = TypeVar("S", NetworkSettings, Study)
+_S = TypeVar("_S", NetworkSettings, Study)
 
 
-def _read(kind: type[S], plain: Mapping[str, Any], what: str) -> S:
+def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
     try:
         found = from_plain(dict(plain), KNOWN)
     except BadInput as error:

@@ -44,7 +44,7 @@ from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
 from flatlens.tracking.history import load_history, save_history
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 SEVENTEEN = "%.17g"
 """Format of numbers: 17 significant digits identify every float64."""
@@ -157,7 +157,7 @@ class Store:
         """Return a `Progress` that writes the progress file of a network's training; the file is removed at the end."""
         return progress_file(self._training / f"{key}{SUFFIX}")
 
-    def in_progress(self, networks: Mapping[str, T]) -> dict[T, tuple[int, int]]:
+    def in_progress(self, networks: Mapping[str, _T]) -> dict[_T, tuple[int, int]]:
         """Return (steps done, largest number of steps) of the networks in training; `networks` maps keys to them."""
         return {networks[key]: steps for key, steps in in_progress(self._training).items() if key in networks}
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from flatlens.errors import BadInput, UnknownName
 from flatlens.plain import made
 
-S = TypeVar("S")
+_S = TypeVar("_S")
 BOTH_SEEDS = ("model.seed", "training.seed")
 TOGETHER = "+"
 
@@ -28,7 +28,7 @@ def last_field(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def vary(settings: S, name: str, value: Any) -> S:
+def vary(settings: _S, name: str, value: Any) -> _S:
     """Return the settings with another value of one of them.
 
     Raises:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
-P = ParamSpec("P")
-R = TypeVar("R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class WorkerProcesses(Executor):
@@ -34,7 +34,7 @@ class WorkerProcesses(Executor):
             import_module("loky")
         self._places = [_Place() for _ in range(count)]
 
-    def submit(self, fn: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+    def submit(self, fn: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_R]:
         """Call `fn` in a process that has nothing to do; RuntimeError if there is none."""
         free = next((place for place in self._places if place.free), None)
         if free is None:
@@ -58,7 +58,7 @@ class _Place:
     def free(self) -> bool:
         return self.latest is None or self.latest.done()
 
-    def submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+    def submit(self, fn: Callable[..., _R], *args: Any, **kwargs: Any) -> Future[_R]:
         if self._died():
             self.close(kill=True)
         try:
@@ -67,12 +67,12 @@ class _Place:
             self.close(kill=True)
             return self._submit(fn, *args, **kwargs)
 
-    def _submit(self, fn: Callable[..., R], *args: Any, **kwargs: Any) -> Future[R]:
+    def _submit(self, fn: Callable[..., _R], *args: Any, **kwargs: Any) -> Future[_R]:
         if self.pool is None:
             from loky import ProcessPoolExecutor
 
             self.pool = ProcessPoolExecutor(1, initializer=_begin_worker, initargs=(os.getpid(),), env=ONE_THREAD)
-        future: Future[R] = self.pool.submit(fn, *args, **kwargs)
+        future: Future[_R] = self.pool.submit(fn, *args, **kwargs)
         self.latest = future
         return future
 

@@ -15,7 +15,7 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_flag, require_positive
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import label_changes, seen
-from flatlens.perturbation.rotations import LAWS
+from flatlens.perturbation.rotations import ROTATION_LAWS
 from flatlens.perturbation.weights import Elsewhere
 
 NO_LINEAR_LAYER = "the network has no linear layer"
@@ -57,8 +57,8 @@ def feature_robustness(
     require_flag(layers=layers)
     require_count(2, draws=draws)
     require_count(1, restarts=restarts, steps=steps)
-    if over not in (*LAWS, "noise", "worst"):
-        known = ", ".join(map(repr, (*LAWS, "noise", "worst")))
+    if over not in (*ROTATION_LAWS, "noise", "worst"):
+        known = ", ".join(map(repr, (*ROTATION_LAWS, "noise", "worst")))
         raise BadInput(f"feature_robustness(over={over!r}): one of {known} is needed")
 
     def of(weight: Weight) -> Estimate:

@@ -17,7 +17,7 @@ WRAPPERS = ("module.", "model.")
 """Prefixes that DataParallel, DistributedDataParallel and Lightning leave on every name."""
 
 COMPILED = "_orig_mod."  # torch.compile leaves it wherever it wrapped, also inside a name
-SHOWN = 5
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -167,5 +167,5 @@ def _remarks(
 def _some(names: list[str]) -> str:
     if not names:
         return "none"
-    more = f", ... ({len(names)} in all)" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -21,7 +21,7 @@ from flatlens.models.hub import from_the_hub
 from flatlens.models.preparing import NetworkPreparation, of_timm, of_transformers
 from flatlens.models.weightfiles import IN_A_FOLDER
 
-FORMS = (
+_FORMS = (
     "file.py:NAME (a function that returns the network), the folder of a study's network, timm:NAME, hf:NAME, hf:FOLDER"
 )
 SEED = 0
@@ -68,7 +68,7 @@ def load_model(spec: str, weights: Wanted = "trained") -> Named:
     if kind == "hf" and name:
         return _from_transformers(name, weights)
     hint = f"; there is a file of that name: did you mean {spec}.py:NAME?" if Path(f"{spec}.py").is_file() else ""
-    raise BadModel(f"MODEL: {spec!r} is none of: {FORMS}{hint}")
+    raise BadModel(f"MODEL: {spec!r} is none of: {_FORMS}{hint}")
 
 
 def _from_file(spec: str) -> nn.Module:

@@ -80,7 +80,7 @@ class VisionTransformer(nn.Module):
         self.embedding = nn.Conv2d(s.channels, s.width, s.patch, stride=s.patch)
         self.token = nn.Parameter(torch.empty(1, 1, s.width)) if s.pooling == "class" else None
         self.positions = nn.Parameter(torch.empty(1, tokens, s.width))
-        self.blocks = nn.ModuleList(Block(s) for _ in range(s.depth))
+        self.blocks = nn.ModuleList(TransformerBlock(s) for _ in range(s.depth))
         self.norm = nn.LayerNorm(s.width)
         self.head = nn.Linear(s.width, s.classes)
         self.output = nn.Sigmoid() if s.sigmoid else nn.Identity()
@@ -98,7 +98,7 @@ class VisionTransformer(nn.Module):
         return outputs
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """Attention and an MLP, each added to its input."""
 
     def __init__(self, settings: ViT) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flatlens.grams import row_factor
 
-LAWS = ("rotations", "ball", "truncated_normal")
+ROTATION_LAWS = ("rotations", "ball", "truncated_normal")
 UNDERFLOW = 1e-250
 
 

@@ -41,7 +41,7 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
         table.add_row(
             Text("" if verdict.bound == name else verdict.bound),
             verdict.layer or "",
-            *(shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),
+            *(_shown(value, digits) for value, digits in ((verdict.lhs, 3), (verdict.rhs, 3), (verdict.tightness, 2))),
             Text(verdict.status, style=STYLES[verdict.status]),
             *([Text(told, style="dim")] if deep else []),
         )
@@ -73,7 +73,7 @@ def _reasons(verdicts: Sequence[Verdict]) -> Text:
     return text.append(f"\nand {more} reasons more: --page or --json", style="not bold") if more > 0 else text
 
 
-def shown(value: float, digits: int) -> str:
+def _shown(value: float, digits: int) -> str:
     """Return a number in words, or a dash if it is NaN."""
     return f"{value:.{digits}g}" if value == value else "-"
 
@@ -138,7 +138,7 @@ def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], pat
         figures=[(figure, svg_of(figure)) for figure in figures],
         groups=_by_bound(verdicts),
         why=_why,
-        shown=shown,
+        shown=_shown,
         bounds=[BOUNDS[name] for name in names if name in BOUNDS],
         cause=_cause([v for v in verdicts if v.status == "violated"]),
         counts={status: sum(v.status == status for v in verdicts) for status in STYLES},

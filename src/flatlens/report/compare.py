@@ -70,7 +70,7 @@ def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]
     columns = [*heads, *(["τ gap", "p"] if len(gap) else [])]
     first = max(len(marked(comparison, name)) for name in comparison.measures)
     parts: list[RenderableType] = [Text("\nRanks: 1 is the smallest value", style="bold")]
-    for heading, names in grouped(comparison).items():
+    for heading, names in _grouped(comparison).items():
         table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim", show_header=len(parts) == 1)
         table.add_column("measure", no_wrap=True, min_width=first)
         for column in columns:
@@ -83,7 +83,7 @@ def _ranks(comparison: Comparison, heads: Sequence[str]) -> list[RenderableType]
     return parts
 
 
-def grouped(comparison: Comparison) -> dict[str, list[str]]:
+def _grouped(comparison: Comparison) -> dict[str, list[str]]:
     """Return the measures by group: survive a rescaling, change with it, have no known direction."""
     found: dict[str, list[str]] = {SURVIVE: [], CHANGE: [], NO_DIRECTION: []}
     for name, one in comparison.measures.items():
@@ -112,7 +112,7 @@ def _values(comparison: Comparison, heads: Sequence[str]) -> Table:
     for head in heads:
         table.add_column(head, justify="right", no_wrap=True)
     digits = 3 if len(heads) < 5 else 2
-    for name in (name for names in grouped(comparison).values() for name in names):
+    for name in (name for names in _grouped(comparison).values() for name in names):
         signs = [SIGNS.get(e.kind, "") for e in comparison.estimates(name).values()]
         alike = len(set(signs)) == 1  # then once, beside the name: it leaves the columns narrow
         cells = [number(e.value, digits) for e in comparison.estimates(name).values()]
@@ -151,9 +151,9 @@ def _key(comparison: Comparison) -> Text:
     say("Agreement", "; ".join(told(w) for w in (agreement.overall, agreement.surviving)) + ".")
     for remark in (*agreement.remarks, *comparison.notes):
         text.append(f"\n{remark}", style="not bold")
-    for why, names in left_out(agreement).items():
+    for why, names in _left_out(agreement).items():
         say("Not counted", f"{', '.join(names)}: {why}")
-    for why, names in undefined(comparison).items():
+    for why, names in _undefined(comparison).items():
         say("Undefined", f"{'; '.join(names)}: {why}")
     say(
         "rank",
@@ -183,7 +183,7 @@ def told(w: Statistic) -> str:
     return f"{w.name} = {w.value:.2f} ({said})"
 
 
-def left_out(agreement: Agreement) -> dict[str, list[str]]:
+def _left_out(agreement: Agreement) -> dict[str, list[str]]:
     """Return the measures that are not counted, by reason."""
     found: dict[str, list[str]] = {}
     for name, why in agreement.left_out.items():
@@ -191,7 +191,7 @@ def left_out(agreement: Agreement) -> dict[str, list[str]]:
     return found
 
 
-def undefined(comparison: Comparison) -> dict[str, list[str]]:
+def _undefined(comparison: Comparison) -> dict[str, list[str]]:
     """Return the measures that are undefined, and on which networks, by reason."""
     found: dict[str, dict[str, list[str]]] = {}
     for name in comparison.measures:
@@ -226,7 +226,7 @@ def write_compare_page(comparison: Comparison, path: Path) -> Path:
         agreement=agreement,
         told=[told(w) for w in (agreement.overall, agreement.surviving)],
         method=agreement.overall.method,
-        left_out=left_out(agreement),
+        left_out=_left_out(agreement),
         notes=comparison.notes,
         gap=_records(agreement.gap),
         rows=_records(comparison.frame()),

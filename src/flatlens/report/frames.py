@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
 NETWORK = ["key", "lr", "batch_size", "seed"]
-GAP = "generalisation_gap"
+_GAP = "generalisation_gap"
 #: Columns with a network's settings or results, which do not measure flatness or compression.
-NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
+NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", _GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
 
@@ -28,7 +28,7 @@ def measures_of(result: StudyResult) -> list[Quantity]:
 
 def gap_of(result: StudyResult) -> Quantity | None:
     """Return the quantity that all others are compared with, if the study has it."""
-    return next((q for q in result.quantities if q.column == GAP), None)
+    return next((q for q in result.quantities if q.column == _GAP), None)
 
 
 def axis_title(quantity: Quantity) -> str:

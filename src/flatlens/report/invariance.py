@@ -14,7 +14,7 @@ from flatlens.report.cards import MOVES, spelling
 from flatlens.report.tables import ANSWERS_DOWN, RISK
 from flatlens.transforms import OUTPUTS, TRANSFORMS, Cell, InvarianceReport
 
-MOST = 8  #: number of remarks on a transform that a screen shows
+_MOST = 8  #: number of remarks on a transform that a screen shows
 SHORT = {
     **{move: short for move, short, _ in MOVES},
     "batchnorm_folding": "bn fold",
@@ -122,7 +122,7 @@ def _transforms(report: InvarianceReport) -> Text:
         meaning = TRANSFORMS[name].meaning if name in TRANSFORMS else name
         proof = f"outputs differ by {done.difference:.1g} at most"
         text.append(f"{meaning} Moved: {summed_up(done.links, '; ')}. Proof: {proof}.", style="not bold")
-        told = [summed_up(done.note.split("; "), "; ", MOST)] if done.note else []
+        told = [summed_up(done.note.split("; "), "; ", _MOST)] if done.note else []
         told += [f"not {layers}: {why}" for why, layers in by_reason(done.left) if why != OUTPUTS]
         text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
     for name, why in report.left_out.items():

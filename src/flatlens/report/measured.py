@@ -22,7 +22,7 @@ TINTS = 6
 
 
 @dataclass(frozen=True)
-class Cell:
+class MeasuredCell:
     """A value in the table of layers."""
 
     text: str
@@ -36,7 +36,7 @@ class Row:
 
     name: str
     label: str
-    cells: list[Cell]
+    cells: list[MeasuredCell]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Group:
 
     block: str
     rows: list[Row]
-    largest: list[Cell]  #: the block's largest value in each column
+    largest: list[MeasuredCell]  #: the block's largest value in each column
 
 
 Values: TypeAlias = Mapping[tuple[str, str], Estimate]
@@ -105,7 +105,7 @@ def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group
         largest = [
             _cell(known[n, best[n][block]], peaks[n][block], f"the largest of the block, {best[n][block]}: ")
             if block in best[n]
-            else Cell("", "", -1)
+            else MeasuredCell("", "", -1)
             for n in columns
         ]
         found.append(Group(block, rows, largest))
@@ -118,10 +118,10 @@ def _places(layers: list[str], name: str, known: Values) -> dict[str, float]:
     return {layer: at / max(1, len(order) - 1) for at, layer in enumerate(order)}
 
 
-def _cell(estimate: Estimate | None, place: float | None, before: str = "") -> Cell:
+def _cell(estimate: Estimate | None, place: float | None, before: str = "") -> MeasuredCell:
     if estimate is None:
-        return Cell("", "", -1)
+        return MeasuredCell("", "", -1)
     if place is None:
-        return Cell("–", estimate.note, -1)
+        return MeasuredCell("–", estimate.note, -1)
     told = "; ".join(part for part in (estimate.kind, estimate.note) if part)
-    return Cell(f"{estimate.value:.3g}", f"{before}{estimate.value!r} ({told})", round(place * (TINTS - 1)))
+    return MeasuredCell(f"{estimate.value:.3g}", f"{before}{estimate.value!r} ({told})", round(place * (TINTS - 1)))

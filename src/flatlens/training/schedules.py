@@ -70,7 +70,7 @@ class Cosine:
         return self.floor + (1 - self.floor) * 0.5 * (1 + math.cos(math.pi * share))
 
 
-Schedule: TypeAlias = Constant | Steps | Cosine
+LearningRateSchedule: TypeAlias = Constant | Steps | Cosine
 
 
 def _require_unit(unit: str, name: str) -> None:

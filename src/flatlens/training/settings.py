@@ -12,7 +12,7 @@ from flatlens.training.losses import LossName, TrainingLoss
 from flatlens.training.optimisers import Optimiser
 from flatlens.training.penalties import Penalty
 from flatlens.training.ridge import Ridge
-from flatlens.training.schedules import Constant, Schedule
+from flatlens.training.schedules import Constant, LearningRateSchedule
 from flatlens.training.stopping import Until
 
 _LEAST = {"batch_size": 1, "ghost_batch": 1, "max_steps": 0, "max_epochs": 1, "check_every": 1, "warmup": 0, "seed": 0}
@@ -33,7 +33,7 @@ class Training:
     ghost_batch: int | None = None  #: a batch goes through the network in parts of so many; the gradient is that of all
     loss: LossName = "cross_entropy"
     label_smoothing: float = 0.0
-    schedule: Schedule = Constant()  # noqa: RUF009 (frozen)
+    schedule: LearningRateSchedule = Constant()  # noqa: RUF009 (frozen)
     warmup: int = 0  #: the learning rate rises linearly over the first so many steps
     augmentation: Augmentation | None = None
     mixup: Mixup | None = None
@@ -67,7 +67,7 @@ class Training:
         """Refuse what is no settings at all."""
         wanted: dict[str, tuple[type, ...]] = {
             "optimiser": get_args(Optimiser),
-            "schedule": get_args(Schedule),
+            "schedule": get_args(LearningRateSchedule),
             "until": (Until,),
             "augmentation": get_args(Augmentation | None),
             "mixup": get_args(Mixup | None),

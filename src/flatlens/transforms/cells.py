@@ -23,7 +23,7 @@ SEARCHED = 1e-3  #: relative error of a search or an iteration
 _SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller tol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
-COLUMNS = [
+CELL_COLUMNS = [
     "measure", "transform", "before", "after", "change", "stderr", "unchanged", "declared", "agrees", "note",
 ]  # fmt: skip
 
@@ -118,7 +118,9 @@ class InvarianceReport(Result, Sequence[Cell]):
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per measure and transform."""
-        return pd.DataFrame([{name: getattr(cell, name) for name in COLUMNS} for cell in self._cells], columns=COLUMNS)
+        return pd.DataFrame(
+            [{name: getattr(cell, name) for name in CELL_COLUMNS} for cell in self._cells], columns=CELL_COLUMNS
+        )
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         moved = {name: asdict(one) for name, one in self.moved.items()}

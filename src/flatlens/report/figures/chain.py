@@ -19,8 +19,8 @@ LINKS = {
     "D": "C with all parameters: sharpness S",
 }
 STATUS = ("holds", "undecided", "not applicable", "violated")
-SHAPES = ("circle", "diamond", "cross", "triangle-up")
-COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
+_SHAPES = ("circle", "diamond", "cross", "triangle-up")
+_COLOURS = ("#1d7a4f", "#7e03a8", "#9aa3ae", "#c0392b")
 FLOOR = 1e-6  #: smaller tightness is drawn at this value
 
 
@@ -82,9 +82,9 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
         y=alt.Y("bound:N", sort=None, title=None),
         x=alt.X("drawn:Q", title="left side / right side",
                 scale=alt.Scale(type="log", domain=[low, high]), axis=alt.Axis(values=log_ticks(low, high) or [1.0])),
-        shape=alt.Shape("status:N", scale=alt.Scale(domain=list(STATUS), range=list(SHAPES)),
+        shape=alt.Shape("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_SHAPES)),
                         legend=alt.Legend(orient="top", title=None)),
-        color=alt.Color("status:N", scale=alt.Scale(domain=list(STATUS), range=list(COLOURS))),
+        color=alt.Color("status:N", scale=alt.Scale(domain=list(STATUS), range=list(_COLOURS))),
         tooltip=["bound:N", "layer:N", "tightness:Q", "status:N", "assumption:N"],
     )  # fmt: skip
     line = alt.Chart(pd.DataFrame({"one": [1.0]})).mark_rule(strokeDash=[4, 3]).encode(x="one:Q")

@@ -12,7 +12,7 @@ from flatlens.report.blocks import CALL, blocks, grouped, role
 from flatlens.report.figures.figure import Drawing, Figure, log_axis
 
 KINDS = 8  #: number of kinds of layers with their own colour
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
 OTHERS, OUTSIDE = "other layers", "outside the blocks"
 _PANELS_A_ROW = 3
 
@@ -48,7 +48,7 @@ def depth_figure(report: Report) -> Figure:
     names = [str(name) for name, depths in deep.items() if depths > 1]
     kinds = list(dict.fromkeys(data["kind"].where(~data["kind"].isin([OUTSIDE, OTHERS])).dropna()))
     domain = [*kinds, *(k for k in (OTHERS, OUTSIDE) if (data["kind"] == k).any())]
-    colours = [*COLOURS[: len(kinds)], *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else [])]
+    colours = [*_COLOURS[: len(kinds)], *(["#9aa3ae", "#1c2430"][-(len(domain) - len(kinds)) :] if domain else [])]
     panels = [_panel(data[data["measure"] == name], name, domain, colours) for name in names]
     whole = alt.concat(*panels, columns=_PANELS_A_ROW, spacing=26).resolve_scale(color="shared")
     caption = (

@@ -13,7 +13,7 @@ import pandas as pd
 
 Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart | alt.HConcatChart
 Width: TypeAlias = int | Literal["container"]
-Layout: TypeAlias = Literal["grid", "wide"]
+FigureLayout: TypeAlias = Literal["grid", "wide"]
 
 EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlations."
 
@@ -28,7 +28,7 @@ class Figure:
     data: pd.DataFrame  #: what is drawn, tidy
     whole: Drawing  #: one picture, for PNG and SVG
     panels: tuple[Drawing, ...]  #: for the page: a "grid" of panels flows with the width of the screen
-    layout: Layout
+    layout: FigureLayout
     batch_shapes: bool = False  #: marks have a shape by batch size
     colours: bool = True  #: the page has to explain the colours, by learning rate
 

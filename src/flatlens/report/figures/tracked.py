@@ -11,7 +11,7 @@ from flatlens.column import Column
 from flatlens.report.figures.figure import Drawing, Figure, Width, empty, log_axis
 
 Z = 1.96
-COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
+_COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 
 
 def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -19,12 +19,12 @@ def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
     Only rows of the sharpness have a value of `edge`.
     """
-    parts = [pd.DataFrame(columns=COLUMNS)]
+    parts = [pd.DataFrame(columns=_COLUMNS)]
     for run, history in histories.items():
         rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
         reach = Z * rows["stderr"]
         edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name) == "sharpness")
-        parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[COLUMNS])
+        parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
 
 
