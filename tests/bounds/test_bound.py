@@ -8,7 +8,7 @@ import torch
 from flatlens.bounds import Assumption, Claim
 from flatlens.bounds.bound import bound, weigh
 
-LAW = bound(id="B0", symbol="", source="nowhere")(lambda context: iter(()))
+LAW = bound(id="own", symbol="", source="nowhere")(lambda context: iter(()))
 
 
 def verdict(lhs, rhs, **more):

@@ -185,7 +185,7 @@ def test_forward_of_the_users_own(problem_of):
 
 
 def test_a_transform_that_changes_the_function_is_caught(problem_of):
-    @transform(id="R0", source="nowhere", where=between_layers, declared_as=None)
+    @transform(id="own", source="nowhere", where=between_layers, declared_as=None)
     def half(moving):
         """Half a rescaling."""
         for link in moving.links:
