@@ -40,7 +40,7 @@ def mean_over_all_signs(monkeypatch, penalty, net, x, loss="cross_entropy"):
     values = []
     for drawn in itertools.product((-1.0, 1.0), repeat=len(x) * 3):
         u = torch.tensor(drawn, dtype=torch.float64).reshape(len(x), 3)
-        monkeypatch.setattr(penalties_module, "signs", lambda *_, u=u: u)
+        monkeypatch.setattr(penalties_module, "random_signs", lambda *_, u=u: u)
         values.append(float(penalty.value(forward(net, x, loss), torch.Generator()).detach()))
     return sum(values) / len(values)
 
