@@ -38,7 +38,7 @@ def test_a_line() -> None:
 
 def test_a_terminal_has_one_line_rewritten_in_place(monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(live.shutil, "get_terminal_size", lambda: os.terminal_size((40, 24)))
+    monkeypatch.setattr(live.shutil, "get_terminal_size", lambda *_, **__: os.terminal_size((40, 24)))
     run = Run()
     run.train(6, fl.Tracker(run.problem, ["loss", "sharpness"], every=2))
     out, err = capsys.readouterr()
