@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar, final
 
 from flatlens.errors import BadInput, UnknownName
 
 _T = TypeVar("_T")
+
+
+def first_line(function: Callable[..., object]) -> str:
+    """Return the first line of a function's docstring, which says what the function defines.
+
+    >>> first_line(first_line)
+    "Return the first line of a function's docstring, which says what the function defines."
+    """
+    return (inspect.getdoc(function) or "").partition("\n")[0]
 
 
 @final

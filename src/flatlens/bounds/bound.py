@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatlens.bounds.claim import Assumption, Claim
-from flatlens.registry import Registry
+from flatlens.registry import Registry, first_line
 
 if TYPE_CHECKING:
     from flatlens.bounds.context import Context
@@ -44,8 +43,7 @@ def bound(
     """Make a bound from a function of the context that yields claims; its docstring's first line is the meaning."""
 
     def decorate(function: Callable[[Context], Iterator[Claim]]) -> Bound:
-        meaning = (inspect.getdoc(function) or "").partition("\n")[0]
-        made = Bound(function.__name__, id, symbol, meaning, source, cost, on_request, function)
+        made = Bound(function.__name__, id, symbol, first_line(function), source, cost, on_request, function)
         BOUNDS.add(made.name, id, made)
         return made
 

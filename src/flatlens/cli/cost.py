@@ -140,8 +140,9 @@ def _extrapolated(lens: Lens, done: list[_Trial], gauge: Meter) -> MeasurementCo
         return cost
     results = max(0, last.results - first.results) / max(1, last.n - first.n)
     whole, tried = chunk(lens, n), chunk(lens, last.n)
-    more = last.grown + _slope(lens, first, last) * (whole - tried) + results * (n - last.n)
-    least = more - _slope(lens, first, last) * (whole - 1)
+    slope = _slope(lens, first, last)
+    more = last.grown + slope * (whole - tried) + results * (n - last.n)
+    least = more - slope * (whole - 1)
     return replace(cost, peak=used + more, least=used + max(0.0, least), more=more)
 
 

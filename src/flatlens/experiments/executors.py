@@ -1,4 +1,4 @@
-"""Where a sweep can run beside this machine: on a Dask cluster, or on Slurm through one."""
+"""Executors for sweeps on other machines: on a Dask cluster, or on Slurm through one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUBMIT_WITHIN = 60.0
 
 @dataclass(frozen=True)
 class SlurmSettings:
-    """What to ask Slurm for: `jobs` jobs, each running as many networks at a time as it has cores.
+    """The resources to ask Slurm for: `jobs` jobs, each running as many networks at a time as it has cores.
 
     A job that ends is replaced while there is work. Its walltime should be longer than one run takes.
     """

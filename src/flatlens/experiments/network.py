@@ -36,7 +36,7 @@ class ComputeInto:
     together: int = 1  #: how many of a pack are trained in a stack at a time; 1: each alone
 
     def __call__(self, settings: NetworkSettings) -> None:
-        """Do it, unless it is there: its worker died when it had just been written, or another process was quicker."""
+        """Compute a network, unless it is stored already, by a worker that died later or by another process."""
         self.store.require_seen()
         if self.store.folder(settings.key).is_dir():
             return
@@ -62,14 +62,14 @@ class _Pack:
         self.begun: list[tuple[int, Split, Member, ExitStack]] = []  # as `train_together` numbers them
 
     def singly(self) -> list[str]:
-        """Each alone, one after the other."""
+        """Compute each network alone, one after the other; return their tracebacks."""
         for place, settings in enumerate(self.pack):
             with self._traced(place):
                 self.task(settings)
         return self.traced
 
     def traces(self) -> list[str]:
-        """In a stack, those that can be."""
+        """Compute the networks, as a stack where they can be one; return their tracebacks."""
         with _one_thread():
             try:
                 for ended in train_together(self._members(), self.task.together):

@@ -66,7 +66,7 @@ class OnDask(Executor):
             theirs.cancel()
 
     def _bring_home(self, mine: Future[Any], theirs: DaskFuture[Any]) -> None:
-        """In a thread of Dask's."""
+        """Pass the result of Dask's future on to the caller's; runs in a thread of Dask."""
         with suppress(InvalidStateError):  # it was cancelled here
             try:
                 result = theirs.result()
@@ -109,7 +109,7 @@ def refuse_unfit_workers(client: Client, *, mixed: bool) -> None:
 
 
 def _on_worker(here: dict[str, str] | None, call: Callable[[], _R]) -> _R:
-    """In the worker, which may have come after the others were looked at."""
+    """Run a call in the worker, after checking it: it may have joined later than the others."""
     if why := _unfit(here):
         raise UnfitWorker(f"the Dask worker {get_worker().address} {why}")
     with threadpool_limits(1):  # of every library; a worker without a nanny has not set them
@@ -117,7 +117,7 @@ def _on_worker(here: dict[str, str] | None, call: Callable[[], _R]) -> _R:
 
 
 def _unfit(here: dict[str, str] | None, dask_worker: Worker | None = None) -> str:  # Client.run wants this very name
-    """In the worker: why it would compute other digits, or none; "" if it is fit."""
+    """Return why the worker would compute other digits, or none; "" if it is fit. Runs in the worker."""
     worker = dask_worker or get_worker()
     if worker.state.nthreads != 1:
         return (

@@ -77,7 +77,7 @@ def run_all(
 
 @dataclass(frozen=True)
 class _Hands:
-    """Where packs go, how many at a time, and how often one is lost before it is given up."""
+    """The executor that packs go to, how many at a time, and how often one may be lost before it is given up."""
 
     executor: Executor
     at_once: float
@@ -181,7 +181,7 @@ def _packs(tasks: deque[_T], size: int) -> Iterator[tuple[_T, ...]]:
 
 
 def _guarded(function: Callable[[_T], object], pack: tuple[_T, ...]) -> list[str]:
-    """In the worker: exceptions as text, since not every exception survives the way home; "" where there was none."""
+    """Run a pack in the worker; return exceptions as text, because not every one can be pickled; "" without one."""
     if (several := getattr(function, "several", None)) is not None:  # it takes a pack at a time
         return list(several(pack))
     return [_trace_of(function, task) for task in pack]

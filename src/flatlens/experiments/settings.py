@@ -1,4 +1,4 @@
-"""What a study runs: the settings its networks share, the axes they differ along, and the quantities it relates."""
+"""The definition of a study: settings shared by its networks, axes along which they differ, quantities to relate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which networks of a study are handed to a worker at a time: those of a kind together, to be trained as one stack."""
+"""Packs of networks for the workers of a study: networks of one kind together, to be trained as one stack."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from flatlens.training.stack.updates import kind_of
 
 Pack: TypeAlias = tuple[NetworkSettings, ...]
 FEW, MANY = LANES, 64
-"""Networks of a pack at least, for a stack of fewer brings less; and at most, for those of a pack whose worker dies are
-taken up one by one."""
+"""Least number of networks in a pack, as smaller stacks gain less; and largest, as a lost pack is redone one by one."""
 TURNS = 3
-"""Packs for every worker at least, so that none is left with nothing to do for long."""
+"""Least number of packs for each worker, so that none is idle for long."""
 
 
 def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | None, pack: int) -> list[Pack]:
@@ -46,7 +45,7 @@ def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | No
 
 
 def _pieces(networks: Sequence[NetworkSettings], size: int) -> Iterator[Pack]:
-    """As even as can be, of at most `size`."""
+    """Yield packs of at most `size` networks, as equal in size as possible."""
     count = -(-len(networks) // size)
     for number in range(count):
         yield tuple(networks[len(networks) * number // count : len(networks) * (number + 1) // count])

@@ -39,7 +39,7 @@ __all__ = ["Quantity", "RunOptions", "Study", "StudyResult", "load_study", "run_
 
 
 class RunOptions(TypedDict, total=False):
-    """Where and how a study is run: keyword arguments of `run_study`, and of all that runs studies."""
+    """Options for running a study: keyword arguments of `run_study`, and of all that runs studies."""
 
     workers: int
     executor: Executor | None
@@ -177,7 +177,7 @@ def _why(record: Record) -> str:
 
 
 def _merged_versions(records: Sequence[Record]) -> dict[str, str]:
-    """One value each where all networks agree, as they do unless versions were mixed on purpose."""
+    """Return the versions of each package, joined by " | " where networks were computed with several."""
     all_versions = [record.result["versions"] for record in records]
     names = dict.fromkeys(name for recorded in all_versions for name in recorded)
     return {name: " | ".join(sorted({str(v.get(name, "unknown")) for v in all_versions})) for name in names}

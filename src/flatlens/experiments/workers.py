@@ -48,7 +48,7 @@ class WorkerProcesses(Executor):
 
 
 class _Place:
-    """Where one process works; another after its death."""
+    """The place of one process, taken by another after its death."""
 
     def __init__(self) -> None:
         self.pool: ProcessPoolExecutor | None = None
@@ -87,7 +87,7 @@ class _Place:
 
 
 def _begin_worker(parent: int) -> None:
-    """In a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
+    """Prepare a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

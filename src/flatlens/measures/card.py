@@ -15,7 +15,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
 from flatlens.grams import Weight
 from flatlens.measures.reduce import Reduced, mean
-from flatlens.registry import Registry
+from flatlens.registry import Registry, first_line
 
 LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
@@ -144,17 +144,20 @@ class NetworkMeasure(Measure):
     of_parameters: bool = True  #: whether it is about the measured parameters, and undefined without any
 
 
-_FAMILIES = (
+MEASURE_MODULES = (
     "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
     "perturbation", "robustness", "variation", "densities", "generalisation",
 )  # fmt: skip
-"""The modules of measures, in the order in which a catalogue row with several measures lists them."""
+"""The modules of measures, in the order in which a catalogue row with several measures lists them.
+
+A new module goes here, too.
+"""
 
 
 def _family(measure: Measure) -> int:
     """Return the number of the module that a measure is defined in."""
     module = measure.compute.__module__.rpartition(".")[2]
-    return _FAMILIES.index(module) if module in _FAMILIES else len(_FAMILIES)
+    return MEASURE_MODULES.index(module) if module in MEASURE_MODULES else len(MEASURE_MODULES)
 
 
 MEASURES: Registry[Measure] = Registry("measure", Measure, rows="MHPD", order=_family)
@@ -195,7 +198,7 @@ def per_sample(
     def decorate(function: Callable[..., Any]) -> PassMeasure:
         made = PassMeasure(
             Card(
-                function.__name__, id, family, symbol, _meaning(function), source, unit, cost,
+                function.__name__, id, family, symbol, first_line(function), source, unit, cost,
                 frozenset(invariant_under),
             ),
             function,
@@ -241,7 +244,7 @@ def on_lens(
     def decorate(function: Callable[..., Estimate | Parts]) -> NetworkMeasure:
         made = NetworkMeasure(
             Card(
-                function.__name__, id, family, symbol, _meaning(function), source, unit, cost,
+                function.__name__, id, family, symbol, first_line(function), source, unit, cost,
                 frozenset(invariant_under),
             ),
             function,
@@ -255,8 +258,3 @@ def on_lens(
         return made
 
     return decorate
-
-
-def _meaning(function: Callable[..., Any]) -> str:
-    """Return the first line of the docstring."""
-    return (inspect.getdoc(function) or "").partition("\n")[0]

@@ -116,7 +116,7 @@ def _emptied(lists: dict[Key, list[Tensor]]) -> Iterator[tuple[Key, list[Tensor]
 
 
 def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | None, LayerGrams]]:
-    """Return the places where a measure is evaluated."""
+    """Yield the places where a measure is evaluated."""
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
             yield None, chunk.input

@@ -1,37 +1,19 @@
 """Every measure by name, in the catalogue's order, and the reading of names.
 
-A measure registers itself when its module is imported: a new module is added to the imports below.
+A measure registers itself when its module is imported.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from importlib import import_module
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.measures import (
-    densities,
-    factors,
-    flatness,
-    gauss_newton,
-    generalisation,
-    hessian,
-    normalised,
-    norms,
-    perturbation,
-    robustness,
-    sensitivity,
-    traces,
-    variation,
-    volume,
-)
-from flatlens.measures.card import MEASURES, Card, Measure
+from flatlens.measures.card import MEASURE_MODULES, MEASURES, Card, Measure
 
-_HOMES = (
-    densities, factors, flatness, gauss_newton, generalisation, hessian, normalised, norms,
-    perturbation, robustness, sensitivity, traces, variation, volume,
-)  # fmt: skip
-"""The modules of measures: importing one registers its measures."""
+for _module in MEASURE_MODULES:  # each registers its measures
+    import_module(f"flatlens.measures.{_module}")
 
 __all__ = ["MEASURES", "catalogue", "named"]
 

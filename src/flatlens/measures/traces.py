@@ -37,7 +37,7 @@ _MOST = 4096  #: largest number of probes
 
 @dataclass(frozen=True)
 class Effort:
-    """How accurately a trace is estimated, and how."""
+    """The accuracy that a trace estimate aims at, and its method."""
 
     rtol: float  #: standard error wanted, relative to the value
     probes: int | None  #: exactly this many, whatever the error

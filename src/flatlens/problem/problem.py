@@ -39,7 +39,7 @@ Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 
 @final
 class Problem:
-    """What is measured: the risk of `model` under `loss` on `data`.
+    """The problem to measure: the risk of `model` under `loss` on `data`.
 
     The constructor runs the model once over the data. Outputs must be finite, have shape (n, N), be the same when
     computed twice, and each sample's must not depend on the others. The model stays as it was; it may be trained

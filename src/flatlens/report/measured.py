@@ -1,4 +1,4 @@
-"""One network measured, as a page: every number, profiles over the depth, and the layers by block."""
+"""The page of one measured network: every number, profiles over the depth, and the layers by block."""
 
 from __future__ import annotations
 

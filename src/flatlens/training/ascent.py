@@ -62,7 +62,7 @@ Ascent: TypeAlias = SAM | ASAM
 
 
 def norm(parts: Sequence[Tensor]) -> float:
-    """Of tensors side by side, summed up in float64."""
+    """Return the norm of several tensors taken as one vector, summed in float64."""
     return math.sqrt(sum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts))
 
 

@@ -41,7 +41,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class TrainingResult:
-    """How a training run ended, and its curves."""
+    """The ending of a training run, and its curves."""
 
     outcome: Ending
     steps: int
@@ -136,7 +136,7 @@ class TrainingRun:
             self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
 
     def asks_accuracy(self, loss: float) -> bool:
-        """Whether a look that finds this loss asks for the accuracy; not where the run goes on whatever that is."""
+        """Return whether the accuracy is needed at this loss: not where the run continues whatever it is."""
         until = self.settings.until
         high = until.loss_below is not None and until.loss_window == 1 and loss >= until.loss_below
         goes_on = (high and until.loss_over == "data") or not until.anything

@@ -1,4 +1,4 @@
-"""How the learning rate changes while training goes on: a factor on the optimiser's own."""
+"""Learning rate schedules: a factor on the optimiser's own rate, at each step."""
 
 from __future__ import annotations
 

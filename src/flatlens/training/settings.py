@@ -82,11 +82,11 @@ class Training:
 
     @property
     def objective(self) -> TrainingLoss:
-        """What is minimised, but for the penalties."""
+        """The loss that is minimised, without the penalties."""
         return TrainingLoss(self.loss, self.label_smoothing)
 
     def steps(self, n: int) -> int:
-        """How many steps there are at most on n samples."""
+        """Return the largest number of steps on n samples."""
         each = 1 if self.batch_size is None else -(-n // self.batch_size)
         bounds = [self.max_steps, None if self.max_epochs is None else self.max_epochs * each]
         return min(bound for bound in bounds if bound is not None)

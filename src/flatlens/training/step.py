@@ -30,7 +30,7 @@ class Stepper:
         self.noise = {name: stream(settings.seed, name) for name in ("augmentation", "mixup", "penalties")}
 
     def take(self, x: Tensor, targets: Tensor, factor: float) -> float:
-        """One step at `factor` times the optimiser's learning rate; the loss of the batch before it."""
+        """Take one step at `factor` times the optimiser's learning rate; return the loss of the batch before it."""
         settings = self.settings
         if settings.augmentation is not None:
             x = settings.augmentation.apply(x, self.noise["augmentation"])
@@ -118,7 +118,7 @@ def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
 
 
 def global_states(device: torch.device) -> list[Tensor]:
-    """Of the generators that dropout draws from."""
+    """Return the states of the generators that dropout uses."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 

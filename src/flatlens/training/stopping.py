@@ -1,4 +1,4 @@
-"""When training is over."""
+"""The conditions that end training."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Until:
         return not (self.loss_below is None and self.accuracy is None and self.gradient_norm is None)
 
     def met(self, losses: Sequence[float], accuracy: float, gradient_norm: float) -> bool:
-        """Whether training has converged; `losses` are those of the check points so far, or the last ones of them."""
+        """Return whether training has converged; `losses` are those of the last check points, or of all."""
         if not self.anything:
             return False
         recent = losses[-self.loss_window :]

@@ -98,7 +98,7 @@ def _solved(
 
 @contextmanager
 def as_found(model: nn.Module, seed: int) -> Iterator[None]:
-    """In here the network trains, and the global generator is its dropout's; after, both are as they were."""
+    """Train inside this context, with the global generator as the dropout's; restore both afterwards."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(stream(seed, "dropout").initial_seed())

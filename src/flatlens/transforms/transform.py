@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
@@ -14,7 +13,7 @@ from torch import nn
 from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
-from flatlens.registry import Registry
+from flatlens.registry import Registry, first_line
 from flatlens.transforms.wiring import Link, Wiring, read_wiring
 
 _ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
@@ -136,8 +135,7 @@ def transform(
     """Make a transform from a function that moves weights in place; its docstring's first line is the meaning."""
 
     def decorate(move: _Move) -> Transform:
-        meaning = (inspect.getdoc(move) or "").partition("\n")[0]
-        made = Transform(name or move.__name__, id, meaning, source, declared_as, default, where, move)
+        made = Transform(name or move.__name__, id, first_line(move), source, declared_as, default, where, move)
         TRANSFORMS.add(made.name, id, made)
         return made
 

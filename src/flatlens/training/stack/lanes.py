@@ -144,7 +144,7 @@ class Lanes:
         return slope.view_as(outputs), losses.tolist()
 
     def _columns(self) -> None:
-        """Return the coefficients of the next step, each a column (L, 1)."""
+        """Set `columns`, the coefficients of the next step, each (L, 1)."""
         if self.rates and self.steady and not self.update.counts:
             return
         each = [stepping(run) for run in self.runs]

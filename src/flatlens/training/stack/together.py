@@ -156,7 +156,7 @@ class _Together:
             yield lane.ended(lane.began + time.perf_counter() - start, error, verdict.why_alone)
 
     def _enter(self) -> None:
-        """Return the waiting lanes of the stack's kind that are at the same batch of their epoch."""
+        """Add the waiting lanes of the stack's kind that are at the same batch of their epoch."""
         if self.lanes is None or not self.waiting or len(self.inside) == self.lanes.capacity:
             return
         for lane in list(self.waiting):
@@ -195,7 +195,7 @@ class _Together:
                 yield lane.ended(lane.began + self.clock - lane.entered, error)
 
     def _tell_watchers(self, lanes: Lanes) -> dict[TrainingRun, Exception]:
-        """Return the errors that they raised."""
+        """Show the watchers their networks; return the errors that they raised."""
         failed: dict[TrainingRun, Exception] = {}
         for row, run in enumerate(lanes.runs):
             due = getattr(run.watch, "due", None)
