@@ -5,7 +5,7 @@ import torch
 
 from flatlens.data import Preparation
 from flatlens.data.images import Images
-from flatlens.data.preparation import CHUNK
+from flatlens.data.preparation import _IMAGES_TOGETHER
 from flatlens.errors import BadInput
 
 
@@ -114,7 +114,7 @@ def test_flat_rows_are_the_images_in_memory_order():
 
 
 def test_more_images_than_a_chunk():
-    images = drawn(n=2 * CHUNK + 3, shape=(1, 2, 2))
+    images = drawn(n=2 * _IMAGES_TOGETHER + 3, shape=(1, 2, 2))
     x = Preparation(standardise="component")(images).x.double()
     raw = images.pixels.double()
     assert torch.allclose(x, (raw - raw.mean(0)) / raw.std(0, correction=0), atol=1e-5)
