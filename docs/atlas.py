@@ -13,9 +13,9 @@ from pathlib import Path
 
 import vl_convert
 
-from flatlens.experiments.papers import EXPERIMENTS
-from flatlens.experiments.reproduce import Reproduction, is_reproduction, load_reproduction
-from flatlens.experiments.rerun import IN_WORDS
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
+from flatlens.papers.rerun import IN_WORDS
 from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent

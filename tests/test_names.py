@@ -13,7 +13,7 @@ PACKAGE = Path(flatlens.__file__).parent
 COMMAND = "the command of the same name, and the function that it calls"
 STORED = "public in both; the names of settings are stored with studies"
 SHARED = {
-    "EXPERIMENTS": "each paper's package offers its own, and experiments.papers all of them",
+    "EXPERIMENTS": "each paper's package offers its own, and papers all of them",
     "compare": COMMAND,
     "fetch": COMMAND,
     "measure": COMMAND,

@@ -8,7 +8,7 @@ from flatlens.cli import run
 from flatlens.cli.reproduce import _expected
 from flatlens.experiments import cost
 from flatlens.experiments.cost import Cost
-from flatlens.experiments.papers import EXPERIMENTS
+from flatlens.papers import EXPERIMENTS
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_json_has_the_claims(out, capsys):
 
 
 def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypatch):
-    from flatlens.experiments import reproduce as module
+    from flatlens.papers import reproduce as module
 
     (tmp_path / "atlas").mkdir()
     (tmp_path / "atlas" / "X3").symlink_to(out)

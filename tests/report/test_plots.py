@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from flatlens.experiments.experiment import Plot
+from flatlens.papers.experiment import Plot
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.render import svg_of
 

@@ -77,7 +77,7 @@ def _rows(kind: str) -> list[dict[str, Any]]:
         keys = ("name", "id", "meaning", "source", "declared_as")
         return [{k: getattr(one, k) for k in keys} | {"on_request": not one.default} for one in TRANSFORMS.values()]
     if kind == "experiments":
-        from flatlens.experiments.papers import EXPERIMENTS
+        from flatlens.papers import EXPERIMENTS
 
         studies = [{"name": name, "meaning": meaning} for name, meaning in STUDIES.items()]
         return studies + [

@@ -14,8 +14,8 @@ from flatlens.cli.running import Running
 from flatlens.errors import BadInput
 
 if TYPE_CHECKING:
-    from flatlens.experiments.experiment import Experiment, Scale
-    from flatlens.experiments.reproduce import Reproduction
+    from flatlens.papers.experiment import Experiment, Scale
+    from flatlens.papers.reproduce import Reproduction
 
 
 def reproduce(
@@ -48,7 +48,7 @@ def reproduce(
         raise BadInput("name an experiment, such as X4 (`flatlens list experiments` has them), or all")
     running.check()
     with stdout_to_stderr(), Bar(stage="reading the experiments") as bar:
-        from flatlens.experiments import reproduce as module
+        from flatlens.papers import reproduce as module
         from flatlens.report.reproduction import write_atlas
 
         chosen = module.selected(experiments)

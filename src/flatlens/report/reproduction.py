@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
-from flatlens.experiments.predictions import MARKS, counted
-from flatlens.experiments.rerun import IN_WORDS
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
+from flatlens.papers.predictions import MARKS, counted
+from flatlens.papers.rerun import IN_WORDS
 from flatlens.report import words
 from flatlens.report.figures.figure import Figure
 from flatlens.report.figures.plots import plot_figure
@@ -20,7 +20,7 @@ from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
 
 if TYPE_CHECKING:
-    from flatlens.experiments.reproduce import Reproduction
+    from flatlens.papers.reproduce import Reproduction
 
 _COLOURS = 4
 """Number of colours for lines and marks without an order."""

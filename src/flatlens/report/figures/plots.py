@@ -14,7 +14,7 @@ from flatlens.report.figures.matrix import scatter_matrix
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
-    from flatlens.experiments.experiment import Plot
+    from flatlens.papers.experiment import Plot
 
 _PANELS_A_ROW = 3
 TABLE_COLUMN, TABLE_ROW = 150, 30

@@ -1,0 +1,122 @@
+"""The data of figures, from the tables of studies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.quantities import Quantity, in_words
+from flatlens.experiments.result import StudyResult
+from flatlens.papers.evidence import histories
+from flatlens.papers.experiment import Plot
+from flatlens.statistics import average
+
+
+def pairwise(name: str, result: StudyResult) -> Plot:
+    """Return the matrix of all pairs of quantities, over the networks that reached the end of training."""
+    names = [q.name for q in result.quantities if q.name in result.values]
+    data = result.values.loc[result.values["included"], names].reset_index(drop=True)
+    return Plot(
+        name=f"pairs_{name}",
+        title=f"Everything against everything: {name}",
+        caption=f"One mark a network, {len(data)} of them. Above the diagonal Pearson's r.",
+        kind="matrix",
+        data=data,
+        study=name,
+    )
+
+
+def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
+    """Return curves of the quantities followed during training, one line per value of the setting."""
+    words, seeds = in_words(setting), result.networks["seed"].nunique()
+    caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
+    name, title = f"through_training_{setting}", f"Through training, by {words}"
+    return course_curves(result.networks, histories(result), setting, shown, name, title, caption)
+
+
+def course_curves(
+    networks: pd.DataFrame,
+    courses: Mapping[str, pd.DataFrame],
+    setting: str,
+    shown: Sequence[Quantity],
+    name: str,
+    title: str,
+    caption: str,
+    dashed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> Plot:
+    """Return curves of courses, one line per value of the setting: the mean over its networks, with extremes.
+
+    `dashed` adds a line to the panel of a quantity: its name, and its column of the courses.
+    """
+    parts = []
+    for one in shown:
+        for key, value in zip(networks["key"], networks[setting], strict=True):
+            if (course := courses.get(key)) is None:
+                continue
+            lines = {value: one.of(course)}
+            if one.name in dashed:
+                line, column = dashed[one.name]
+                lines[line] = course[column]
+            parts += [
+                pd.DataFrame({"panel": one.name, "x": y.index, "line": line, "y": y}) for line, y in lines.items()
+            ]
+    rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "line", "y"])
+    drawn = banded(rows, name, title, caption, "step", in_words(setting))
+    return replace(drawn, dashed=tuple(line for line, _ in dashed.values()))
+
+
+def banded(
+    rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
+) -> Plot:
+    """Return one curve per panel and `line`: the mean, smallest and largest `y` at each `x`."""
+    grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
+    data = grouped.agg(y="mean", low="min", high="max").reset_index()
+    columns = ["panel", "x", "line", "y", "low", "high"]
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
+
+
+def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:
+    """Return one bar per panel, x and group: the mean of `value` with its 95% interval."""
+    rows = []
+    for key, values in data.groupby(["panel", "x", "group"], sort=False)["value"]:
+        found = average(values.to_numpy())
+        mean = found.value if found.value == found.value else float(np.nanmean(values))
+        rows.append((*key, mean, found.low, found.high))
+    return Plot(
+        name, title, caption, "bars", pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"]), x, y
+    )
+
+
+def scatter(
+    networks: pd.DataFrame,
+    name: str,
+    title: str,
+    caption: str,
+    panels: Mapping[str, str],
+    against: str,
+    group: str,
+    *,
+    x: str,
+    y: str,
+) -> Plot:
+    """Return one panel per column, over the column `against`; marks differ by `group`, and have their network's key."""
+    parts = [
+        pd.DataFrame(
+            {
+                "panel": panel,
+                "x": networks[column],
+                "y": networks[against],
+                "group": networks[group].astype(str),
+                "key": networks["key"],
+            }
+        )
+        for panel, column in panels.items()
+        if {column, against, group} <= set(networks.columns)
+    ]
+    data = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "y", "group", "key"])
+    data = data.dropna(subset=["x", "y"]).reset_index(drop=True)
+    return Plot(name, title, caption, "scatter", data, x, y, group=in_words(group))

@@ -1,0 +1,187 @@
+"""Run an experiment into a folder, test its predictions, and read it back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Unpack
+
+from flatlens.errors import BadFolder, BadInput, UnknownName
+from flatlens.estimate import Progress
+from flatlens.experiments.settings import Study
+from flatlens.experiments.study import RunOptions, load_study, run_study
+from flatlens.files import write_whole
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.experiment import SCALES, Experiment, Plot, Scale
+from flatlens.papers.predictions import Conclusion, Outcome, Results, counted
+from flatlens.papers.rerun import rerun
+
+MARK = "experiment.json"
+AGAIN = "again"
+"""Name of the folder, inside an experiment's, of the re-run with other seeds and sizes."""
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Reproduction:
+    """The results of an experiment."""
+
+    experiment: Experiment
+    scale: Scale
+    results: Results
+    outcomes: tuple[Outcome, ...]
+    plots: tuple[Plot, ...]
+    again: tuple[Outcome, ...] = ()  #: those of the re-run, one per prediction; empty if not run
+
+    def claims(self) -> list[dict[str, Any]]:
+        """Return every claim with its outcome, as plain values."""
+        rows = [outcome.as_json() for outcome in self.outcomes]
+        return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
+
+    @property
+    def networks(self) -> int:
+        """Number of networks in all studies."""
+        return sum(len(result.networks) for result in self.results.values())
+
+    @property
+    def counts(self) -> dict[Conclusion, int]:
+        """Number of predictions with each conclusion."""
+        return counted(self.outcomes)
+
+    @property
+    def unfinished(self) -> int:
+        """Networks that have neither finished nor failed."""
+        return sum(result.unfinished for result in self.results.values())
+
+
+def experiment_of(name: str) -> Experiment:
+    """Return the experiment of a row of the catalogue.
+
+    Raises:
+        UnknownName: there is no such experiment.
+    """
+    if name.upper() not in EXPERIMENTS:
+        raise UnknownName.among("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name.upper()]
+
+
+def reproduce(
+    name: str,
+    out: str | os.PathLike[str],
+    *,
+    scale: Scale = "laptop",
+    again: bool = False,
+    progress: Progress | None = None,
+    **options: Unpack[RunOptions],
+) -> Reproduction:
+    """Run every study of an experiment into `out/<study>`, and test its predictions.
+
+    A second call continues after an interruption. Writes claims.json into `out`.
+
+    Args:
+        name: the catalogue's row, "X4".
+        out: a new or empty folder, or one where this experiment was begun.
+        scale: "smoke", "laptop" or "paper".
+        again: if a claim is not reproduced, re-run all studies with other seeds and 1.5 times as many samples, into
+            `out/again`.
+        progress: as for `run_study`.
+        options: the other options of `run_study`.
+
+    Raises:
+        BadInput: an unknown scale; UnknownName: an unknown experiment.
+        BadFolder: as `run_study`, or `out` holds another experiment.
+    """
+    experiment, out = experiment_of(name), Path(out)
+    if scale not in SCALES:
+        raise UnknownName.among("scale", scale, SCALES)
+    studies = experiment.studies(scale)
+    _mark(out, experiment, scale)
+
+    def run(studies: Mapping[str, Study], into: Path) -> Results:
+        return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
+
+    results = run(studies, out)
+    outcomes = _weighed(experiment, results)
+    if again and counted(outcomes)["not reproduced"]:
+        run({study: rerun(settings) for study, settings in studies.items()}, out / AGAIN)
+    return _concluded(out, experiment, scale, results, outcomes)
+
+
+def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
+    """Return an experiment from its folders alone, complete or not; write claims.json again.
+
+    Raises:
+        BadFolder: `out` holds no experiment, or no network of one of its studies is finished.
+    """
+    out = Path(out)
+    experiment, scale = _marked(out)
+    results = {study: load_study(out / study) for study in experiment.studies(scale)}
+    return _concluded(out, experiment, scale, results, _weighed(experiment, results))
+
+
+def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
+    """Return the outcome of each prediction."""
+    return tuple(prediction.weigh(results) for prediction in experiment.predictions)
+
+
+def _concluded(
+    out: Path, experiment: Experiment, scale: Scale, results: Results, outcomes: tuple[Outcome, ...]
+) -> Reproduction:
+    second = _of_rerun(out, experiment, results)
+    found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second)
+    write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
+    return found
+
+
+def _of_rerun(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
+    """Return the outcomes of the re-run; none, unless all its studies are complete."""
+    if not all((out / AGAIN / study).is_dir() for study in results):
+        return ()
+    rerun_results = {study: load_study(out / AGAIN / study) for study in results}
+    unfinished = any(one.unfinished for one in rerun_results.values())
+    return () if unfinished else _weighed(experiment, rerun_results)
+
+
+def is_reproduction(out: Path) -> bool:
+    """Return whether the folder holds an experiment."""
+    return (out / MARK).is_file()
+
+
+def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
+    """Write into the folder which experiment it holds; two processes may do so at the same time."""
+    if out.exists() and not out.is_dir():
+        raise BadFolder(f"the output {str(out)!r} is a file: name a folder")
+    if not is_reproduction(out):
+        if out.exists() and (foreign := sorted(p.name for p in out.iterdir() if not p.name.startswith("."))):
+            raise BadFolder(
+                f"the output folder {str(out)!r} holds other files ({', '.join(foreign[:3])}) and no experiment: name "
+                "an empty or new folder with --out"
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
+    there, at = _marked(out)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadFolder(f"the output folder {str(out)!r} holds {there.id} at {at} scale: name another --out")
+
+
+def _marked(out: Path) -> tuple[Experiment, Scale]:
+    if not is_reproduction(out):
+        raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
+    try:
+        plain = json.loads((out / MARK).read_text(encoding="utf-8"))
+        experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
+    except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
+        raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
+    if scale not in SCALES:
+        raise BadFolder(f"{str(out / MARK)!r} names no scale: name another --out")
+    return experiment, scale
+
+
+def selected(names: Sequence[str]) -> list[Experiment]:
+    """Return the experiments of these names; all experiments for "all"."""
+    if [name.lower() for name in names] == ["all"]:
+        return list(EXPERIMENTS.values())
+    return [experiment_of(name) for name in names]

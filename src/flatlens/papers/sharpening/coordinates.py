@@ -1,0 +1,215 @@
+"""X12: networks from R to R through eight points, with starts of a high and of a low frequency.
+
+The paper does not name the loss. The mean squared error is used here, at 8 times the printed learning rate of 1e-4.
+This makes the same steps as the sum over the eight points at 1e-4; the sharpness of the sum is 8 times that of the
+mean. Then ReLU networks of a low start come as near to the points as single precision allows, and their sharpness has
+the printed size. With the mean at 1e-4, one was still at an error of 0.026 after 40,000 steps, and the sharpness of the
+other kinds was less than a fifth of the printed one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pandas as pd
+
+from flatlens.data.named import DataSettings
+from flatlens.data.points import POINTS
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.models import CoordinateNet
+from flatlens.papers.contrasts import changed, side_by_side, unchanged
+from flatlens.papers.evidence import Evidence, Table
+from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.sharpening.coordinate_tables import (
+    ACTIVATION_NAMES,
+    STARTS,
+    SUMMED_SHARPNESS,
+    TABLE_OF,
+    TABLE_ROWS,
+    beside_printed,
+    measured,
+    printed,
+)
+from flatlens.training import SGD, Training, Until
+
+_SHOWN = (
+    GAP,
+    Quantity("Jacobian norm", "jacobian_norm"),
+    Quantity("sharpness", "sharpness"),
+    Quantity("norm of the first layer's weight", "weight_norm[fc1]"),
+    Quantity("Jacobian norm above the first layer", "layer_factors.jacobian[fc1]"),
+)
+_MEASURES = ("jacobian_norm", "sharpness", "weight_norm", "layer_factors", "loss", "test_loss", "generalisation_gap")
+_SETTLED = 1e-9
+"""Mean squared error at which training is practically finished."""
+ABOVE = "layer_factors.jacobian[fc1]"
+ROUGH = "test_loss"
+"""The mean squared distance from the natural spline through the points, the smoothest interpolation."""
+SPLINE = "spline"
+
+
+def _x12(scale: Scale) -> Mapping[str, Study]:
+    """Return one study per activation, with its trials and steps."""
+    sizes = {
+        "smoke": {"gaussian": (4, 200), "relu": (4, 200)},
+        "laptop": {"gaussian": (10, 10_000), "relu": (5, 100_000)},
+        "paper": {"gaussian": (10, 10_000), "relu": (10, 100_000)},
+    }[scale]
+    models = {"gaussian": CoordinateNet("gaussian", "low"), "relu": CoordinateNet("relu", "low")}
+    if scale == "smoke":
+        models = {name: replace(model, width=16, steps=20, points=16) for name, model in models.items()}
+    return {name: _study(name, scale, models[name], *sizes[name]) for name in models}
+
+
+def _study(name: str, scale: Scale, model: CoordinateNet, trials: int, steps: int) -> Study:
+    until = Until(loss_below=_SETTLED) if scale == "laptop" else Until()
+    optimiser = SGD(POINTS * 1e-4, momentum=0.9)
+    training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
+    base = NetworkSettings(DataSettings("eight_points"), model, training, _MEASURES)
+    return Study(name, base, (Axis("start", STARTS), Axis("seed", tuple(range(trials)))), _SHOWN, scale=scale)
+
+
+def _trials(study: str) -> Table:
+    return side_by_side(measured(study), "start")
+
+
+def _low_over_high(study: str, column: str) -> Evidence:
+    return changed(_trials(study), f"{column}, high", f"{column}, low")
+
+
+def _ordered() -> tuple[Prediction, ...]:
+    predictions = []
+    for study, name in ACTIVATION_NAMES.items():
+        smooth: tuple[tuple[str, str, str, str], ...] = (
+            ("smoother", "yields a smoother fit, nearer to the natural spline", ROUGH, "C.3, Fig. 32"),
+            (
+                "jacobian",
+                "yields a lower Jacobian norm over the training data",
+                "jacobian_norm",
+                f"C.3, {TABLE_OF[study]}",
+            ),
+        )
+        predictions += [
+            Prediction(
+                f"{study}.{key}",
+                f"{name} networks: the low-frequency start {says} than the high one.",
+                f"sharpening {where}",
+                _low_over_high(study, column),
+                "below",
+            )
+            for key, says, column, where in smooth
+        ]
+    sides: tuple[tuple[str, str, Side], ...] = (
+        (
+            "gaussian",
+            "The smoothly interpolating Gaussian networks land in sharper minima, not in flatter ones.",
+            "above",
+        ),
+        ("relu", "The smoothly interpolating ReLU networks land in flatter minima than the others.", "below"),
+    )
+    predictions += [
+        Prediction(
+            f"{study}.sharpness",
+            says,
+            f"sharpening C.3, {TABLE_OF[study]}",
+            _low_over_high(study, SUMMED_SHARPNESS),
+            side,
+        )
+        for study, says, side in sides
+    ]
+    first = TABLE_ROWS["first layer's norm"]
+    return (
+        *predictions,
+        Prediction(
+            "gaussian.first_layer",
+            "Gaussian networks: the first layer's weight is smaller after the low start.",
+            "sharpening C.3, Table 1",
+            _low_over_high("gaussian", first),
+            "below",
+        ),
+        Prediction(
+            "relu.first_layer",
+            "ReLU networks: there is no such discrepancy; the norms are within a tenth of one another.",
+            "sharpening C.3, Table 2",
+            unchanged(_trials("relu"), f"{first}, high", f"{first}, low"),
+            "below",
+            0.1,
+        ),
+        Prediction(
+            "gaussian.above_first_layer",
+            "The Gaussian networks of a low start are sharper as the layers above the first have a larger Jacobian.",
+            "sharpening C.3",
+            _low_over_high("gaussian", ABOVE),
+        ),
+    )
+
+
+def _plots(results: Results) -> list[Plot]:
+    return [
+        Plot(
+            "fig32",
+            "Interpolations of eight points",
+            GRAPHS,
+            "curves",
+            _graphs(results),
+            "x",
+            "start",
+            dashed=(SPLINE,),
+        ),
+        beside_printed(results),
+    ]
+
+
+GRAPHS = "The networks of the first trial, from a high and a low start; dashed, the natural spline through the points."
+
+
+def _graphs(results: Results) -> pd.DataFrame:
+    parts = []
+    for study, name in ACTIVATION_NAMES.items():
+        result = results[study]
+        graphs = result.functions.merge(result.networks[["key", "start"]], on="key")
+        parts.append(graphs[graphs["seed"] == graphs["seed"].min()].assign(panel=name, line=graphs["start"]))
+        split = DataSettings("eight_points").load()
+        spline = {"x": split.test_x.flatten().numpy(), "y": split.test_y.flatten().numpy()}
+        parts.append(pd.DataFrame(spline).assign(panel=name, line=SPLINE))
+    rows = pd.concat(parts, ignore_index=True)
+    drawn: pd.DataFrame = rows.assign(low=rows["y"], high=rows["y"])[["panel", "x", "line", "y", "low", "high"]]
+    return drawn
+
+
+_OURS = (
+    "The eight points are not printed: evenly spaced on [0, 1], the interval of the sine, one set of targets drawn "
+    "from [-1, 1] for all trials. How steep the fits are follows from them."
+)
+OPEN = (
+    "Width 256 and the low start's N(0, 0.035^2) follow from the printed norms of the first layer; the Gaussian's "
+    "spread, 0.05, is a choice, and so are 2000 steps of pre-training."
+)
+LOSS = (
+    "The loss is not named: the squared error summed over the points, as its mean leaves ReLU networks of a low start "
+    "far from them."
+)
+
+EXPERIMENTS = (
+    Experiment(
+        "X12",
+        "Coordinate networks: smooth fits in sharper minima",
+        "sharpening Fig. 32, Tables 1, 2",
+        _x12,
+        (*_ordered(), *printed()),
+        _plots,
+        {
+            "smoke": (SMOKE_ONLY, _OURS, LOSS),
+            "laptop": (
+                "5 trials of the ReLU networks. Training ends where the mean squared error is below 1e-9: in the one "
+                "trial compared, the rest of the 100,000 steps made the sharpness 2% and the Jacobian norm 8% lower.",
+                _OURS, OPEN, LOSS,
+            ),
+            "paper": (_OURS, OPEN, LOSS),
+        },
+    ),
+)  # fmt: skip

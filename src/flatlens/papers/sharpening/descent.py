@@ -1,0 +1,202 @@
+"""X6: progressive sharpening under label smoothing, by full-batch gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.models import Architecture
+from flatlens.papers.contrasts import mean_of
+from flatlens.papers.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
+from flatlens.papers.evidence import along, reached
+from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.plots import course_curves
+from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.sharpening.networks import (
+    BATCH_SHARPNESS,
+    GHOSTS,
+    PATCH_ROWS,
+    RESNET,
+    SOFTMAXED,
+    UNTOLD_INIT,
+    VGG,
+    rows,
+)
+from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
+from flatlens.training import SGD, Training
+
+EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
+
+_ALIKE = ("model", "lr", "seed")
+FITTED = until_partner(SMOOTHING, "accuracy", 0.99, _ALIKE)
+HOVERS = 1.5
+"""Largest mean sharpness, as a multiple of 2/lr, that still counts as oscillating around it."""
+
+
+def _x6(scale: Scale) -> Mapping[str, Study]:
+    data, model = rows(scale)
+    models: tuple[Architecture, ...] = (model,)
+    paces: tuple[tuple[float, int, int], ...] = {
+        "smoke": ((0.08, 60, 20),),
+        "laptop": ((0.08, 150, 5), (0.04, 300, 10), (0.02, 600, 20)),
+        "paper": ((0.08, 1000, 5), (0.04, 2000, 10), (0.02, 4000, 20)),
+    }[scale]
+    seeds, samples, ghosts = {"smoke": (4, None, None), "laptop": (5, None, None), "paper": (5, 2500, 5000)}[scale]
+    if scale == "paper":
+        data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
+    shown = (EXCESS, BATCH_SHARPNESS, SOFTMAXED)
+    followed = (*(q.column for q in shown), "accuracy")
+    training = Training(SGD(0.08), ghost_batch=ghosts, max_steps=1)
+    base = NetworkSettings(
+        data,
+        models[0],
+        training,
+        (*followed, "generalisation_gap"),
+        samples=samples,
+        followed=Followed(followed, 5, samples),
+    )
+    axes = (
+        Axis("model", models),
+        Axis("lr+max_steps+every", paces),
+        smoothings(scale),
+        Axis("seed", tuple(range(seeds))),
+    )
+    return {"descent": Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)}
+
+
+def _x6_predictions() -> tuple[Prediction, ...]:
+    sharp, jacobian, edge = BATCH_SHARPNESS.column, SOFTMAXED.column, "edge"
+    table = in_course(
+        "descent",
+        {
+            "sharpness / (2/lr), largest": largest(sharp, edge),
+            "sharpness / (2/lr), later half": late(sharp, edge),
+            "rise of sharpness": rise(sharp),
+            "rise of the Jacobian norm": rise(jacobian),
+            "tau of sharpness and Jacobian norm": agreement(sharp, jacobian),
+            "tau of loss and Jacobian norm": agreement(EXCESS.column, jacobian),
+            "growth of the Jacobian norm beyond 2/lr": growth_beyond(jacobian, sharp, edge),
+            "growth of the loss beyond 2/lr": growth_beyond(EXCESS.column, sharp, edge),
+        },
+        FITTED,
+    )
+    fastest, figures = of_smoothing(table, False, fastest=True), "Fig. 1, 6-11"
+    return (
+        Prediction(
+            "sharpness.reaches_edge",
+            "At the largest learning rate and without label smoothing sharpness rises to 2/lr.",
+            "sharpening section 2, of Cohen et al. 2021",
+            mean_of(fastest, "sharpness / (2/lr), largest"),
+            "above",
+            1.0,
+        ),
+        Prediction(
+            "sharpness.halts",
+            f"There the increase halts at around 2/lr: in the later half its mean is below {HOVERS:g} of it.",
+            "sharpening section 2, of Cohen et al. 2021",
+            mean_of(fastest, "sharpness / (2/lr), later half"),
+            "below",
+            HOVERS,
+        ),
+        Prediction(
+            "loss.beyond_edge",
+            "There the loss continues to decrease.",
+            "sharpening section 2, of Cohen et al. 2021",
+            mean_of(fastest, "growth of the loss beyond 2/lr"),
+            "below",
+        ),
+        Prediction(
+            "sharpness.rises",
+            "Sharpness rises in the course of training: progressive sharpening.",
+            f"sharpening section 5, {figures}",
+            mean_of(table, "rise of sharpness"),
+        ),
+        Prediction(
+            "sharpness.smoothing",
+            "Smoother labels are associated with a less severe increase in sharpness.",
+            f"sharpening B.1, {figures}",
+            along(table, SMOOTHING, "rise of sharpness", _ALIKE),
+            "below",
+        ),
+        Prediction(
+            "jacobian.smoothing",
+            "Smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
+            f"sharpening B.1, {figures}",
+            along(table, SMOOTHING, "rise of the Jacobian norm", _ALIKE),
+            "below",
+        ),
+        Prediction(
+            "jacobian.follows_sharpness",
+            "Through training sharpness and softmaxed Jacobian norm rise together.",
+            f"sharpening section 5, {figures}",
+            mean_of(table, "tau of sharpness and Jacobian norm"),
+        ),
+        Prediction(
+            "jacobian.loss",
+            "Training that reduces the loss over all data increases the largest Jacobian norm.",
+            "sharpening section 5, Thm 5.1",
+            mean_of(table, "tau of loss and Jacobian norm"),
+            "below",
+        ),
+        Prediction(
+            "jacobian.beyond_edge",
+            "At the edge of stability the Jacobian norm need not plateau as sharpness does: here, that it grows on.",
+            "sharpening section 5",
+            mean_of(fastest, "growth of the Jacobian norm beyond 2/lr"),
+        ),
+    )
+
+
+def _x6_plots(results: Results) -> list[Plot]:
+    networks, courses = reached("descent")(results), FITTED(results["descent"])
+    kinds = networks["model"] if "model" in networks else pd.Series("", index=networks.index)
+    plots = []
+    for _, same in networks.groupby([kinds.str.partition("(")[0], "lr"], sort=False):
+        kind, lr = str(kinds[same.index[0]]).partition("(")[0], float(same["lr"].iloc[0])
+        of = f"{kind}, " if kind else ""
+        plots.append(
+            course_curves(
+                same,
+                courses,
+                SMOOTHING,
+                (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
+                f"{kind.lower()}_lr_{lr:g}".strip("_").replace(".", "_"),
+                f"{of}learning rate {lr:g}",
+                "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands from "
+                "least to largest; dashed is 2/lr.",
+                {BATCH_SHARPNESS.name: ("2/lr", "edge")},
+            )
+        )
+    return plots
+
+
+UP_TO = (
+    "Every network is trained on, and its curves are cut where the one without label smoothing first has 99% accuracy "
+    "on the points that are measured: the paper trains for as many iterations as that takes."
+)
+
+EXPERIMENTS = (
+    Experiment(
+        "X6",
+        "Progressive sharpening, and less of it the smoother the labels",
+        "sharpening Fig. 1, 6, 7, 8, 9, 10, 11",
+        _x6,
+        _x6_predictions(),
+        _x6_plots,
+        {
+            "smoke": (SMOKE_ONLY, PATCH_ROWS),
+            "laptop": (
+                PATCH_ROWS,
+                "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
+                "reaches before 99% accuracy.",
+                UP_TO,
+            ),
+            "paper": (UP_TO, "1000, 2000 and 4000 iterations at most.", UNTOLD_INIT, GHOSTS),
+        },
+    ),
+)

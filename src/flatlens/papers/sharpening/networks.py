@@ -1,0 +1,46 @@
+"""The networks, data and measures that the paper's experiments on images share."""
+
+from __future__ import annotations
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.quantities import Quantity
+from flatlens.models import MLP, VGG11, ResNet18
+from flatlens.papers.experiment import Scale
+
+BATCH_SHARPNESS = Quantity("sharpness", "sharpness(batch_statistics=500)")
+"""The Hessian's, in train mode (A.1); a ghost batch holds the whole sample if that is smaller."""
+ABSOLUTE_GAP = Quantity("generalisation gap", "generalisation_gap(convention='absolute')", role="result")
+JACOBIAN = Quantity("Jacobian norm", "jacobian_norm")
+SOFTMAXED = Quantity("Jacobian norm, softmaxed", "jacobian_norm(softmax=True)")
+
+VGG = VGG11(init="vgg")
+RESNET = ResNet18()
+"""Networks as in the code that B.1 and B.2 cite."""
+
+
+def rows(scale: Scale) -> tuple[DataSettings, MLP]:
+    """Return patches of photographs as rows of numbers, and a fully connected ReLU network on them."""
+    train, width = (20, 8) if scale == "smoke" else (300, 64)
+    return DataSettings("patches", train=train, test=200, flat=True), MLP(3072, (width, width, width), 2)
+
+
+def small_resnet(scale: Scale) -> tuple[DataSettings, ResNet18]:
+    """Return digits of 8 x 8 pixels, and a narrow ResNet-18 with BatchNorm on them."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.125)
+    return DataSettings("digits", train=train, flat=False), ResNet18(classes=10, channels=1, width=width)
+
+
+def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
+    """Return patches of photographs, and a narrow VGG-11 with BatchNorm on them."""
+    train, width = (20, 0.03125) if scale == "smoke" else (200, 0.0625)
+    return DataSettings("patches", train=train, test=200), VGG11(classes=2, width=width)
+
+
+GHOSTS = "Sharpness is measured in train mode over ghost batches of 500 points: the paper names no size."
+UNTOLD_INIT = "Weights begin as in the code that the paper cites for each network."
+PATCH_ROWS = (
+    "A ReLU network of three hidden layers of 64, without BatchNorm, on patches of two photographs in place of the "
+    "paper's networks on CIFAR-10."
+)
+DIGIT_RESNET = "ResNet-18 with an eighth of its channels, on 200 of scikit-learn's digits in place of CIFAR."
+PATCH_VGG = "VGG-11 with a sixteenth of its channels, on 200 patches of two photographs in place of CIFAR."

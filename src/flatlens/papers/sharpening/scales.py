@@ -1,0 +1,166 @@
+"""X11: the effect of scaling the inputs on Jacobian norm, sharpness and features.
+
+Jacobian norms are of the network itself and of its softmax, as in the paper's other figures of the Jacobian norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.models import MLP, Activation
+from flatlens.papers.courses import climb, in_course, largest, last
+from flatlens.papers.evidence import correlated
+from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.plots import followed_curves
+from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
+from flatlens.training import SGD, Training
+
+SCALINGS = (0.5, 1.0, 1.5)
+_FEATURES = ("feature_norm[fc2]", "feature_norm[fc3]")
+_SHOWN = (
+    Quantity("training loss", "loss"),
+    JACOBIAN,
+    SOFTMAXED,
+    Quantity("sharpness", "sharpness"),
+    Quantity("norm of the first layer's features", _FEATURES[0]),
+    Quantity("norm of the second layer's features", _FEATURES[1]),
+)
+OFTEN_AT_FIRST = (*range(0, 60, 5), *range(60, 301, 20))
+"""Steps at which networks are measured; often at first, as the sharpness on digits is largest in the first steps."""
+_FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
+_SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
+
+
+NUMBERS = {
+    **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+    **{f"last {column}": last(column) for column in _FEATURES},
+    **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+}
+"""Numbers of each network, from its measures followed in training."""
+
+
+def _x11(scale: Scale) -> Mapping[str, Study]:
+    sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
+        "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
+        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 5),
+        "paper": (
+            DataSettings(
+                "cifar10", train=5000, order="first", standardise="component", statistics="all", scale=1.0, flat=True
+            ),
+            MLP(3072, (200, 200), 10),
+            300,
+            10,
+            5,
+        ),
+    }
+    data, model, steps, every, trials = sizes[scale]
+    measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
+    axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(trials))))
+    training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
+    studies: dict[str, Study] = {}
+    for name in _FIGURES:
+        network = replace(model, activation=name)
+        base = NetworkSettings(
+            data, network, training, (*measures, "generalisation_gap"), followed=Followed(measures, every)
+        )
+        studies[name] = Study(name, base, axes, (GAP, *_SHOWN), scale=scale)
+    return studies
+
+
+def _predictions() -> tuple[Prediction, ...]:
+    predictions = []
+    expected: tuple[tuple[str, str, str, Side], ...] = (
+        ("jacobian", "jacobian_norm", "the increase of the Jacobian norm is more severe", "below"),
+        (
+            "jacobian.softmaxed",
+            SOFTMAXED.column,
+            "the increase of the softmaxed network's Jacobian norm is more severe",
+            "below",
+        ),
+        ("sharpness", "sharpness", "the increase of the sharpness is less severe", "above"),
+    )
+    for study, figure in _FIGURES.items():
+        table = in_course(study, NUMBERS)
+        predictions += [
+            Prediction(
+                f"{study}.{name}",
+                f"{_SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
+                f"sharpening C.2, {figure}",
+                correlated(table, "scale", f"climb of {column}", "kendall"),
+                side,
+            )
+            for name, column, says, side in expected
+        ]
+        predictions += [
+            Prediction(
+                f"{study}.sharpness.level",
+                f"{_SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
+                f"sharpening C.2, {figure}",
+                correlated(table, "scale", "largest sharpness", "kendall"),
+            ),
+            *(
+                Prediction(
+                    f"{study}.{name}.level",
+                    f"{_SPOKEN[study]} networks: despite that the largest {said} is higher there.",
+                    f"sharpening C.2, {figure}",
+                    correlated(table, "scale", f"largest {column}", "kendall"),
+                    "below",
+                )
+                for name, said, column in (
+                    ("jacobian", "Jacobian norm", JACOBIAN.column),
+                    ("jacobian.softmaxed", "Jacobian norm of the softmaxed network", SOFTMAXED.column),
+                )
+            ),
+        ]
+        predictions += [
+            Prediction(
+                f"{study}.features.{number}",
+                f"{_SPOKEN[study]} networks: at larger scalings the matrix of the features of hidden layer {number} "
+                "has a larger spectral norm, at the end of the training.",
+                f"sharpening C.2, {figure}",
+                correlated(table, "scale", f"last {column}", "kendall"),
+            )
+            for number, column in enumerate(_FEATURES, start=1)
+        ]
+    return tuple(predictions)
+
+
+def _plots(results: Results) -> list[Plot]:
+    plots = []
+    for study, figure in _FIGURES.items():
+        drawn = followed_curves(results[study], "scale", _SHOWN, "gradient descent at a learning rate of 0.2")
+        name = figure.replace(". ", "").lower()
+        plots.append(replace(drawn, name=name, title=f"Input scaling: {_SPOKEN[study]} networks through training"))
+    return plots
+
+
+SEVERE = (
+    "How severe an increase is: how far the largest value in training is above the first; the paper shows curves and "
+    "no number."
+)
+LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
+
+EXPERIMENTS = (
+    Experiment(
+        "X11",
+        "The scale of the inputs: steeper networks that are flatter",
+        "sharpening Fig. 30, 31",
+        _x11,
+        _predictions(),
+        _plots,
+        {
+            "smoke": (SMOKE_ONLY, SEVERE),
+            "laptop": (
+                "scikit-learn's digits in place of CIFAR-10, 600 to train on, all pixels divided by one deviation.",
+                SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
+            ),
+            "paper": (SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
+        },
+    ),
+)  # fmt: skip

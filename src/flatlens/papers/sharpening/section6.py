@@ -1,0 +1,124 @@
+"""Data, training and measures that the networks of section 6's regularisers (B.3) and of appendix D share.
+
+Sharpness and the Gauss-Newton norm have BatchNorm in train mode, in ghost batches of 500 samples. The Jacobian norm is
+the largest over the samples, in eval mode. Every loss includes label smoothing and leaves out weight decay. Samples
+changed by mixup or augmentation are never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flatlens.data.named import DataSettings
+from flatlens.experiments.quantities import Quantity
+from flatlens.experiments.settings import NetworkSettings
+from flatlens.models import VGG11, Architecture, ResNet18
+from flatlens.papers.experiment import Scale
+from flatlens.papers.sharpening import networks
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP
+from flatlens.training import SGD, Augmentation, Steps, Training
+
+MOMENTUM, DECAY = 0.9, 5e-4
+SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=500)" for name in ("sharpness", "ggn_norm"))
+ABSOLUTE = ABSOLUTE_GAP.column
+JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
+DRAWN_QUANTITIES = (
+    ABSOLUTE_GAP,
+    Quantity("sharpness", SHARPNESS),
+    Quantity("Jacobian norm", JACOBIAN),
+    Quantity("Gauss-Newton norm", GGN_NORM),
+    Quantity("training loss", "loss", role="result"),
+    Quantity("test accuracy", "test_accuracy", role="result"),
+)
+"""The quantities of Fig. 20 to 27."""
+MEASURED_QUANTITIES = (*DRAWN_QUANTITIES, Quantity("Jacobian norm of softmax", SOFTMAXED))
+"""These, and the Jacobian of softmax(f)."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A kind of network with its training at one scale."""
+
+    title: str
+    data: DataSettings
+    model: Architecture
+    batch_size: int
+    epochs: int
+    samples: int  #: number of samples measured
+    lrs: tuple[float, ...]  #: initial learning rates
+    augmentation: Augmentation
+
+    def settings(self) -> NetworkSettings:
+        """Return the settings without a regulariser other than weight decay.
+
+        The learning rate falls to a tenth at 5/9 and 8/9 of the epochs, as after 50 and 80 of 90.
+        """
+        training = Training(
+            SGD(self.lrs[0], MOMENTUM, DECAY),
+            batch_size=self.batch_size,
+            schedule=Steps((5 * self.epochs // 9, 8 * self.epochs // 9)),
+            max_epochs=self.epochs,
+            check_every=100,
+        )
+        measures = tuple(one.column for one in MEASURED_QUANTITIES)
+        return NetworkSettings(self.data, self.model, training, measures, samples=self.samples)
+
+
+def kinds(scale: Scale) -> Mapping[str, Trained]:
+    """Return the kinds of networks by the names of their studies; each is trained with and without BatchNorm."""
+    if scale == "paper":
+        crops, lrs = Augmentation(), (0.1, 0.01, 0.001)
+        return {
+            f"{name}_{data}": Trained(f"{title}, {said}", DataSettings(data), model, 128, 90, 1000, lrs, crops)
+            for data, classes, said in (("cifar10", 10, "CIFAR-10"), ("cifar100", 100, "CIFAR-100"))
+            for name, title, model in (
+                ("resnet18", "ResNet-18", ResNet18(classes)),
+                ("vgg11", "VGG-11", VGG11(classes, init="vgg")),
+            )
+        }
+    digits = Trained(
+        "ResNet-18",
+        DataSettings("digits", train=150, flat=False),
+        ResNet18(channels=1, width=1 / 8),
+        batch_size=25,
+        epochs=30,
+        samples=30,
+        lrs=(0.05, 0.1),
+        augmentation=Augmentation(pad=1, flip=False),
+    )
+    patches = Trained(
+        "VGG-11",
+        DataSettings("patches", train=40, test=300),
+        VGG11(classes=2, width=1 / 8, init="vgg"),
+        batch_size=10,
+        epochs=60,
+        samples=30,
+        lrs=(0.005, 0.02),
+        augmentation=Augmentation(),
+    )
+    if scale == "laptop":
+        return {"resnet18": digits, "vgg11": patches}
+    few, small = DataSettings("digits", train=20, flat=False), ResNet18(channels=1, width=1 / 32)
+    return {
+        "resnet18": _tiny(digits, few, small),
+        "vgg11": _tiny(patches, DataSettings("patches", train=20, test=20), VGG11(2, width=1 / 64, init="vgg")),
+    }
+
+
+def _tiny(kind: Trained, data: DataSettings, model: Architecture) -> Trained:
+    return replace(kind, data=data, model=model, batch_size=10, epochs=3, samples=10, lrs=(0.02,))
+
+
+SMALL_NETWORKS = (
+    "ResNet-18 on 150 of scikit-learn's digits, which are moved by one pixel and never flipped, VGG-11 on 40 patches "
+    "of two photographs, both an eighth as wide."
+)
+TINY = "20 of scikit-learn's digits, 20 patches of two photographs, networks a 32nd and a 64th as wide."
+JACOBIANS = (
+    "Section 6 does not say of what the Jacobian is: claims are of the network's outputs and, where they say so, of "
+    "their softmax, which sections 5, B.1 and C.1 plot."
+)
+SECTION6_UNSAID = (
+    "Channels are standardised, VGG-11 begins as its cited code does, and 5 trials are of the seeds 0 to 4: unsaid."
+)

@@ -1,0 +1,22 @@
+"""Every experiment at its smallest scale, run when first asked for."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from flatlens.papers.reproduce import reproduce
+
+
+@pytest.fixture(scope="session")
+def smoke_of(tmp_path_factory):
+    """(folder, what came of it) of an experiment; tests of one are in one xdist group, so that it runs once."""
+    done = {}
+
+    def of(name):
+        if name not in done:
+            out = tmp_path_factory.mktemp(name) / "out"
+            with ThreadPoolExecutor(1) as executor:
+                done[name] = out, reproduce(name, out, scale="smoke", executor=executor)
+        return done[name]
+
+    return of

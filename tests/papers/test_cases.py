@@ -1,0 +1,153 @@
+"""Statistics over cases, on tables whose relations are known in each."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.papers.cases import (
+    across,
+    alike,
+    by_part,
+    first_step,
+    least,
+    least_margin,
+    margin,
+    mean,
+    ranked,
+    usual_size,
+    with_over_without,
+)
+from flatlens.papers.evidence import along, reached
+
+TABLE = reached("s")
+
+
+def results(**columns):
+    return {"s": SimpleNamespace(networks=pd.DataFrame(columns).assign(outcome="finished"))}
+
+
+def three_cases(n=40):
+    """x follows y at three strengths, z at none, and the cases' own levels differ by far more than either varies."""
+    rng = np.random.default_rng(0)
+    case = np.repeat(["a", "b", "c"], n)
+    y, noise, z = rng.normal(size=(3, 3 * n))
+    x = y + noise * np.repeat([0.2, 1.0, 3.0], n)
+    level = np.repeat([0.0, 100.0, 200.0], n)
+    return {"case": case, "x": x + level, "y": y - level, "z": z}
+
+
+def r(columns, case, x, y="y"):
+    mine = columns["case"] == case
+    return np.corrcoef(columns[x][mine], columns[y][mine])[0, 1]
+
+
+def test_correlations_are_of_each_case_and_never_of_all_together():
+    columns = three_cases()
+    of = {case: r(columns, case, "x") for case in "abc"}
+    assert np.corrcoef(columns["x"], columns["y"])[0, 1] < -0.9
+    for over, expected in ((least, min(of.values())), (mean, np.mean(list(of.values())))):
+        found = across(TABLE, [("x", "y")], over, "r")(results(**columns))
+        assert found.value == pytest.approx(expected)
+        assert found.low < found.value < found.high
+        assert found.n == 120
+    assert mean(np.array([[0.5], [0.1]])) == pytest.approx(0.3)
+
+
+def test_the_usual_size_is_the_middle_one_whatever_its_sign():
+    columns = three_cases()
+    columns["x"] = np.where(columns["case"] == "b", -columns["x"], columns["x"])
+    found = across(TABLE, [("x", "y")], usual_size, "|r|")(results(**columns))
+    assert found.value == pytest.approx(-r(columns, "b", "x"))
+
+
+def test_one_relation_is_held_against_another_case_by_case():
+    columns = three_cases()
+    found = across(TABLE, [("x", "y"), ("z", "y")], margin, "margin")(results(**columns))
+    assert found.value == pytest.approx(np.mean([r(columns, c, "x") - r(columns, c, "z") for c in "abc"]))
+    assert found.low > 0
+
+
+def test_one_relation_is_the_stronger_even_where_it_is_least_so():
+    columns = three_cases()
+    found = across(TABLE, [("x", "y"), ("z", "y")], least_margin, "margin")(results(**columns))
+    assert found.value == pytest.approx(min(r(columns, c, "x") - r(columns, c, "z") for c in "abc"))
+
+
+def test_a_part_of_the_networks_is_held_against_all_of_them():
+    columns = three_cases()
+    columns["kept"] = np.tile([1.0, 0.0], 60)
+    columns["x"] = np.where(columns["kept"] == 1, columns["x"], columns["x"] - 5 * columns["y"])
+    part = {name: values[columns["kept"] == 1] for name, values in columns.items()}
+    found = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**columns))
+    assert found.value == pytest.approx(np.mean([r(part, c, "x") - r(columns, c, "x") for c in "abc"]))
+    assert found.low > 0
+    assert found.n == 120
+    pooled = {name: values[:40] for name, values in columns.items() if name != "case"}  # no cases: one of all
+    alone = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**pooled))
+    assert alone.value == pytest.approx(r(part, "a", "x") - r(columns, "a", "x"))
+
+
+def test_ranks_are_of_each_case():
+    columns = three_cases()
+    columns["x"] = columns["x"] ** 3
+    found = across(ranked(TABLE, ("x", "y")), [("x", "y")], mean, "rho")(results(**columns))
+    table = pd.DataFrame(columns)
+    expected = [mine["x"].corr(mine["y"], "spearman") for _, mine in table.groupby("case")]
+    assert found.value == pytest.approx(np.mean(expected))
+
+
+def test_with_a_setting_over_without_it():
+    with_and_without = {0: (2.0, 4.0, 12.0), 1: (1.0, 3.0, 3.0), 2: (5.0, 5.0, 5.0), 3: (1.0, 0.5, 1.5)}
+    columns = {
+        "seed": np.repeat(list(with_and_without), 3),
+        "decay": [0.0, 1.0, 2.0] * 4,
+        "gap": [value for values in with_and_without.values() for value in values],
+    }
+    found = with_over_without(TABLE, "decay", "gap", ["seed"])(results(**columns))
+    assert found.value == pytest.approx((np.log(8 / 2) + np.log(3 / 1)) / 4)
+
+
+def test_two_relations_that_are_strong_in_the_same_cases():
+    columns = three_cases()
+    same = across(TABLE, [("x", "y"), ("y", "x")], alike, "alike")(results(**columns))
+    assert same.value == pytest.approx(1.0)
+    each = [[r(columns, c, name) for c in "abc"] for name in ("x", "z")]
+    found = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
+    assert found.value == pytest.approx(np.corrcoef(each)[0, 1])
+
+
+def test_a_case_without_a_relation_is_left_out():
+    columns = three_cases()
+    columns["x"] = np.where(columns["case"] == "c", 1.0, columns["x"])
+    found = across(TABLE, [("x", "y")], least, "r")(results(**columns))
+    assert found.value == pytest.approx(r(columns, "b", "x"))
+    two = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
+    assert abs(two.value) == pytest.approx(1.0)  # of two cases
+    nothing = across(TABLE, [("x", "y")], least, "r")(results(**columns | {"x": np.ones(120)}))
+    assert np.isnan(nothing.value)
+
+
+def blocks(**columns):
+    """Five groups of networks, three values of a setting in each."""
+    return results(seed=np.repeat(range(5), 3), p=[2.0, 0.0, 1.0] * 5, **columns)
+
+
+def test_what_a_setting_does_is_seen_among_networks_alike_but_for_it():
+    level = np.repeat([1.0, 10.0, 100.0, 1000.0, 1e4], 3)
+    falling = level * np.array([1.0, 4.0, 2.0] * 5)
+    assert along(TABLE, "p", "x", ["seed"])(blocks(x=falling)).value == -1.0
+    once_up = falling * np.where(np.arange(15) == 0, 3.0, 1.0)  # the first group: 4, 2, 3
+    found = along(TABLE, "p", "x", ["seed"])(blocks(x=once_up))
+    assert found.value == pytest.approx((-1 / 3 - 4) / 5)
+    assert found.n == 5
+
+
+def test_the_first_step_is_from_the_smallest_value_to_the_next():
+    x = np.array([8.0, 4.0, 2.0] * 5) * np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 3)
+    found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
+    assert (found.value, found.n) == (pytest.approx(-np.log(2)), 5)
+    x[1] = np.nan  # not measured at the smallest value: nothing to compare with
+    found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
+    assert (found.value, found.n, found.left_out) == (pytest.approx(-np.log(2)), 4, 1)

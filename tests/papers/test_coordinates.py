@@ -1,0 +1,99 @@
+"""X11 and X12 of the sharpening paper: that they run and say what their claims need, not what comes of them."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from flatlens.data import eight_points
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.courses import in_course
+from flatlens.papers.sharpening.coordinate_tables import PUBLISHED, SUMMED_SHARPNESS, TABLE_ROWS
+from flatlens.papers.sharpening.coordinates import SPLINE
+from flatlens.papers.sharpening.scales import NUMBERS
+
+
+def test_the_published_settings_of_the_scaled_inputs():
+    for name, study in EXPERIMENTS["X11"].studies("paper").items():
+        for network in study.networks():
+            model, data, how = network.model, network.data, network.training
+            assert (model.inputs, model.widths, model.outputs, model.activation) == (3072, (200, 200), 10, name)
+            assert (data.name, data.train, data.order, data.standardise) == ("cifar10", 5000, "first", "component")
+            assert data.statistics == "all"
+            assert not how.until.anything
+            # 1e-4 on the sum over the eight points is 8e-4 on their mean
+            assert (how.max_steps, how.batch_size, how.optimiser.lr, how.loss) == (300, None, 0.2, "cross_entropy")
+        assert {n.data.scale for n in study.networks()} == {0.5, 1.0, 1.5}
+
+
+@pytest.mark.xdist_group("X11")
+def test_an_increase_is_from_the_first_value_to_the_largest(smoke_of):
+    results = smoke_of("X11")[1].results
+    table = in_course("tanh", NUMBERS)(results)
+    for _, row in table.iterrows():
+        history = results["tanh"].histories.query("key == @row.key and measure == 'sharpness'")
+        values = history.sort_values("step")["value"].to_numpy()
+        assert row["largest sharpness"] == values.max()
+        assert row["climb of sharpness"] == values.max() - values[0]
+    features = results["tanh"].histories.query("measure == 'feature_norm' and layer == 'fc2' and step == 40")
+    assert table.set_index("key")["last feature_norm[fc2]"].to_dict() == features.set_index("key")["value"].to_dict()
+
+
+@pytest.mark.xdist_group("X11")
+def test_curves_have_a_line_a_scaling_and_panels_by_layer(smoke_of):
+    relu, tanh = smoke_of("X11")[1].plots
+    assert (relu.name, tanh.name) == ("fig30", "fig31")
+    assert set(relu.data["line"]) == {0.5, 1.0, 1.5}
+    assert relu.data["panel"].nunique() == 6
+    assert set(relu.data["x"]) == {0, 20, 40}
+    assert np.isfinite(pd.concat([relu.data, tanh.data])[["y", "low", "high"]].to_numpy()).all()
+
+
+def test_the_published_protocol_of_the_coordinate_networks():
+    studies = EXPERIMENTS["X12"].studies("paper")
+    for name, steps in (("gaussian", 10_000), ("relu", 100_000)):
+        for network in studies[name].networks():
+            assert network.model.activation == name
+            assert network.model.width == 256
+            how = network.training
+            assert (how.max_steps, how.batch_size, how.optimiser.lr, how.optimiser.momentum) == (steps, None, 8e-4, 0.9)
+        assert {(n.model.start, n.model.seed) for n in studies[name].networks()} == {
+            (start, seed) for start in ("high", "low") for seed in range(10)
+        }
+
+
+@pytest.mark.xdist_group("X12")
+def test_the_tables_hold_ours_beside_the_printed(smoke_of):
+    one = smoke_of("X12")[1]
+    graph, table = (plot.data for plot in one.plots)
+    networks = one.results["relu"].networks
+    networks = networks.assign(**{SUMMED_SHARPNESS: 8 * networks["sharpness"]})
+    low = networks[networks["start"] == "low"]
+    cells = table[table["panel"].str.startswith("Table 2")].set_index(["row", "column"])
+    for row, column in TABLE_ROWS.items():
+        cell = cells.loc[f"{row}, low", "here"]
+        assert cell["mean"] == pytest.approx(low[column].mean())
+        assert cell["deviation"] == pytest.approx(low[column].std())
+        assert cells.loc[f"{row}, low", "paper"][["mean", "deviation"]].tolist() == list(PUBLISHED["relu"][row][1])
+    assert cells.loc["sharpness of the mean, low", "here"]["mean"] == pytest.approx(low["sharpness"].mean())
+    assert cells.loc["sharpness, low", "paper"]["text"] == "9,922.45 ± 3,330.37"
+    by_name = {v.prediction.name: v.statistic.value for v in one.outcomes}
+    mean, spread = PUBLISHED["relu"]["sharpness"][1]
+    assert by_name["relu.low.sharpness"] == pytest.approx(abs(low[SUMMED_SHARPNESS].mean() - mean) / spread)
+    high = networks[networks["start"] == "high"].reset_index(drop=True)
+    logs = np.log(low["jacobian_norm"].to_numpy() / high["jacobian_norm"])
+    assert by_name["relu.jacobian"] == pytest.approx(logs.mean())
+    assert set(graph["line"]) == {"high", "low", SPLINE}
+
+
+@pytest.mark.xdist_group("X12")
+def test_the_graphs_are_the_networks_own(smoke_of):
+    result = smoke_of("X12")[1].results["gaussian"]
+    split = eight_points()
+    for _, graph in result.functions.groupby("key"):
+        assert graph["x"].to_numpy() == pytest.approx(split.test_x.flatten().numpy())
+    errors = result.functions.groupby("key")["y"].apply(
+        lambda y: float((torch.tensor(y.to_numpy()) - split.test_y.flatten()).square().mean())
+    )
+    expected = result.networks.set_index("key")["test_loss"]
+    assert errors.to_dict() == pytest.approx(expected.to_dict(), rel=1e-4)

@@ -1,0 +1,134 @@
+"""Numbers of a course are those of its table; a course ends where its partner's does; lines are weighed one by one."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.papers.courses import (
+    agreement,
+    between,
+    fall,
+    first,
+    gain,
+    growth_beyond,
+    in_course,
+    largest,
+    last,
+    late,
+    log_gain,
+    once_below,
+    rise,
+    slowing,
+    until_partner,
+)
+from flatlens.papers.evidence import along, histories, reached
+
+VALUES = {  # of s at steps 0, 5, 10, 15
+    "a": [2.0, 4.0, 8.0, 1.0],
+    "b": [1.0, 2.0, 3.0, 5.0],
+    "c": [2.0, 2.0, 2.0, 2.0],
+    "d": [9.0, 9.0, 9.0, 9.0],
+}
+RIGHT = {"a": [0.1, 0.5, 0.99, 0.7], "b": [0.1, 0.2, 0.3, 0.4], "c": [0.1, 0.2, 0.3, 0.4], "d": [1.0, 1.0, 1.0, 1.0]}
+
+
+def result():
+    """a and b differ in smoothing alone; c has no partner; d did not get there."""
+    networks = pd.DataFrame(
+        {"key": list("abcd"), "smoothing": [0.0, 0.5, 0.0, 0.5], "seed": [0, 0, 1, 1],
+         "outcome": ["finished", "converged", "finished", "out of steps"]}
+    )  # fmt: skip
+    rows = [
+        (key, step, measure, "", value, 4.0)
+        for key in VALUES
+        for measure, of in (("s", VALUES), ("accuracy", RIGHT))
+        for step, value in zip((0, 5, 10, 15), of[key], strict=True)
+    ]
+    columns = ["key", "step", "measure", "layer", "value", "edge"]
+    return SimpleNamespace(networks=networks, histories=pd.DataFrame(rows, columns=columns))
+
+
+NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "ratio": largest("s", "edge"),
+           "late": late("s"), "late ratio": late("s", "edge"), "rise": rise("s"), "fall": fall("s")}  # fmt: skip
+
+
+def test_numbers_of_whole_courses():
+    table = in_course("one", NUMBERS)({"one": result()}).set_index("key")
+    assert table.index.tolist() == ["a", "b", "c"]  # d is left out
+    assert table.loc["a", ["first", "last", "largest", "ratio"]].tolist() == [2.0, 1.0, 8.0, 2.0]
+    assert table.loc["a", ["late", "late ratio", "rise"]].tolist() == [4.5, 1.125, 2.5]
+    assert table.loc["a", "fall"] == pytest.approx(np.log(1 / 8))
+    assert table.loc["b", "fall"] == 0.0
+    assert table["smoothing"].tolist() == [0.0, 0.5, 0.0]
+
+
+def test_two_columns_of_a_course():
+    course = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
+    assert agreement("s", "j")(course) == pytest.approx(4 / 6)
+    assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
+    assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
+
+
+def test_courses_end_where_the_partner_gets_there():
+    courses = until_partner("smoothing", "accuracy", 0.99, ["seed"])(result())
+    assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [0, 5, 10], "b": [0, 5, 10]}
+    assert courses["b"]["s"].tolist() == [1.0, 2.0, 3.0]
+    table = in_course("one", NUMBERS, until_partner("smoothing", "accuracy", 0.99, ["seed"]))({"one": result()})
+    assert table[["last", "late"]].to_numpy().tolist() == [[8.0, 6.0], [3.0, 2.5]]
+    assert set(histories(result())) == {"a", "b", "c"}
+
+
+def test_gains_of_a_course():
+    course = pd.DataFrame({"s": [8.0, 4.0, 2.0, 1.0, 0.5]})
+    assert gain("s")(course) == -7.5
+    assert log_gain("s")(course) == pytest.approx(np.log(1 / 16))
+    assert slowing("s")(course) == -0.75 - -3
+    assert slowing("s")(course.iloc[:4]) == -1 - -4  # the fall between the halves is left out
+    assert slowing("s")(-course) == -slowing("s")(course)
+    assert np.isnan(slowing("s")(course.iloc[:2]))
+
+
+def test_courses_from_where_the_loss_is_low():
+    one = result()
+    one.histories = one.histories.replace({"measure": {"accuracy": "loss"}})
+    courses = once_below(0.25)(one)  # b and c are at once, and rise again
+    assert {key: course.index.tolist() for key, course in courses.items()} == {
+        "a": [0, 5, 10, 15],
+        "b": [0, 5, 10, 15],
+        "c": [0, 5, 10, 15],
+    }
+    falling = one.histories.assign(value=lambda t: t["value"].where(t["measure"] != "loss", 1 - t["value"]))
+    one.histories = falling
+    courses = once_below(0.4)(one)  # 1 - accuracy: of a from step 10 on; of b and c never
+    assert {key: course.index.tolist() for key, course in courses.items()} == {"a": [10, 15]}
+    assert once_below(0.02)(one)["a"].index.tolist() == [10, 15]
+    assert once_below(0)(one) == {}
+
+
+def test_courses_between_two_shares_of_their_steps():
+    assert between(0.5, 1)(result())["a"].index.tolist() == [10, 15]
+    assert between(0, 0.1)(result())["b"].index.tolist() == [0, 5]
+    assert between(0, 1)(result())["c"]["s"].tolist() == VALUES["c"]
+    assert between(1, 1)(result()) == {}
+
+
+def test_lines_are_weighed_one_by_one():
+    """Pooled, the larger setting has the larger values; along every line they fall."""
+    networks = pd.DataFrame(
+        {"lr": [1, 2, 3] * 4, "batch": [8] * 6 + [16] * 6, "seed": ([0] * 3 + [1] * 3) * 2, "outcome": "finished",
+         "y": [3.0, 2, 1, 6, 5, 4, 13, 12, 11, 16, 15, 17]}
+    )  # fmt: skip
+    results = {"one": SimpleNamespace(networks=networks)}
+    found = along(reached("one"), "lr", "y", ["batch", "seed"])(results)
+    assert found.n == 4
+    assert found.value == pytest.approx((-3 + 1 / 3) / 4)
+    assert found.low == -1.0 < found.value < found.high
+    assert along(reached("one"), "lr", "y", ["batch"])(results).value != along(reached("one"), "lr", "y", ["seed"])(
+        results
+    )
+    pooled = [along(reached("one"), "lr", "y", names)(results) for names in (["nothing"], ["nothing", "outcome"])]
+    assert [one.n for one in pooled] == [1, 1]  # one line is too few for an interval
+    missing = along(reached("one"), "lr", "nowhere", ["batch", "seed"])(results)
+    assert missing.value != missing.value

@@ -1,0 +1,132 @@
+"""Every experiment runs at its smallest scale, has data for every figure, and weighs every claim; not what comes."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.experiments import Study
+from flatlens.measures.papers import PAPERS
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.experiment import SCALES
+from flatlens.papers.predictions import Conclusion
+from flatlens.papers.reproduce import load_reproduction
+
+COLUMNS = {
+    "scatter": ["panel", "x", "y", "group", "key"],
+    "curves": ["panel", "x", "line", "y", "low", "high"],
+    "table": ["panel", "row", "column", "text"],
+    "bars": ["panel", "x", "group", "y", "low", "high"],
+}
+NETWORKS = {
+    "X1": (6, 30, 30), "X2": (6, 30, 30), "X3": (4, 35, 25), "X4": (12, 81, 300), "X5": (8, 72, 186),
+    "X6": (8, 45, 90), "X7": (8, 24, 50), "X8": (32, 72, 300), "X9": (48, 256, 2400), "X10": (16, 30, 30),
+    "X11": (12, 30, 30), "X12": (16, 30, 40), "X13": (24, 50, 100),
+    "X14": (4, 48, 144), "X15": (4, 48, 40), "X16": (8, 600, 600), "X17": (12, 240, 720), "X18": (4, 48, 450),
+    "X19": (48, 210, 540),
+}  # fmt: skip
+"""At smoke, laptop and paper scale, as the texts say."""
+FEW = ("X1", "X2", "X3", "X4", "X5")
+"""At smoke scale their networks are too few for some statistics."""
+UNSEEN = {"X6": ("jacobian.beyond_edge", "loss.beyond_edge")}
+"""Claims that the smallest networks say nothing of: they never come to 2/lr."""
+PARTIAL = {"X19": ("printed",)}
+"""How claims begin that leave networks out at smoke scale: the printed radius wants many samples."""
+FINITE = ("X11", "X12", "X14", "X15", "X16", "X17", "X18")
+"""No number of their figures is missing, even at smoke scale (but ends of intervals are)."""
+
+
+def each(names):
+    """A test a name; all tests of an experiment run in one process."""
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names])
+
+
+EACH = each(EXPERIMENTS)
+
+
+@EACH
+def test_every_network_is_measured_and_every_claim_weighed(smoke_of, name):
+    _, one = smoke_of(name)
+    assert one.unfinished == 0
+    assert not any(result.failed for result in one.results.values())
+    assert len({prediction.name for prediction in one.experiment.predictions}) == len(one.outcomes)
+    networks = sum(len(result.networks) for result in one.results.values())
+    for outcome in one.outcomes:
+        found = outcome.statistic
+        assert outcome.conclusion in Conclusion.__args__
+        assert found.name
+        assert found.n <= networks
+        assert np.isfinite(found.value) or found.note or found.n < 4, outcome
+        assert outcome.prediction.source.startswith(one.experiment.paper)
+
+
+@each([name for name in EXPERIMENTS if name not in FEW])
+def test_no_network_is_left_out_and_every_statistic_is_a_number(smoke_of, name):
+    _, one = smoke_of(name)
+    assert not any(result.excluded for result in one.results.values())
+    for outcome in one.outcomes:
+        claim, found = outcome.prediction.name, outcome.statistic
+        assert np.isfinite(found.value) or claim in UNSEEN.get(name, ()), outcome
+        assert found.left_out == 0 or claim.startswith((*UNSEEN.get(name, ()), *PARTIAL.get(name, ()))), outcome
+
+
+@EACH
+def test_every_figure_has_its_data(smoke_of, name):
+    _, one = smoke_of(name)
+    assert len({plot.name for plot in one.plots}) == len(one.plots) > 0
+    keys = set(pd.concat([result.networks["key"] for result in one.results.values()]))
+    for plot in one.plots:
+        assert len(plot.data), plot.name
+        assert plot.caption
+        if plot.kind == "matrix":
+            assert set(plot.data) == {q.name for q in one.results[plot.study].quantities}
+        else:
+            assert list(plot.data)[: len(COLUMNS[plot.kind])] == COLUMNS[plot.kind]
+            numbers = plot.data.drop(columns="x", errors="ignore").select_dtypes("number")
+            assert np.isfinite(numbers.to_numpy(dtype=float)).any()
+        if plot.kind == "scatter":
+            assert set(plot.data["key"]) <= keys
+        if name in FINITE:
+            values = plot.data.drop(columns=["low", "high"], errors="ignore").select_dtypes("number")
+            assert np.isfinite(values.to_numpy(dtype=float)).all(), plot.name
+
+
+@EACH
+def test_every_number_can_be_traced_to_its_network(smoke_of, name):
+    out, one = smoke_of(name)
+    assert json.loads((out / "claims.json").read_text()) == one.claims()
+    for study, result in one.results.items():
+        table = pd.read_csv(out / study / "table.csv")
+        assert list(table["key"]) == list(result.networks["key"])
+        settings = {network.key: network for network in one.experiment.studies("smoke")[study].networks()}
+        for key in table["key"]:
+            folder = out / study / "networks" / key
+            assert json.loads((folder / "config.json").read_text()) == settings[key].as_json()
+            assert json.loads((folder / "result.json").read_text())["versions"] == result.versions
+        assert (out / study / "histories.csv").exists() == (len(result.histories) > 0)
+
+
+@EACH
+def test_it_is_read_back_from_its_folders(smoke_of, name):
+    out, one = smoke_of(name)
+    again = load_reproduction(out)
+    assert again.claims() == one.claims()
+    for first, second in zip(one.plots, again.plots, strict=True):
+        pd.testing.assert_frame_equal(first.data, second.data)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@EACH
+def test_every_recipe_is_whole_and_of_the_size_that_is_said(name, scale):
+    """No data is read here: the settings alone, at every scale."""
+    one = EXPERIMENTS[name]
+    studies = one.studies(scale)
+    assert studies
+    for study in studies.values():
+        assert Study.from_json(study.as_json()) == study
+        assert len({settings.key for settings in study.networks()}) == len(study.networks())
+    assert sum(len(study.networks()) for study in studies.values()) == NETWORKS[name][SCALES.index(scale)]
+    assert set(one.differs) == set(SCALES)
+    assert one.differs[scale]
+    assert one.paper in PAPERS

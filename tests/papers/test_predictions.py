@@ -1,0 +1,131 @@
+"""Conclusions follow from intervals alone; evidence is the named statistic of the right networks."""
+
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.experiments.result import StudyResult
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import changes, each_history, related, together, trend
+from flatlens.papers.experiment import Plot
+from flatlens.papers.plots import banded, bars
+from flatlens.papers.predictions import Prediction, conclusion_of
+from flatlens.statistics import Statistic, correlate
+from flatlens.statistics.statistic import NAN
+
+KEYS = ["a", "b", "c", "d", "e", "f"]
+
+
+class Result:
+    """The tables that evidence reads: six networks, the last of which is out of steps."""
+
+    networks = pd.DataFrame(
+        {
+            "key": KEYS,
+            "lr": [0.1, 0.1, 0.2, 0.2, 0.4, 0.4],
+            "outcome": ["converged"] * 3 + ["finished"] * 2 + ["out of steps"],
+            "mls": [5.0, 4.0, 4.0, 3.0, 1.0, 99.0],
+        }
+    )
+    values = pd.DataFrame(
+        {"included": [True] * 5 + [False], "gap": [5.0, 4.5, 3.0, 3.2, 1.0, -9.0], "MLS": networks["mls"]}
+    )
+    histories = pd.DataFrame(
+        [
+            (key, step, measure, "", value)
+            for key, power in zip(KEYS, (1, 1, 2, 2, -1, 9), strict=True)
+            for step, loss in ((0, 1.0), (10, 0.5), (20, 0.1), (30, 0.2), (40, 0.05))
+            for measure, value in (("loss", loss), ("s", 100.0 - step), ("v", (100.0 - step) ** power))
+        ],
+        columns=["key", "step", "measure", "layer", "value"],
+    )
+
+
+RESULTS = {"one": Result}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "above", "below"),
+    [
+        (0.1, 0.5, "reproduced", "not reproduced"),
+        (-0.5, -0.1, "not reproduced", "reproduced"),
+        (-0.1, 0.1, "inconclusive", "inconclusive"),
+        (0.0, 0.1, "inconclusive", "inconclusive"),
+        (NAN, NAN, "inconclusive", "inconclusive"),
+    ],
+)
+def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, below):
+    found = Statistic("r", (low + high) / 2, 10, low, high)
+    assert conclusion_of(found, "above", 0.0) == above
+    assert conclusion_of(found, "below", 0.0) == below
+
+
+def test_an_outcome_states_everything():
+    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n")
+    prediction = Prediction("c", "It rises.", "paper Fig. 1", lambda _: found, than=0.5)
+    outcome = prediction.weigh({})
+    assert outcome.conclusion == "reproduced"
+    assert outcome.as_json() == {
+        "claim": "c", "says": "It rises.", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
+        "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5", "why": "", "method": "", "note": "n",
+    }  # fmt: skip
+
+
+def test_relations_are_over_the_networks_that_reached_the_end():
+    found = related("one", "MLS", "gap", "kendall")(RESULTS)
+    assert found.n == 5
+    assert found.value == correlate([5, 4, 4, 3, 1], [5, 4.5, 3, 3.2, 1], "kendall", resampled=0, permuted=0).value
+
+
+def test_a_trend_is_along_the_setting():
+    found = trend("one", "lr", "mls")(RESULTS)
+    assert found.n == 5
+    assert found.value < -0.5
+
+
+def test_a_history_begins_where_the_loss_is_low():
+    tables = each_history(Result, below=0.15)
+    assert len(tables) == 5
+    assert tables[0].index.tolist() == [20, 30, 40]  # once it was below, it counts
+    assert each_history(Result)[0].index.tolist() == [0, 10, 20, 30, 40]
+
+
+def test_what_goes_together_in_training():
+    assert together("one", "s", "v")(RESULTS).value == pytest.approx((4 - 1) / 5)
+    assert together("one", "s", "missing")(RESULTS).n == 0
+
+
+def test_what_changes_in_training():
+    found = changes("one", "v")(RESULTS)
+    assert found.value == pytest.approx(np.mean([1, 1, 2, 2, -1]) * np.log(60 / 100))
+    assert found.low <= found.value <= found.high
+    assert changes("one", "missing")(RESULTS).n == 0
+
+
+def test_curves_have_their_means_and_extremes():
+    rows = pd.DataFrame({"panel": "p", "x": [1, 1, 2, 2], "line": "l", "y": [1.0, 3.0, 2.0, 2.0]})
+    plot = banded(rows, "name", "title", "caption", "step")
+    assert isinstance(plot, Plot)
+    assert plot.data.to_dict("list") == {
+        "panel": ["p", "p"], "x": [1, 2], "line": ["l", "l"], "y": [2.0, 2.0], "low": [1.0, 2.0], "high": [3.0, 2.0],
+    }  # fmt: skip
+
+
+def test_bars_have_intervals_where_there_are_enough_networks():
+    rows = pd.DataFrame({"panel": "p", "x": ["a"] * 5 + ["b"] * 2, "group": "g", "value": [1.0, 2, 3, 4, 5, 7, 9]})
+    data = bars(rows, "name", "title", "caption", "x", "y").data
+    assert data["y"].tolist() == [3.0, 8.0]
+    assert data.loc[0, "low"] < 3 < data.loc[0, "high"]
+    assert np.isnan(data.loc[1, "low"])
+
+
+def test_the_old_names_of_fields_still_work_with_a_warning():
+    x3 = EXPERIMENTS["X3"]
+    with pytest.warns(DeprecationWarning, match="predictions"):
+        assert x3.claims is x3.predictions
+    table = pd.DataFrame({"p": [1.0]})
+    names = {field.name: None for field in fields(StudyResult)} | {"gap_correlations": table}
+    with pytest.warns(DeprecationWarning, match="gap_correlations"):
+        assert StudyResult(**names).against is table

@@ -1,0 +1,111 @@
+"""X9 and X13: that they measure what their text says, and hand their claims what these are about."""
+
+import numpy as np
+import pytest
+
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.sharpening import jacobians
+from flatlens.papers.sharpening.regularisers import REGULARISERS, regularised_networks
+from flatlens.papers.sharpening.section6 import ABSOLUTE, DRAWN_QUANTITIES, JACOBIAN
+from flatlens.training import SAM, SGD, Augmentation, Constant, InputJacobian, Mixup, ParameterJacobian, Steps
+
+
+@pytest.mark.xdist_group("X9")
+def test_figures_have_a_panel_for_each_quantity_and_regulariser(smoke_of):
+    plots = smoke_of("X9")[1].plots
+    assert [plot.kind for plot in plots] == ["bars"] + ["curves"] * 4
+    for plot in plots[1:]:
+        assert plot.data["panel"].nunique() == len(DRAWN_QUANTITIES) * len(REGULARISERS)
+        assert plot.data.groupby("panel").size().eq(3).all()  # strengths
+        assert np.isfinite(plot.data[["x", "y", "low", "high"]].to_numpy(dtype=float)).all()
+    bars = plots[0].data
+    assert bars.groupby(["panel", "x"]).size().eq(3).all()
+    means = bars["panel"] == "mean over all kinds"
+    assert bars.loc[means, "y"].between(-1, 1).all()
+    assert bars.loc[~means, "y"].isna().all()  # of three networks there is no r worth a number
+
+
+@pytest.mark.xdist_group("X13")
+def test_a_reference_is_a_level_line_over_the_coefficients(smoke_of):
+    (plot,) = smoke_of("X13")[1].plots
+    assert plot.log_x
+    assert set(plot.data["line"]) == {"Input", "Param.", "ref 1e-1", "ref 1e-3"}
+    assert set(plot.data["x"]) == {0.01, 0.1}
+    levels = plot.data[plot.data["line"].str.startswith("ref")].groupby(["panel", "line"])["y"].nunique()
+    assert (levels == 1).all()
+    assert len(levels) == 2 * len(DRAWN_QUANTITIES)
+
+
+def test_the_published_settings_of_the_regularisers():
+    studies = EXPERIMENTS["X9"].studies("paper")
+    every = [network for study in studies.values() for network in study.networks()]
+    assert {n.data.name for n in every} == {"cifar10", "cifar100"}
+    assert {n.model.classes for n in every if n.data.name == "cifar100"} == {100}
+    assert {(type(n.model).__name__, n.model.batchnorm) for n in every} == {
+        (name, batchnorm) for name in ("ResNet18", "VGG11") for batchnorm in (True, False)
+    }
+    for n in every:
+        training, optimiser = n.training, n.training.optimiser
+        assert (training.batch_size, training.max_epochs, n.samples) == (128, 90, 1000)
+        assert training.schedule == Steps((50, 80), 0.1)
+        assert (optimiser.momentum, optimiser.weight_decay) == (0.9, 5e-4)
+    assert {n.training.mixup.beta for n in studies["vgg11_cifar10.mixup"].networks()} >= {0.0, 1.0}
+    assert studies["vgg11_cifar10.mixup"].base.training.mixup == Mixup(0.0)
+    assert studies["vgg11_cifar10.augmentation"].base.training.augmentation == Augmentation(pad=4, flip=True)
+    assert studies["vgg11_cifar10.sam"].base.training.ascent == SAM(0.0)
+
+
+def test_the_published_settings_of_the_jacobians():
+    studies = EXPERIMENTS["X13"].studies("paper")
+    assert len(studies) == 8
+    for name, study in studies.items():
+        kind, training = name.partition(".")[2], study.base.training
+        large = kind == "reference_large"
+        assert training.optimiser == SGD(0.1 if large else 0.001, 0.9, 5e-4)
+        assert training.schedule == (Steps((30, 60), 0.1) if large else Constant())
+        assert study.base.model.batchnorm
+        kinds = {"input": InputJacobian, "parameters": ParameterJacobian}
+        assert [type(one) for one in training.penalties] == ([kinds[kind]] if kind in kinds else [])
+        assert all(one.form == "published" for one in training.penalties)
+
+
+@pytest.mark.xdist_group("X9")
+def test_without_strength_they_are_one_training(smoke_of):
+    table = regularised_networks("label_smoothing", "augmentation", "sam")(smoke_of("X9")[1].results)
+    unregularised = table[table["strength"] == 0].groupby("kind")
+    assert len(unregularised) == 4
+    for column in (ABSOLUTE, JACOBIAN, "loss"):
+        spread = unregularised[column].max() / unregularised[column].min() - 1
+        assert (spread < 1e-3).all()  # images that might have been moved lie otherwise in memory, and round otherwise
+    regularised = table[table["strength"] > 0].groupby(["kind", "regulariser"])
+    assert (regularised["loss"].nunique() == 2).all()
+    smoothed = table[table["regulariser"] == "label_smoothing"].set_index("strength")
+    for kind, classes in (("resnet18_bn", 10), ("vgg11_bn", 2)):
+        entropies = [_entropy(alpha, classes) for alpha in (0.25, 0.5)]
+        losses = smoothed.loc[smoothed["kind"] == kind, "loss"].loc[[0.25, 0.5]]
+        assert (losses >= entropies).all()  # smoothing counts in the loss
+
+
+def _entropy(alpha, classes):
+    p = np.full(classes, alpha / classes)
+    p[0] += 1 - alpha
+    return -(p * np.log(p)).sum()
+
+
+@pytest.mark.xdist_group("X9")
+def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
+    table = regularised_networks(*REGULARISERS)(smoke_of("X9")[1].results)
+    assert table["case"].nunique() == 16
+    assert set(table["kind"]) == {"resnet18", "resnet18_bn", "vgg11", "vgg11_bn"}
+    assert (table["kind"].str.endswith("_bn") == table["batchnorm"].astype(bool)).all()
+
+
+@pytest.mark.xdist_group("X13")
+def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
+    results = smoke_of("X13")[1].results
+    best = {
+        name: results[f"digits.{name}"].networks.groupby("seed")[ABSOLUTE].min()
+        for name in jacobians.JACOBIAN_REGULARISERS
+    }
+    (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]
+    assert outcome.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())

@@ -1,0 +1,146 @@
+"""Experiments run into folders, are read back, and say what came of their claims."""
+
+import importlib.util
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flatlens.errors import BadFolder, UnknownName
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.predictions import Prediction
+from flatlens.papers.reproduce import load_reproduction, reproduce, selected
+from flatlens.report.figures.plots import plot_figure
+from flatlens.report.reproduction import atlas_html, write_atlas
+from flatlens.statistics import Statistic
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.xdist_group("X3")
+
+
+def run(name, out, **options):
+    with ThreadPoolExecutor(1) as executor:
+        return reproduce(name, out, scale="smoke", executor=executor, **options)
+
+
+@pytest.fixture
+def tightness(smoke_of):
+    return smoke_of("X3")
+
+
+def test_each_prediction_has_an_outcome_and_each_plot_its_data(tightness):
+    _, found = tightness
+    assert found.experiment is EXPERIMENTS["X3"]
+    assert found.unfinished == 0
+    assert [outcome.prediction for outcome in found.outcomes] == list(EXPERIMENTS["X3"].predictions)
+    for outcome in found.outcomes:
+        assert outcome.statistic.n == 4
+        assert outcome.statistic.low <= outcome.statistic.value <= outcome.statistic.high
+    (plot,) = found.plots
+    assert set(plot.data["line"]) == {"A", "B", "C", "D"}
+    means = plot.data.pivot(index="x", columns="line", values="y")
+    assert (means["A"] <= means["B"]).all()
+    assert (means["B"] <= means["C"]).all()
+    assert (means["C"] <= means["D"]).all()
+    assert (plot.data["low"] <= plot.data["y"]).all()
+
+
+def test_run_again_it_is_only_read(tightness, monkeypatch):
+    out, found = tightness
+    monkeypatch.setattr("flatlens.experiments.network.compute", None)
+    assert [v.as_json() for v in run("X3", out).outcomes] == [v.as_json() for v in found.outcomes]
+
+
+def test_another_experiment_or_scale_is_refused(tightness):
+    out, _ = tightness
+    with pytest.raises(BadFolder, match="holds X3 at smoke scale"):
+        run("X4", out)
+    with pytest.raises(BadFolder, match="holds X3 at smoke scale"):
+        reproduce("X3", out, scale="laptop")
+
+
+def test_a_folder_of_other_files_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("...")
+    with pytest.raises(BadFolder, match=r"holds other files \(thesis.tex\)"):
+        run("X3", tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+    with pytest.raises(BadFolder, match="holds no experiment"):
+        load_reproduction(tmp_path)
+    with pytest.raises(BadFolder, match="is a file"):
+        run("X3", tmp_path / "thesis.tex")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"experiment": "X99", "scale": "smoke"}', '{"experiment": "X3", "scale": 1}']
+)
+def test_a_damaged_note_is_one_line(tmp_path, text):
+    (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(BadFolder, match=r"experiment\.json"):
+        load_reproduction(tmp_path)
+
+
+def test_names_are_looked_up():
+    assert [one.id for one in selected(["x4", "X1"])] == ["X4", "X1"]
+    assert selected(["all"]) == list(EXPERIMENTS.values())
+    with pytest.raises(UnknownName, match="X99"):
+        selected(["X99"])
+    with pytest.raises(UnknownName, match="scale"):
+        reproduce("X3", "nowhere", scale="huge")
+
+
+def test_what_is_not_reproduced_runs_once_more_at_other_seeds_and_of_another_size(tightness, tmp_path, monkeypatch):
+    out, _ = tightness
+    shutil.copytree(out, tmp_path / "out")
+    said = Prediction("never", "Nothing.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1), "below")
+    monkeypatch.setitem(
+        EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said, *EXPERIMENTS["X3"].predictions))
+    )
+    assert run("X3", tmp_path / "out").again == ()
+    found = run("X3", tmp_path / "out", again=True)
+    assert [v.prediction for v in found.again] == [v.prediction for v in found.outcomes]
+    assert found.again[1].statistic.value != found.outcomes[1].statistic.value
+    assert [row["again"]["outcome"] for row in found.claims()] == [v.conclusion for v in found.again]
+    assert load_reproduction(tmp_path / "out").claims() == found.claims()
+    networks = pd.read_csv(tmp_path / "out" / "again" / "tightness" / "table.csv")
+    assert networks["seed"].min() == 1000
+    page = write_atlas([found], tmp_path / "out", [tmp_path / "out"])[0].read_text()
+    assert "Re-run: the same studies with other seeds" in page
+
+
+def test_what_is_reproduced_runs_once(tightness, monkeypatch):
+    out, _ = tightness
+    said = Prediction("always", "All.", "nowhere", lambda results: Statistic("one", 1.0, 4, 0.9, 1.1))
+    monkeypatch.setitem(EXPERIMENTS, "X3", replace(EXPERIMENTS["X3"], predictions=(said,)))
+    assert run("X3", out, again=True).again == ()
+    assert not (out / "again").exists()
+
+
+def test_several_are_an_atlas_with_an_overview(tightness):
+    _, found = tightness
+    figures = [plot_figure(plot, found.results) for plot in found.plots]
+    other = replace(found, experiment=replace(found.experiment, id="X99"))
+    alone, both = atlas_html([found], [figures], ["."]), atlas_html([found, other], [figures] * 2, ["X3", "X99"])
+    assert "At a glance" not in alone
+    assert "At a glance" in both
+    assert '<a href="#X99">X99</a></td>' in both
+    for link in ("X99/claims.json", "X99/tightness/study.json", "X99/figures/tightness.csv"):
+        assert f'href="{link}"' in both
+
+
+def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path):
+    out, found = tightness
+    write_atlas([found], out, [out])
+    spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")
+    atlas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(atlas)
+    atlas.draw(found, out, tmp_path)
+    assert (tmp_path / "X3_at_smoke_scale.png").read_bytes().startswith(b"\x89PNG")
+    page = atlas.page([found])
+    for outcome in found.outcomes:
+        assert f"{outcome.statistic.in_words} | {outcome.statistic.n} |" in page
+    assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
+    assert "![The steps of the bound](images/atlas/X3_at_smoke_scale.png)" in page
+    assert "re-run |" in atlas.page([replace(found, again=found.outcomes)])

@@ -1,0 +1,96 @@
+"""X6, X7, X8 and X10 of the sharpening paper: that they run and say what their claims need, not what comes."""
+
+import numpy as np
+import pytest
+
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import histories, reached
+from flatlens.papers.sharpening.descent import FITTED
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
+from flatlens.papers.sharpening.smoothing import of_smoothing
+
+
+def paper(name):
+    return {key: study.networks() for key, study in EXPERIMENTS[name].studies("paper").items()}
+
+
+def test_the_published_settings_of_gradient_descent():
+    (networks,) = paper("X6").values()
+    assert {n.training.optimiser.lr for n in networks} == {0.08, 0.04, 0.02}
+    assert {n.training.label_smoothing for n in networks} == {0.0, 0.5, 0.75}
+    assert {(n.training.batch_size, n.training.ghost_batch) for n in networks} == {(None, 5000)}
+    assert {(n.samples, n.followed.samples) for n in networks} == {(2500, 2500)}
+    assert {type(n.model).__name__ for n in networks} == {"VGG11", "ResNet18"}
+    assert {n.data.standardise for n in networks} == {"component"}
+    assert {n.followed.every for n in networks} == {5, 10, 20}
+
+
+def test_the_published_settings_of_sgd():
+    networks = [n for part in paper("X8").values() for n in part]
+    assert {n.training.optimiser.lr for n in networks} == {0.1, 0.01, 0.001}
+    assert {n.training.batch_size for n in networks} == {64, 128, 256, 512, 1024}
+    assert {n.training.optimiser.weight_decay for n in networks} == {1e-4}
+    ends = {(n.data.name, n.model.classes, n.training.until.loss_below) for n in networks}
+    assert ends == {("cifar10", 10, 0.01), ("cifar100", 100, 0.02)}
+    assert {(n.training.until.loss_window, n.training.check_every, n.samples) for n in networks} == {(10, 100, 2000)}
+    assert all(n.data.seed == n.model.seed == n.training.seed for n in networks)
+    (decay,) = paper("X7").values()
+    assert {(n.training.batch_size, n.training.max_epochs, n.training.schedule.at) for n in decay} == {
+        (128, 90, (50, 80))
+    }
+    cost = paper("X10")
+    assert {(n.training.max_epochs, n.followed.every) for n in cost["first_epoch"]} == {(1, 5)}
+    assert {(n.training.max_epochs, n.followed.every) for n in cost["training"]} == {(90, -(-50_000 // 128))}
+
+
+@pytest.mark.xdist_group("X6")
+def test_courses_end_where_the_unsmoothed_network_has_learned(smoke_of):
+    result = smoke_of("X6")[1].results["descent"]
+    whole, cut = histories(result), FITTED(result)
+    assert set(cut) == set(whole)
+    seeds, smoothing = (result.networks.set_index("key")[name] for name in ("seed", "label_smoothing"))
+    for seed in seeds.unique():
+        (plain,) = seeds.index[(seeds == seed) & (smoothing == 0.0)]
+        assert (cut[plain]["accuracy"].iloc[:-1] < 0.99).all()
+        assert cut[plain]["accuracy"].iloc[-1] >= 0.99
+        assert {tuple(cut[key].index) for key in seeds.index[seeds == seed]} == {tuple(cut[plain].index)}
+
+
+@pytest.mark.xdist_group("X6")
+def test_sharpness_stands_beside_the_edge_of_its_learning_rate(smoke_of):
+    (plot,) = smoke_of("X6")[1].plots
+    edge = plot.data[plot.data["line"] == "2/lr"]
+    assert plot.dashed == ("2/lr",)
+    assert set(edge["panel"]) == {BATCH_SHARPNESS.name}
+    assert edge["y"].to_numpy() == pytest.approx(2 / 0.08)
+
+
+@pytest.mark.xdist_group("X7")
+def test_the_gap_is_of_all_data_at_the_end(smoke_of):
+    result = smoke_of("X7")[1].results["resnet"]
+    for key, gap in zip(result.networks["key"], result.networks[ABSOLUTE_GAP.column], strict=True):
+        last = result.curves[result.curves["key"] == key].sort_values("step").iloc[-1]
+        assert gap == pytest.approx(abs(last["test_loss"] - last["loss"]), rel=1e-3)
+
+
+@pytest.mark.xdist_group("X10")
+def test_the_first_epoch_is_the_beginning_of_the_whole_training(smoke_of):
+    results = smoke_of("X10")[1].results
+    first, whole = (results[name] for name in ("first_epoch", "training"))
+    starts = [one.histories[one.histories["step"] == 0].drop(columns="key") for one in (first, whole)]
+    assert np.allclose(*(start.sort_values(["seed", "measure", "value"])["value"] for start in starts))
+    ends = first.histories["step"].max()
+    assert ends in set(whole.histories["step"])
+
+
+@pytest.mark.xdist_group("X6")
+def test_networks_are_chosen_by_smoothing_and_rate(smoke_of):
+    results = smoke_of("X6")[1].results
+    plain, smooth = (of_smoothing(reached("descent"), smoothed)(results) for smoothed in (False, True))
+    assert set(plain["label_smoothing"]) == {0.0}
+    assert set(smooth["label_smoothing"]) == {0.5}
+    assert len(plain) + len(smooth) == 8
+    networks = results["descent"].networks.assign(lr=[0.1, 0.2] * 4)
+    faster = of_smoothing(lambda _: networks, False, fastest=True)(results)
+    assert set(faster["lr"]) == {0.2}
+    assert set(faster["label_smoothing"]) == {0.0}
