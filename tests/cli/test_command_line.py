@@ -192,3 +192,15 @@ def test_json_has_no_nan(capsys):
 
     assert output.plain(np.float64("nan")) is None
     assert output.plain({"n": np.int64(3), "ok": np.bool_(True)}) == {"n": 3, "ok": True}
+
+
+@pytest.mark.parametrize("words", [["list", "measures"], ["list", "measures", "--json"], ["reproduce", "--help"]])
+def test_a_closed_pipe_is_no_error_of_ours(words):
+    with subprocess.Popen(
+        [sys.executable, "-c", "from flatlens.cli import main; main()", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as running:
+        running.stdout.close()  # as `| head` does
+        assert running.stderr.read() == b""
+        assert running.wait() == 141

@@ -74,18 +74,23 @@ def run(arguments: Sequence[str]) -> int:
             status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
         return status if isinstance(status, int) else 0
-    except BrokenPipeError:  # `| head` has closed the pipe; the interpreter must not flush into it again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except KeyboardInterrupt as error:
         _say(f"stopped{f': {error}' if str(error) else ''}")
         return stopped()
     except (Exception, SystemExit) as error:
+        if _pipe_closed(error):  # by `| head`; the interpreter must not flush into it again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
         if TRACEBACK in arguments:
             print(visible("".join(traceback.format_exception(error))), end="", file=sys.stderr)
         status, message = _told(error)
         _say(message)
         return status
+
+
+def _pipe_closed(error: BaseException) -> bool:
+    """Return whether nobody reads stdout any more; rich then exits, with the system's error as the context."""
+    return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
 
 
 def _told(error: BaseException) -> tuple[int, str]:
