@@ -73,7 +73,7 @@ def _section(one: Reproduction) -> Iterator[str]:
     for outcome, again in zip_longest(one.outcomes, one.again):
         second = [f"{again.marked} {again.statistic.in_words}"] if again else []
         said = f"{outcome.prediction.says} ({outcome.prediction.source})"
-        yield _row(said, outcome.marked, *second, outcome.statistic.in_words, outcome.statistic.n)
+        yield _row(said, outcome.marked, *second, outcome.statistic.in_words, outcome.statistic.size)
     yield ""
     if one.plots:
         yield f"![{one.plots[0].title}]({(PICTURES / _file(one)).as_posix()})"

@@ -1,10 +1,14 @@
-"""Every experiment at its smallest scale, run when first asked for."""
+"""Every experiment at its smallest scale, run when first asked for; fake_study importable."""
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from flatlens.papers.reproduce import reproduce
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,9 @@
 """Statistics over cases, on tables whose relations are known in each."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
+from fake_study import fake_result
 
 from flatlens.papers.cases import (
     across,
@@ -25,7 +24,7 @@ TABLE = reached("s")
 
 
 def results(**columns):
-    return {"s": SimpleNamespace(networks=pd.DataFrame(columns).assign(outcome="finished"))}
+    return {"s": fake_result(columns)}
 
 
 def three_cases(n=40):

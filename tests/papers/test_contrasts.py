@@ -1,10 +1,8 @@
 """Statistics that hold one correlation against another, on tables whose correlations are known."""
 
-from types import SimpleNamespace
-
 import numpy as np
-import pandas as pd
 import pytest
+from fake_study import fake_result
 
 from flatlens.papers.contrasts import (
     changed,
@@ -25,10 +23,7 @@ TABLE = reached("s")
 
 
 def results(**columns):
-    table = pd.DataFrame(columns)
-    if "outcome" not in table:
-        table["outcome"] = "converged"
-    return {"s": SimpleNamespace(networks=table)}
+    return {"s": fake_result(columns)}
 
 
 def noisy(n=60):

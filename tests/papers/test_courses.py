@@ -1,10 +1,9 @@
 """Numbers of a course are those of its table; a course ends where its partner's does; lines are weighed one by one."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pandas as pd
 import pytest
+from fake_study import fake_result
 
 from flatlens.papers.courses import (
     agreement,
@@ -47,7 +46,7 @@ def result():
         for step, value in zip((0, 5, 10, 15), of[key], strict=True)
     ]
     columns = ["key", "step", "measure", "layer", "value", "edge"]
-    return SimpleNamespace(networks=networks, histories=pd.DataFrame(rows, columns=columns))
+    return fake_result(networks, histories=pd.DataFrame(rows, columns=columns))
 
 
 NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "ratio": largest("s", "edge"),
@@ -120,7 +119,7 @@ def test_lines_are_weighed_one_by_one():
         {"lr": [1, 2, 3] * 4, "batch": [8] * 6 + [16] * 6, "seed": ([0] * 3 + [1] * 3) * 2, "outcome": "finished",
          "y": [3.0, 2, 1, 6, 5, 4, 13, 12, 11, 16, 15, 17]}
     )  # fmt: skip
-    results = {"one": SimpleNamespace(networks=networks)}
+    results = {"one": fake_result(networks)}
     found = along(reached("one"), "lr", "y", ["batch", "seed"])(results)
     assert found.n == 4
     assert found.value == pytest.approx((-3 + 1 / 3) / 4)

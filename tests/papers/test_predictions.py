@@ -1,6 +1,7 @@
 """Conclusions follow from intervals alone; evidence is the named statistic of the right networks."""
 
 from dataclasses import fields
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -30,8 +31,9 @@ class Result:
         }
     )
     values = pd.DataFrame(
-        {"included": [True] * 5 + [False], "gap": [5.0, 4.5, 3.0, 3.2, 1.0, -9.0], "MLS": networks["mls"]}
+        {"key": KEYS, "included": [True] * 5 + [False], "gap": [5.0, 4.5, 3.0, 3.2, 1.0, -9.0], "MLS": networks["mls"]}
     )
+    settings = MappingProxyType({"axes": [{"name": "lr", "values": [0.1, 0.2, 0.4]}]})
     histories = pd.DataFrame(
         [
             (key, step, measure, "", value)
@@ -63,12 +65,15 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
 
 
 def test_an_outcome_states_everything():
-    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n")
-    prediction = Prediction("c", "It rises.", "paper Fig. 1", lambda _: found, than=0.5)
+    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n", units=3, unit="seed")
+    prediction = Prediction(
+        "c", "It rises.", "paper Fig. 1", lambda _: found, than=0.5, kind="claim", quote="rises", headline=True
+    )
     outcome = prediction.weigh({})
     assert outcome.conclusion == "reproduced"
     assert outcome.as_json() == {
-        "claim": "c", "says": "It rises.", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
+        "claim": "c", "says": "It rises.", "kind": "claim", "quote": "rises", "reason": "", "headline": True,
+        "units": 3, "unit": "seed", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
         "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5", "why": "", "method": "", "note": "n",
     }  # fmt: skip
 
@@ -77,6 +82,14 @@ def test_relations_are_over_the_networks_that_reached_the_end():
     found = related("one", "MLS", "gap", "kendall")(RESULTS)
     assert found.n == 5
     assert found.value == correlate([5, 4, 4, 3, 1], [5, 4.5, 3, 3.2, 1], "kendall", resampled=0, permuted=0).value
+
+
+def test_a_theorem_is_decided_by_its_value_alone():
+    def outcome(value):
+        found = Statistic("largest change", value, 2)
+        return Prediction("c", "", "", lambda _: found, "below", 1e-6, kind="theorem").weigh({}).conclusion
+
+    assert [outcome(value) for value in (1e-9, 1e-3, NAN)] == ["reproduced", "not reproduced", "inconclusive"]
 
 
 def test_a_trend_is_along_the_setting():

@@ -29,6 +29,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY, trial_axis
+from flatlens.papers.units import UNIT
 from flatlens.training import Adam, Cosine, Training
 
 THEOREM_BOUND = "jacobian_generalisation.corrected"
@@ -80,7 +81,7 @@ def sides(*laws: str) -> Table:
         for law in laws or RECIPES:
             networks = reached(law)(results)
             columns = {name: networks[column] for name, column in SIDES.items()}
-            parts.append(pd.DataFrame({"law": law, "train": networks["train"], **columns}))
+            parts.append(pd.DataFrame({"law": law, "train": networks["train"], UNIT: networks[UNIT], **columns}))
         table = pd.concat(parts, ignore_index=True)
         return table.assign(holds=(table["true error"] <= table["exact"]).astype(float))
 

@@ -11,6 +11,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.predictions import Results
+from flatlens.papers.units import labelled, with_units
 from flatlens.statistics import Statistic, average, correlate, kendall
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import CoefficientName
@@ -23,13 +24,35 @@ Table: TypeAlias = Callable[[Results], pd.DataFrame]
 
 
 def reached(study: str) -> Table:
-    """Return the networks of a study that reached the end of training, with all measured columns."""
+    """Return the networks of a study that reached the end of training, with all measured columns and their units.
+
+    The unit is the seed, if the study varies it, else the network.
+    """
 
     def found(results: Results) -> pd.DataFrame:
         networks = results[study].networks
-        return networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+        kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
+        return with_units(results[study], kept)
 
     return found
+
+
+def studied(study: str) -> Table:
+    """Return the networks of a study's correlations: quantities as columns, transformed, under the names shown."""
+
+    def found(results: Results) -> pd.DataFrame:
+        values = results[study].values
+        return with_units(results[study], values[values["included"]].reset_index(drop=True))
+
+    return found
+
+
+def independent(table: Table, unit: str = "seed", columns: Sequence[str] | None = None) -> Table:
+    """Return the table with other units: networks equal in `columns` (default: the one named `unit`) are one unit.
+
+    `unit` is one word for what a unit is: independent(table, "architecture", ["model"]).
+    """
+    return lambda results: labelled(table(results), columns or [unit], unit)
 
 
 def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
@@ -55,13 +78,7 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
 
 def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
     """Return the correlation of two quantities of a study, over the networks that reached the end of training."""
-
-    def found(results: Results) -> Statistic:
-        values = results[study].values
-        kept = values[values["included"]]
-        return correlate(kept[x], kept[y], coefficient, names=(x, y))
-
-    return found
+    return correlated(studied(study), x, y, coefficient)
 
 
 def trend(study: str, setting: str, column: str) -> Evidence:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from flatlens.experiments.result import StudyResult
@@ -14,24 +14,35 @@ Results: TypeAlias = Mapping[str, StudyResult]
 
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+Kind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
+"""What a prediction is: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
+
 MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A claim of a paper as a statistic, which is above or below a number if the claim is true."""
+    """A claim of a paper as a statistic, which is above or below a number if the claim is true.
+
+    A theorem cannot fail: its value alone decides, as it is no estimate of anything beyond these networks.
+    """
 
     name: str  #: unique within its experiment
     says: str  #: the claim, in our words
-    source: str  #: place in the paper
+    source: str  #: place in the paper, of the quote
     statistic: Callable[[Results], Statistic]
     side: Side = "above"
     than: float = 0.0
+    kind: Kind = "reading"
+    quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
+    reason: str = ""  #: of a reading: why we read it so
+    headline: bool = False  #: one of the paper's main claims, one to four a paper
 
     def weigh(self, results: Results) -> Outcome:
         """Compute the statistic from the studies, and return the outcome."""
         found = self.statistic(results)
-        return Outcome(self, found, conclusion_of(found, self.side, self.than))
+        weighed = replace(found, low=found.value, high=found.value) if self.kind == "theorem" else found
+        return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
 
 
 @dataclass(frozen=True)
@@ -52,8 +63,11 @@ class Outcome:
         s, prediction = self.statistic, self.prediction
         value, low, high = (None if number != number else number for number in (s.value, s.low, s.high))
         return {
-            "claim": prediction.name, "says": prediction.says, "source": prediction.source, "outcome": self.conclusion,
+            "claim": prediction.name, "says": prediction.says, "kind": prediction.kind, "quote": prediction.quote,
+            "reason": prediction.reason, "headline": prediction.headline, "source": prediction.source,
+            "outcome": self.conclusion,
             "statistic": s.name, "value": value, "low": low, "high": high, "n": s.n,
+            "units": s.units, "unit": s.unit,
             "predicted": f"{prediction.side} {prediction.than:g}", "why": s.why, "method": s.method, "note": s.note,
         }  # fmt: skip
 

@@ -25,6 +25,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP, WEAK
+from flatlens.papers.units import UNIT
 from flatlens.training import SGD, Training, Until
 
 # X14: LeNet5, one layer's flatness, before and after a reparametrisation
@@ -82,7 +83,12 @@ def fifth_layer(study: str) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
-        columns = {"key": networks["key"], "gap": networks.get("generalisation_gap"), "init": networks.get("init")}
+        columns = {
+            "key": networks["key"],
+            UNIT: networks[UNIT],
+            "gap": networks.get("generalisation_gap"),
+            "init": networks.get("init"),
+        }
         for prefix, at in (("", ""), ("moved ", MOVED)):
             kappa_trace, norm = (networks.get(_of_fifth(name, at)) for name in ("kappa_trace", "weight_norm"))
             columns |= {

@@ -26,6 +26,8 @@ class Statistic:
     method: str = ""  #: how the interval and p were computed
     note: str = ""  #: why undefined; what was not counted
     parts: Mapping[str, Statistic] = field(default_factory=dict)  #: the statistics that it is the mean of, by name
+    units: int | None = None  #: number of independent units that the networks make; None where not known
+    unit: str = ""  #: what a unit is: "seed", "network", "architecture"
 
     @property
     def left_out(self) -> int:
@@ -36,6 +38,17 @@ class Statistic:
     def why(self) -> str:
         """Return in words how many networks were left out and why; an empty string if none were."""
         return "; ".join(f"{number} left out: {reason}" for reason, number in self.excluded)
+
+    @property
+    def size(self) -> str:
+        """Return the number of networks and of independent units.
+
+        >>> Statistic("r", 0.5, 20, units=5, unit="seed").size, Statistic("r", 0.5, 20).size
+        ('20 (5 seeds)', '20')
+        """
+        if self.units is None:
+            return str(self.n)
+        return f"{self.n} ({self.units} {self.unit or 'unit'}{'' if self.units == 1 else 's'})"
 
     @property
     def in_words(self) -> str:
@@ -53,7 +66,7 @@ class Statistic:
         interval = f" [{self.low:.3g}, {self.high:.3g}]" if self.low == self.low else ""
         p = f", p = {self.p:.2g}" if self.p == self.p else ""
         value = f"{self.value:.3g}" if self.value == self.value else "undefined"
-        said = "; ".join(part for part in (f"n = {self.n}", self.why, self.note) if part)
+        said = "; ".join(part for part in (f"n = {self.size}", self.why, self.note) if part)
         return f"{self.name} = {value}{interval}{p} ({said})"
 
 

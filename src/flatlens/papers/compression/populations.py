@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import pandas as pd
-
 from flatlens.column import Column
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
@@ -32,10 +30,10 @@ from flatlens.papers.compression.networks import (
     vgg,
 )
 from flatlens.papers.contrasts import stronger, stronger_in_size
-from flatlens.papers.evidence import Table, correlated, reached, related
+from flatlens.papers.evidence import correlated, reached, related, studied
 from flatlens.papers.experiment import Experiment, Scale
 from flatlens.papers.plots import pairwise
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.predictions import Prediction
 from flatlens.papers.remarks import SMOKE_ONLY, STRONG
 from flatlens.training import SGD, Training, Until
 
@@ -95,17 +93,6 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
 
 WEAKLY = 0.5
 """Largest r that counts as "weak (even negative)"."""
-
-
-def _shown(study: str) -> Table:
-    """Return the networks of the correlations, with the quantities' names as columns."""
-
-    def found(results: Results) -> pd.DataFrame:
-        values = results[study].values
-        kept: pd.DataFrame = values[values["included"]]
-        return kept
-
-    return found
 
 
 def _x4_predictions() -> tuple[Prediction, ...]:
@@ -178,7 +165,7 @@ def _x4_predictions() -> tuple[Prediction, ...]:
 
 def _compared(study: str) -> list[Prediction]:
     """Return the predictions about which correlations are strong, and which are stronger than others."""
-    shown, kind = _shown(study), _KINDS[study]
+    shown, kind = studied(study), _KINDS[study]
     strong = [
         Prediction(
             _slug(study, x, "strong"),

@@ -19,6 +19,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.units import with_units
 from flatlens.training import Adam, Training
 
 SHARPNESS_46, SEARCHED = (
@@ -57,7 +58,7 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
 
 def _trained_most(results: Results) -> pd.DataFrame:
     """Return the networks that were trained longest."""
-    networks = results["transformers"].networks
+    networks = with_units(results["transformers"], results["transformers"].networks)
     kept: pd.DataFrame = networks[networks["steps"] == networks["steps"].max()]
     return kept
 

@@ -22,6 +22,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, WEAK, trial_axis
+from flatlens.papers.units import labelled
 from flatlens.statistics import Statistic, average, correlate
 from flatlens.training import Ridge, Training
 
@@ -151,7 +152,7 @@ def approximated(results: Results) -> pd.DataFrame:
     found["representativeness"] = shift
     found["bound"] = shift + rate(int(settings["train"]), _FEATURES) * kappa / (2 * _FEATURES)
     found["as coded"] = shift + 0.01 * kappa / _FEATURES
-    samples = found.groupby(["separation", "seed"], as_index=False).mean()
+    samples = labelled(found.groupby(["separation", "seed"], as_index=False).mean(), ["seed"])
     for bound, of in (("bound", ""), ("as coded", " as coded")):
         samples[f"slack{of}"] = samples[bound] - samples["generalisation_gap"]
         samples[f"excess{of}"] = samples[bound] - TIGHT * samples["generalisation_gap"]

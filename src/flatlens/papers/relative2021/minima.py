@@ -19,6 +19,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import COEFFICIENT, MOVED, SMOKE_ONLY, STRONG, SUMMED_GAP
+from flatlens.papers.units import UNIT
 from flatlens.training import SGD, Adam, RMSProp, Training, Until
 
 LAST, ANOTHER = "fc3", "fc2"
@@ -87,6 +88,7 @@ def minima(results: Results) -> pd.DataFrame:
 
     columns = {
         "key": networks["key"],
+        UNIT: networks[UNIT],
         "gap": column("generalisation_gap", ""),
         "batch size": networks["batch_size"],
     }

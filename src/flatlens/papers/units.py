@@ -1,0 +1,75 @@
+"""Independent units: the networks of one unit share random draws, and count once.
+
+A unit is a label such as "seed 3" in the column UNIT of a table of networks. Networks with the same seed share their
+initial weights, the order of their batches, and often their data, so they are one unit, also across the cases of a
+study: different architectures of one seed share the data and the order of the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from flatlens.errors import BadInput
+from flatlens.experiments.result import StudyResult
+from flatlens.experiments.vary import TOGETHER, last_field
+
+UNIT = "unit"
+"""Name of the column with the unit of each network."""
+NETWORK = "network"
+
+
+def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
+    """Return the networks with their units: the seed, or the network itself if the study does not vary the seed.
+
+    Networks are rows with a column `key`, and a column `seed` if the study varies it.
+    """
+    return labelled(networks, ["seed"]) if varies_seed(result) else labelled(networks, ["key"], NETWORK)
+
+
+def varies_seed(result: StudyResult) -> bool:
+    """Return whether an axis of the study sets a seed to more than one value."""
+    axes = [axis for axis in result.settings["axes"] if len(axis["values"]) > 1]
+    return any(last_field(name) == "seed" for axis in axes for name in axis["name"].split(TOGETHER))
+
+
+def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.DataFrame:
+    """Return the table with units: rows that agree in these columns are one unit. `word` is what a unit is.
+
+    >>> labelled(pd.DataFrame({"seed": [0, 1, 0]}), ["seed"])["unit"].tolist()
+    ['seed 0', 'seed 1', 'seed 0']
+    """
+    word = word or " and ".join(columns)
+    if " " in word or not columns or not set(columns) <= set(table):
+        raise BadInput(
+            f"independent({list(columns)}, unit={word!r}): columns of the table and one word for what a unit is are "
+            f"needed; the table has {', '.join(map(str, table))}"
+        )
+    values = table[list(columns)].astype(str).agg(", ".join, axis=1) if len(table) else pd.Series(dtype=str)
+    return table.assign(**{UNIT: f"{word} " + values})
+
+
+def units_in(table: pd.DataFrame) -> pd.Series:
+    """Return the unit of each row.
+
+    Raises:
+        BadInput: the table has no units.
+    """
+    if UNIT not in table:
+        raise BadInput(
+            f"the table has no column {UNIT!r}: keep that of reached(...), or name the columns whose values make a "
+            "unit with independent(table, ...)"
+        )
+    units: pd.Series = table[UNIT]
+    return units
+
+
+def word_of(units: pd.Series) -> str:
+    """Return what a unit is, from their labels: "seed".
+
+    >>> word_of(pd.Series(["seed 0", "seed 1"]))
+    'seed'
+    """
+    words = dict.fromkeys(str(unit).partition(" ")[0] for unit in units)
+    return next(iter(words)) if len(words) == 1 else "unit"
