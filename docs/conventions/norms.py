@@ -166,7 +166,7 @@ def fisher_rao(networks: Networks) -> Quantity:
 @covers("output_norm")
 def output_norm(networks: Networks) -> Agreed:
     """As published."""
-    return Agreed("output_norm", "relu", networks.relu("output_norm"), "sharpening B.4 alone; it grows with sqrt(n)")
+    return Agreed("output_norm", "relu", networks.relu("output_norm"), "sharpening C.1 alone; it grows with sqrt(n)")
 
 
 @covers("feature_norm")

@@ -101,7 +101,7 @@ def generalisation_gap(networks: Networks) -> Quantity:
     mse = fl.measure(fl.Lens(net.problem("mse")), "generalisation_gap")["generalisation_gap"].value
     rows = [
         Convention("test loss less training loss, signed", "relative2021 section 2", net("generalisation_gap")),
-        Convention('absolute: `convention="absolute"`', "sharpening section 7", gap("absolute"), "1"),
+        Convention('absolute: `convention="absolute"`', "sharpening section 6", gap("absolute"), "1"),
         Convention(
             '5 x summed test loss less summed training loss: `"summed_x5"`',
             "reparam2019 section 3; relativeFlatnessGeneralization `calculate_measures.py`",

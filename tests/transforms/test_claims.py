@@ -121,13 +121,22 @@ def test_the_preprocessing_chooses_one_of_all_rescaled_networks(problem_of):
         assert same == alike
 
 
-def test_constant_and_dead_features_are_left_alone_and_counted(problem_of):
+@pytest.mark.parametrize(("name", "power"), [("", 1), (".published", 2)])
+def test_a_constant_feature_has_its_value_as_unit_and_dead_ones_are_counted(problem_of, name, power):
     net = problem_of("mlp-relu").model
     with torch.no_grad():
         net[0].weight[:2] = 0
         net[0].bias[:2] = torch.tensor([2.0, -1.0])  # one constant, one dead
     problem = fl.Problem(net, "cross_entropy", (torch.randn(40, 6).double(), torch.arange(40) % 3))
-    moved = TRANSFORMS["feature_normalisation"].apply(problem)
-    assert "2 features that 2 reads are constant or dead: left alone" in moved.note
-    assert torch.equal(moved.model[2].weight[:, :2] / problem.model[2].weight[:, :2] > 0, torch.ones(5, 2) > 0)
-    assert torch.equal(moved.model[0].bias[:2], net[0].bias[:2])
+    moved = TRANSFORMS[f"feature_normalisation{name}"].apply(problem)
+    assert "1 features that 2 reads are 0 for all data" in moved.note
+    want = torch.tensor([2.0 / 2.0**power, -1.0]).double()
+    torch.testing.assert_close(moved.model[0].bias[:2], want)
+    columns = moved.model[2].weight[:, :2] / net[2].weight[:, :2]  # rows have factors of their own
+    torch.testing.assert_close(columns[:, 0] / columns[:, 1], torch.full((5,), 2.0**power).double())
+    with torch.no_grad():
+        net[2].weight[:, 1] = 0  # without the dead unit's weights, the option is the flatness of the moved network
+    option = f"relative_flatness(normalize={('std', 'variance')[power - 1]!r})"
+    whole = TRANSFORMS[f"feature_normalisation{name}"].apply(problem).problem
+    want = fl.measure(fl.Lens(problem), [option])[option, "2"].value
+    assert fl.measure(fl.Lens(whole), ["relative_flatness"])["relative_flatness", "2"].value == pytest.approx(want)

@@ -62,7 +62,7 @@ def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
 
     `normalize="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the
     features feeding the layer. As printed, with variances, it does not: `normalize="variance"` is there to show it.
-    Constant features are left alone.
+    A feature that is 0 for all data is dropped, and a constant one is measured in units of its value.
     """
     return trace(g.C, in_units_of_features(g, normalize))
 

@@ -125,7 +125,7 @@ def test_accuracy(lens: Lens) -> Estimate:
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     """Risk less empirical risk, the risk estimated on held-out data.
 
-    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 7); "summed_x5", 5 times
+    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 6); "summed_x5", 5 times
     the summed test loss less the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the
     test set); "accuracy", training less test accuracy. The standard error is that of the held-out mean; the
     empirical risk has none. With `batchnorm="train"` the training loss is with batch statistics, the test loss never.

@@ -54,7 +54,7 @@ def weight_norm(lens: Lens) -> Parts:
     id="M18",
     family="norms",
     symbol=r"\|f(X)\|_F",
-    source="sharpening App. B.4",
+    source="sharpening App. C.1",
     unit="output",
     invariant_under=FUNCTION,
 )

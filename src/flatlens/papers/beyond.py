@@ -171,8 +171,8 @@ def _plots(results: Results) -> list[Plot]:
     wide["y"] = wide["law"].map(widest)
     rows = pd.concat([long, wide], ignore_index=True).rename(columns={"law": "panel", "train": "x"})
     caption = (
-        "Lines are means over trials, bands from the least to the largest. Above the dashed line, the distance of the "
-        "target's values, the bound says nothing. Where the printed radius is not defined it is left out."
+        "Lines are means over trials, bands one standard deviation to either side. Above the dashed line, the distance "
+        "of the target's values, the bound says nothing. Where the printed radius is not defined it is left out."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")
     said = (

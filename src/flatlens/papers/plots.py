@@ -33,7 +33,7 @@ def pairwise(name: str, result: StudyResult) -> Plot:
 def followed_curves(result: StudyResult, setting: str, shown: Sequence[Quantity], held: str) -> Plot:
     """Return curves of the quantities followed during training, one line per value of the setting."""
     words, seeds = in_words(setting), result.networks["seed"].nunique()
-    caption = f"Lines are means over {seeds} seeds at one {words}, bands from the least to the largest; {held}."
+    caption = f"Lines are means over {seeds} seeds at one {words}, bands one standard deviation to either side; {held}."
     name, title = f"through_training_{setting}", f"Through training, by {words}"
     return course_curves(result.networks, histories(result), setting, shown, name, title, caption)
 
@@ -48,7 +48,7 @@ def course_curves(
     caption: str,
     dashed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> Plot:
-    """Return curves of courses, one line per value of the setting: the mean over its networks, with extremes.
+    """Return curves of courses, one line per value of the setting: the mean over its networks, with a band.
 
     `dashed` adds a line to the panel of a quantity: its name, and its column of the courses.
     """
@@ -72,9 +72,15 @@ def course_curves(
 def banded(
     rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
 ) -> Plot:
-    """Return one curve per panel and `line`: the mean, smallest and largest `y` at each `x`."""
+    """Return one curve per panel and `line`: the mean `y` at each `x`, with a band of one standard deviation.
+
+    Of positive values the band stays positive: where it would reach 0 or below, it ends at the smallest.
+    """
     grouped = rows.groupby(["panel", "x", "line"], sort=False)["y"]
-    data = grouped.agg(y="mean", low="min", high="max").reset_index()
+    data = grouped.agg(y="mean", least="min", spread="std").reset_index()
+    spread = data["spread"].fillna(0.0)  # of one value
+    data["low"], data["high"] = data["y"] - spread, data["y"] + spread
+    data["low"] = data["low"].where((data["low"] > 0) | (data["least"] <= 0), data["least"])
     columns = ["panel", "x", "line", "y", "low", "high"]
     return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
 

@@ -83,8 +83,9 @@ def feature_normalisation(moving: Moving) -> str:
     """The features a layer reads divided by their standard deviation over the data, its weights multiplied by it.
 
     V^-1 W_{l-1}, V^-1 b_{l-1} and W_l V, V the diagonal of the deviations, over samples and positions: relative
-    flatness of layer l becomes `relative_flatness(normalize="std")` of the original, where no feature is constant.
-    Constant or dead features are left alone.
+    flatness of layer l becomes `relative_flatness(normalize="std")` of the original, where no feature is always 0. A
+    constant feature is divided by its absolute value. One that is always 0 has no unit, and no factor can take its
+    weights out of the flatness, as the option does: it stays as it is.
     """
     return _normalise(moving, 1)
 
@@ -99,14 +100,15 @@ def as_published(moving: Moving) -> str:
 def _normalise(moving: Moving, power: int) -> str:
     layout = lay_out(moving.problem, moving.model)
     moments = feature_moments(moving.problem, moving.model, layout)
-    alone = []
+    notes = []
     for link in moving.links:
         reader = link.readers[0]
         count, mean, squares = moments[reader.name]
         spread = (squares / count).sqrt().cpu()
-        constant = is_constant(mean.cpu(), spread)
-        units = torch.where(constant, 1.0, spread**power)
+        units = torch.where(is_constant(mean.cpu(), spread), mean.cpu().abs(), spread) ** power
+        dead = units == 0
+        units = torch.where(dead, 1.0, units)
         rescale(moving, link, torch.empty_like(units).index_copy_(0, reader.owner, 1 / units))
-        if bool(constant.any()):
-            alone.append(f"{int(constant.sum())} features that {reader.name} reads are constant or dead: left alone")
-    return "; ".join(alone)
+        if bool(dead.any()):
+            notes.append(f"{int(dead.sum())} features that {reader.name} reads are 0 for all data and have no unit")
+    return "; ".join(notes)

@@ -74,7 +74,10 @@ def _x3_plots(results: Results) -> list[Plot]:
     networks = results["tightness"].networks.assign(panel="mean over the samples")
     long = networks.melt(["panel", "max_steps", "seed"], list(CHAIN.values()), "line", "y")
     long["line"] = long["line"].map({column: name for name, column in CHAIN.items()})
-    caption = "A <= B <= C <= D of Eq. 48 at the first layer. Lines are means over seeds, bands from least to largest."
+    caption = (
+        "A <= B <= C <= D of Eq. 48 at the first layer. Lines are means over seeds, bands one standard deviation to "
+        "either side."
+    )
     return [banded(long.rename(columns={"max_steps": "x"}), "tightness", "The steps of the bound", caption, "step")]
 
 

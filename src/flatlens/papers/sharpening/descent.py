@@ -167,8 +167,8 @@ def _x6_plots(results: Results) -> list[Plot]:
                 (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
                 f"{kind.lower()}_lr_{lr:g}".strip("_").replace(".", "_"),
                 f"{of}learning rate {lr:g}",
-                "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands from "
-                "least to largest; dashed is 2/lr.",
+                "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands "
+                "one standard deviation to either side; dashed is 2/lr.",
                 {BATCH_SHARPNESS.name: ("2/lr", "edge")},
             )
         )

@@ -23,5 +23,5 @@ def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, *, lo
     """Return curves over the setting `x`: one line per value of the setting `line`."""
     networks = networks.rename(columns={x: "x", line: "line"})
     rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()])
-    caption = "At the end of training. Lines are means over trials, bands from the least to the largest."
+    caption = "At the end of training. Lines are means over trials, bands one standard deviation to either side."
     return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x)

@@ -145,7 +145,7 @@ def _x10_plots(results: Results) -> list[Plot]:
             (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS),
             name,
             title,
-            "SGD. Lines are means over seeds, bands from the least to the largest.",
+            "SGD. Lines are means over seeds, bands one standard deviation to either side.",
         )
         for study, name, title in (
             ("first_epoch", "fig28", "The first epoch, by label smoothing"),

@@ -237,8 +237,8 @@ def _x13_plots(results: Results) -> list[Plot]:
         ignore_index=True,
     )
     caption = (
-        "Over the coefficient of the published form; lines are means over seeds, bands from the least to the largest. "
-        "References, without a regulariser, are level: they have no coefficient."
+        "Over the coefficient of the published form; lines are means over seeds, bands one standard deviation to "
+        "either side. References, without a regulariser, are level: they have no coefficient."
     )
     return [banded(rows, "fig33", "Jacobians regularised", caption, "coefficient", "regulariser", log_x=True)]
 

@@ -1,8 +1,8 @@
 """Data, training and measures that the networks of section 6's regularisers (B.3) and of appendix D share.
 
-Sharpness and the Gauss-Newton norm have BatchNorm in train mode, in ghost batches of 500 samples. The Jacobian norm is
-the largest over the samples, in eval mode. Every loss includes label smoothing and leaves out weight decay. Samples
-changed by mixup or augmentation are never measured.
+Sharpness and the Gauss-Newton norm have BatchNorm in train mode, its moments those of the 1000 samples measured. The
+Jacobian norm is the largest over the samples, in eval mode. Every loss includes label smoothing and leaves out weight
+decay. Samples changed by mixup or augmentation are never measured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from flatlens.papers.sharpening.networks import ABSOLUTE_GAP
 from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
-SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=500)" for name in ("sharpness", "ggn_norm"))
+SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=1000)" for name in ("sharpness", "ggn_norm"))
 ABSOLUTE = ABSOLUTE_GAP.column
 JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
 DRAWN_QUANTITIES = (
