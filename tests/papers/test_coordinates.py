@@ -8,7 +8,7 @@ import torch
 from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.courses import in_course
-from flatlens.papers.sharpening.coordinate_tables import PUBLISHED, SUMMED_SHARPNESS, TABLE_ROWS
+from flatlens.papers.sharpening.coordinate_tables import COMPARED, PUBLISHED, SQUARED, SUMMED_SHARPNESS, trials
 from flatlens.papers.sharpening.coordinates import SPLINE
 from flatlens.papers.sharpening.scales import NUMBERS
 
@@ -67,23 +67,41 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
     one = smoke_of("X12")[1]
     graph, table = (plot.data for plot in one.plots)
     networks = one.results["relu"].networks
-    networks = networks.assign(**{SUMMED_SHARPNESS: 8 * networks["sharpness"]})
+    squares = {SUMMED_SHARPNESS: 8 * networks["sharpness"], SQUARED: networks["jacobian_norm"].pow(2)}
+    networks = networks.assign(**squares)
     low = networks[networks["start"] == "low"]
     cells = table[table["panel"].str.startswith("Table 2")].set_index(["row", "column"])
-    for row, column in TABLE_ROWS.items():
-        cell = cells.loc[f"{row}, low", "here"]
-        assert cell["mean"] == pytest.approx(low[column].mean())
-        assert cell["deviation"] == pytest.approx(low[column].std())
-        assert cells.loc[f"{row}, low", "paper"][["mean", "deviation"]].tolist() == list(PUBLISHED["relu"][row][1])
-    assert cells.loc["sharpness of the mean, low", "here"]["mean"] == pytest.approx(low["sharpness"].mean())
+    for row, columns in COMPARED.items():
+        for said, column in columns.items():
+            cell = cells.loc[f"{row}{said}, low", "here"]
+            assert cell["mean"] == pytest.approx(low[column].mean())
+            assert cell["deviation"] == pytest.approx(low[column].std())
+            printed = cells.loc[f"{row}{said}, low", "paper"]
+            assert printed[["mean", "deviation"]].tolist() == list(PUBLISHED["relu"][row][1])
+            ratio = low[column].mean() / networks.loc[networks["start"] == "high", column].mean()
+            assert cells.loc[f"{row}{said}, low / high", "here"]["mean"] == pytest.approx(ratio)
     assert cells.loc["sharpness, low", "paper"]["text"] == "9,922.45 ± 3,330.37"
     by_name = {v.prediction.name: v.statistic.value for v in one.outcomes}
-    mean, spread = PUBLISHED["relu"]["sharpness"][1]
-    assert by_name["relu.low.sharpness"] == pytest.approx(abs(low[SUMMED_SHARPNESS].mean() - mean) / spread)
     high = networks[networks["start"] == "high"].reset_index(drop=True)
     logs = np.log(low["jacobian_norm"].to_numpy() / high["jacobian_norm"])
     assert by_name["relu.jacobian"] == pytest.approx(logs.mean())
     assert set(graph["line"]) == {"high", "low", SPLINE}
+
+
+@pytest.mark.xdist_group("X12")
+def test_a_norm_without_its_root_is_compared_with_the_printed_ones(smoke_of):
+    results = smoke_of("X12")[1].results
+    row = trials(results).set_index("seed").loc[2]
+    found = {"root": [], "square": []}
+    for study, table in PUBLISHED.items():
+        networks = results[study].networks.query("seed == 2").set_index("start")
+        for start, (mean, _) in zip(("high", "low"), table["Jacobian norm"], strict=True):
+            norm = networks.loc[start, "jacobian_norm"]
+            found["root"].append(abs(np.log(norm / mean)))
+            found["square"].append(abs(np.log(norm**2 / mean)))
+        first = networks["weight_norm[fc1]"]
+        assert row[f"first_layer.{study}"] == pytest.approx(abs(np.log(first["low"] / first["high"])))
+    assert row["root less square"] == pytest.approx(np.mean(found["root"]) - np.mean(found["square"]))
 
 
 @pytest.mark.xdist_group("X12")
