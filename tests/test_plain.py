@@ -35,9 +35,9 @@ def test_types_are_told_apart_and_every_field_counts():
 
 
 def test_what_does_not_fit_is_refused_in_a_line():
-    with pytest.raises(BadInput, match="no settings are called 'Adagrad'"):
+    with pytest.raises(BadInput, match="unknown settings type 'Adagrad'"):
         from_plain({"type": "Adagrad"}, KNOWN)
     with pytest.raises(BadInput, match="the settings of a SAM do not fit"):
         from_plain({"type": "SAM", "radius": 1.0}, KNOWN)
-    with pytest.raises(BadInput, match="settings hold a set"):
+    with pytest.raises(BadInput, match="settings contain a set"):
         as_plain({1, 2})

@@ -62,7 +62,10 @@ def require_checksums(folder: Path) -> None:
     for name, digest in recorded.items():
         path = folder / str(name)
         if not path.is_file() or _sha256(path) != digest:
-            raise BadFolder(f"{name} {'has changed since it was written' if path.is_file() else 'is missing'}")
+            raise BadFolder(
+                f"{name} "
+                f"{'has changed since it was written (its checksum differs)' if path.is_file() else 'is missing'}"
+            )
 
 
 def _sha256(path: Path) -> str:

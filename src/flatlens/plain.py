@@ -41,12 +41,12 @@ def as_plain(value: Any) -> Any:
         return {str(key): as_plain(each) for key, each in value.items()}
     if value is None or isinstance(value, str | int | float):
         if isinstance(value, float) and not math.isfinite(value):
-            raise BadInput(f"settings hold {value}: finite numbers are needed")
+            raise BadInput(f"settings contain {value}: only finite numbers are allowed")
         return value
     if isinstance(value, np.generic):
         return as_plain(value.item())
     raise BadInput(
-        f"settings hold a {type(value).__name__}: numbers, strings, tuples and frozen dataclasses are needed"
+        f"settings contain a {type(value).__name__}: only numbers, strings, tuples and frozen dataclasses are allowed"
     )
 
 
@@ -64,7 +64,7 @@ def from_plain(plain: Any, known: Mapping[str, type]) -> Any:
     if "type" not in plain:
         return values
     if plain["type"] not in known:
-        raise BadInput(f"no settings are called {plain['type']!r}: known are {', '.join(sorted(known))}")
+        raise BadInput(f"unknown settings type {plain['type']!r}: known are {', '.join(sorted(known))}")
     return made(known[plain["type"]], values)
 
 

@@ -67,16 +67,22 @@ class Registry(Mapping[str, _T], Generic[_T]):
         if isinstance(asked, (str, self._kind)):
             asked = [asked]
         if not isinstance(asked, Iterable):
-            raise BadInput(f"{call}: names of {self._what}s are needed, got {asked!r}")
+            raise self._unfit(asked, call)
         return [self._one(each, call, read) for each in asked]
 
     def _one(self, each: str | _T, call: str, read: Callable[[str], _T] | None) -> _T:
         if isinstance(each, self._kind):
             return each
         if not isinstance(each, str):
-            raise BadInput(f"{call}: names of {self._what}s are needed, got {each!r}")
+            raise self._unfit(each, call)
         if read is not None:
             return read(each)
         if each not in self._known:
             raise UnknownName.among(self._what, each, self._known)
         return self[each]
+
+    def _unfit(self, given: object, call: str) -> BadInput:
+        example = f"such as {next(iter(self))!r}, " if self._known else ""
+        return BadInput(
+            f"{call}: give names of {self._what}s, {example}or {self._kind.__name__} objects, got {given!r}"
+        )

@@ -29,8 +29,8 @@ def lens(outputs: int = 2) -> fl.Lens:
     ({"delta": -1.0}, "delta=-1.0"),
     ({"assume": None}, "assume=None"),
     ({"assume": "flat"}, "no assumption that can be declared is called 'flat'"),
-    ({"bounds": [3]}, "names of bounds are needed, got 3"),
-    ({"bounds": 3}, "names of bounds are needed, got 3"),
+    ({"bounds": [3]}, "or Bound objects, got 3"),
+    ({"bounds": 3}, "or Bound objects, got 3"),
     ({"bounds": []}, "at least one bound"),
 ])  # fmt: skip
 def test_one_line_each(given: dict[str, object], told: str) -> None:
@@ -42,7 +42,7 @@ def test_one_line_each(given: dict[str, object], told: str) -> None:
 
 @pytest.mark.parametrize("function", [lambda x: x.sum(1, keepdim=True), lambda x: x * math.nan])
 def test_a_target_of_another_width_or_without_numbers_is_refused(function: object) -> None:
-    with pytest.raises(BadInput, match="it must make 2 finite values"):
+    with pytest.raises(BadInput, match="must return 2 finite values"):
         check_bounds(lens(), "jacobian_generalisation", distribution=Cube(2), target=Target(function, 2.0))
 
 

@@ -152,7 +152,7 @@ def test_weights_change_the_numbers(net, capsys, refused):
         (["net.py:build", "--loss", "net.py:number"], ["--loss", "function"]),
         (["net.py:build", "--loss", "cross_entropie"], ["cross_entropy"]),
         (["net.py:Noisy"], ["MODEL", "same batch twice", "eval mode"]),
-        (["net.py:conv", "--data", "net.py:sequences"], ["--data", "a row a token"]),
+        (["net.py:conv", "--data", "net.py:sequences"], ["--data", "one row per token"]),
         (["net.py:build", "--measures", "relative_flatnes"], ["did you mean relative_flatness"]),
         (["net.py:build", "--measures", "local_volume(top_l=3)"], ["top_l", "top_k"]),
         (["net.py:build", "--measures", "mls("], ["mls("]),

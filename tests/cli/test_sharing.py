@@ -95,10 +95,10 @@ def test_the_first_process_says_what_one_alone_says(start, tmp_path, count):
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        (measure("build", "net.py:spoiled"), "1 of 256 samples hold NaN or inf"),
-        (measure("unseeded"), "torchrun: rank 1 was given other weights than rank 0"),
+        (measure("build", "net.py:spoiled"), "1 of 256 samples contain NaN or inf"),
+        (measure("unseeded"), "the weights of rank 1 differ from those of rank 0"),
         (measure("build", "net.py:samples", "--measures", "nonsense"), "no measure is called 'nonsense'"),
-        (("bounds", "net.py:build"), "`flatlens bounds` is not shared"),
+        (("bounds", "net.py:build"), "`flatlens bounds` cannot use several processes"),
     ],
 )
 def test_what_goes_wrong_is_said_once(start, command, words):
@@ -123,7 +123,7 @@ def test_a_process_that_dies_ends_all_with_one_line(start, dies):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     (line,) = said(errors)
-    assert "another rank has ended or died" in line
+    assert "another process (rank) stopped" in line
 
 
 def ranks_of(parent):

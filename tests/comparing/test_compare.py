@@ -191,5 +191,5 @@ def test_a_model_trained_on_is_stale():
 
 @pytest.mark.parametrize("measures", ["generalisation_gap", [], ["loss", "accuracy"]])
 def test_something_to_rank_by_is_needed(measures):
-    with pytest.raises(BadInput, match="at least one measure to rank by"):
+    with pytest.raises(BadInput, match="name at least one other measure"):
         fl.compare({"a": lens(network(0)), "b": lens(network(1))}, measures)

@@ -451,7 +451,7 @@ def test_ghost_batches_asked_wrongly() -> None:
         with pytest.raises(BadInput) as told:
             fl.Problem(net, "cross_entropy", (x, y), **options)
         assert "\n" not in str(told.value)
-    with pytest.raises(BadInput, match="coupled"):
+    with pytest.raises(BadInput, match="samples depend on each other"):
         InputJacobian(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))
 
 

@@ -68,7 +68,7 @@ def test_an_object_with_held_out_data(mine):
         ("triple", "tuple of 3"),
         ("nothing", "NoneType"),
         ("uneven", "6 inputs and 4 targets"),
-        ("words", "no array of numbers"),
+        ("words", "cannot be turned into an array of numbers"),
         ("needs", "needs the arguments path"),
         ("broken", r"FileNotFoundError: data\.npz"),
     ],
@@ -106,7 +106,7 @@ def test_sets_from_files_come_by_name_and_root(small, monkeypatch):
 def test_names_with_roots_that_hold_nothing(tmp_path):
     for spec, words in (
         (f"mnist:{tmp_path}", f"--data: mnist: no MNIST in {tmp_path}: "),
-        ("mnist:", "--data: mnist: names no folder that mnist could be read from; write name:FOLDER"),
+        ("mnist:", "--data: mnist cannot be read from '': write name:FOLDER"),
         (f"digits:{tmp_path}", "it has no files of its own: write the name alone"),
     ):
         with pytest.raises(BadData) as caught:

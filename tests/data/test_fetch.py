@@ -162,7 +162,7 @@ def test_a_record_without_a_part_is_refused(small, hub_of):
     record = json.loads(path.read_text())
     record["files"] = [f for f in record["files"] if "test" in f["path"]]
     path.write_text(json.dumps(record))
-    with pytest.raises(BadData, match=r"fetched\.json: it names no training or no test images"):
+    with pytest.raises(BadData, match=r"fetched\.json: lists no training images or no test images"):
         mnist(files.root)
 
 

@@ -83,7 +83,7 @@ def test_many_images_are_prepared_when_they_are_read(pictures, monkeypatch):
     assert torch.equal(torch.stack([read[i][0] for i in range(4)]), held[0])
     assert [int(read[i][1]) for i in range(4)] == held[1].tolist()
     (pictures / "train" / "b" / "1.png").write_bytes(b"no image")
-    with pytest.raises(BadData, match=r"1\.png is no image"):
+    with pytest.raises(BadData, match=r"1\.png cannot be read as an image"):
         _ = read[3]
 
 
@@ -113,10 +113,10 @@ def test_lists_from_a_file_are_prepared(tmp_path):
         ([], None, "no folder for each class"),
         (["a/x.md"], None, "neither images nor"),
         (["a/x.txt", "a/x.png"], None, "1 images and 1 texts"),
-        (["a/x.txt"], None, "comes with no tokenizer"),
+        (["a/x.txt"], None, "has no tokenizer"),
         (["a/x.txt"], MEANS, "the network reads images"),
         (["a/x.png"], WORDS, "the network reads texts"),
-        (["a/x.png"], None, "x.png is no image"),
+        (["a/x.png"], None, "x.png cannot be read as an image"),
         (["a/latin.txt"], WORDS, "not UTF-8"),
     ],
 )
@@ -171,7 +171,7 @@ def bomb(side: int) -> bytes:
 def test_images_that_would_fill_the_memory_or_are_cut_short(tmp_path, recwarn, side):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(bomb(side))
-    with pytest.raises(BadData, match=r"x\.png is no image that can be read") as caught:
+    with pytest.raises(BadData, match=r"x\.png cannot be read as an image") as caught:
         load_data(str(tmp_path))
     assert "\n" not in str(caught.value)
     assert not [w for w in recwarn if "decompression bomb" in str(w.message)]

@@ -190,5 +190,5 @@ def test_each_sample_is_held_out_in_one_fold():
         assert (len(fold.x), len(fold.test_x), len(fold.y)) == (40, 20, 40)
         assert torch.cdist(fold.x, fold.test_x).min() > 1e-3
     for wrong in ({"fold": 3}, {"fold": -1}, {"test": 25, "fold": 0}):
-        with pytest.raises(BadInput, match="no such fold"):
+        with pytest.raises(BadInput, match="give the folds 0 to "):
             inverted_clusters(**{"n": 40, "test": 20} | wrong)

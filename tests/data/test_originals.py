@@ -75,7 +75,7 @@ def refused(load, root):
     return str(caught.value)
 
 
-MEND = "get it anew (`flatlens data fetch mnist`)"
+MEND = "download it again: `flatlens data fetch mnist`"
 
 
 def test_a_damaged_idx_file_is_refused(small):
@@ -84,20 +84,20 @@ def test_a_damaged_idx_file_is_refused(small):
     whole = path.read_bytes()
     path.write_bytes(whole[:-5])
     assert refused(mnist, files.root) == (
-        f"{path}: {len(whole)} bytes are expected of MNIST, and it has {len(whole) - 5}: truncated; {MEND}"
+        f"{path}: this file of MNIST must have {len(whole)} bytes; it has {len(whole) - 5}: truncated; {MEND}"
     )
     path.write_bytes(whole + b"x")
-    assert refused(mnist, files.root) == (f"{path}: {len(whole)} bytes are expected of MNIST, and it is longer; {MEND}")
+    assert refused(mnist, files.root) == (
+        f"{path}: this file of MNIST must have {len(whole)} bytes; it has more; {MEND}"
+    )
     path.write_bytes(b"PK\x03\x04" + whole[4:])
     assert refused(mnist, files.root) == (
-        f"{path}: no IDX file of MNIST: it begins with 504b0304 in place of 00000803; {MEND}"
+        f"{path}: not an IDX file of MNIST (it begins with 504b0304 instead of 00000803); {MEND}"
     )
     path.write_bytes(whole[:4] + struct.pack(">3I", 20, 14, 56) + whole[16:])
-    assert refused(mnist, files.root) == (
-        f"{path}: MNIST has 20 x 28 x 28 here, and the file says 20 x 14 x 56; {MEND}"
-    )
+    assert refused(mnist, files.root) == (f"{path}: the file's shape is 20 x 14 x 56; MNIST has 20 x 28 x 28; {MEND}")
     path.write_bytes(b"")
-    assert "begins with  in place of" in refused(mnist, files.root)
+    assert "begins with  instead of" in refused(mnist, files.root)
 
 
 def test_a_damaged_gzip_file_is_refused(small):
@@ -115,7 +115,7 @@ def test_a_gzip_file_is_not_unfolded_beyond_what_is_expected(small):
     files = small("mnist")
     path = files.write_idx(zipped=True) / "train-labels-idx1-ubyte.gz"
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(10_000_000)))
-    assert "28 bytes are expected of MNIST, and it is longer" in refused(mnist, files.root)
+    assert "must have 28 bytes; it has more" in refused(mnist, files.root)
 
 
 def test_labels_out_of_range_are_refused(small):
@@ -153,7 +153,7 @@ def test_the_published_checksum_is_that_of_the_unzipped_content(small, md5, zipp
     wrong = small("mnist", md5={"train-images-idx3-ubyte": "0" * 32})
     path = files.root / files.known.folder / f"train-images-idx3-ubyte{'.gz' if zipped else ''}"
     assert refused(mnist, wrong.root) == (
-        f"{path}: not the published MNIST: its MD5 is {md5(content)} in place of {'0' * 32}; {MEND}"
+        f"{path}: not the published MNIST: its MD5 is {md5(content)} instead of {'0' * 32}; {MEND}"
     )
 
 
@@ -177,8 +177,8 @@ def test_a_truncated_cifar_file_or_archive_is_refused(small):
     path = files.write_binary() / "data_batch_2.bin"
     path.write_bytes(path.read_bytes()[:-1])
     assert refused(cifar10, files.root) == (
-        f"{path}: {4 * 3073} bytes are expected of CIFAR-10, and it has {4 * 3073 - 1}: truncated; "
-        "get it anew (`flatlens data fetch cifar10`)"
+        f"{path}: this file of CIFAR-10 must have {4 * 3073} bytes; it has {4 * 3073 - 1}: truncated; "
+        "download it again: `flatlens data fetch cifar10`"
     )
     for each in path.parent.iterdir():
         each.unlink()
@@ -193,7 +193,7 @@ def test_an_archive_without_a_file_is_refused(small):
     files = small("cifar100")
     archive = files.write_archive()
     other = small("cifar100", test_files=("evaluation.bin",))
-    assert refused(cifar100, other.root).startswith(f"{archive}: no cifar-100-binary/evaluation.bin in it; ")
+    assert refused(cifar100, other.root).startswith(f"{archive}: does not contain cifar-100-binary/evaluation.bin; ")
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,12 @@ def test_foreign_and_damaged_files_are_refused(small):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert refused(cifar10, files.root) == (
-        f"{path}: no parquet file, or a truncated one; get it anew (`flatlens data fetch cifar10`)"
+        f"{path}: not a parquet file, or cut short; download it again: `flatlens data fetch cifar10`"
     )
     path.write_bytes((folder / "train-00000-of-00002.parquet").read_bytes())
     cifar10(files.root)  # as many rows, and images all the same: nothing to object to without a record
     (folder / "train-00001-of-00002.parquet").unlink()
-    assert "20 images are expected of CIFAR-10, and train-00000-of-00002.parquet holds 10" in refused(
+    assert "CIFAR-10 must have 20 images here, and train-00000-of-00002.parquet holds 10" in refused(
         cifar10, files.root
     )
 
@@ -92,7 +92,7 @@ def test_an_image_that_is_no_png_is_refused(small):
         column = pa.array(images, table.schema.field("image").type)
         pq.write_table(table.set_column(0, "image", column), path)
         assert refused(mnist, files.root) == (
-            f"{path}: an image in it is no PNG, or a damaged one; get it anew (`flatlens data fetch mnist`)"
+            f"{path}: contains an image that is not a valid PNG; download it again: `flatlens data fetch mnist`"
         )
 
 
@@ -111,8 +111,8 @@ def test_files_are_held_to_their_record(small):
     content[100] ^= 1
     path.write_bytes(content)
     assert refused(mnist, files.root) == (
-        f"{path}: not the file that was fetched: its SHA256 is not {listed[2]['sha256']}; "
-        "`flatlens data fetch mnist` fetches it again"
+        f"{path}: the file has changed since it was downloaded (its SHA256 is not {listed[2]['sha256']}): "
+        "`flatlens data fetch mnist` downloads it again"
     )
     path.write_bytes(content[:-1])
     assert "it has" in refused(mnist, files.root)

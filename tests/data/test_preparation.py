@@ -156,9 +156,11 @@ def test_settings_that_mean_nothing_are_refused(options, words):
 
 
 def test_more_than_there_is_is_refused():
-    with pytest.raises(BadInput, match=r"Preparation\(train=201\): drawn has 200 training images$"):
+    with pytest.raises(
+        BadInput, match=r"Preparation\(train=201\): drawn has only 200 training images: ask for at most 200$"
+    ):
         Preparation(train=201)(drawn())
-    with pytest.raises(BadInput, match=r"Preparation\(test=60\): drawn has \d+ test images of these classes$"):
+    with pytest.raises(BadInput, match=r"Preparation\(test=60\): drawn has only \d+ test images of these classes: ask"):
         Preparation(test=60, classes=(0, 1))(drawn())
     with pytest.raises(BadInput, match="drawn has the classes 0 to 4"):
         Preparation(classes=(0, 5))(drawn())

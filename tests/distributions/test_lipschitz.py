@@ -129,7 +129,7 @@ def hooked():
         (Twice(nn.Linear(2, 2)), r"the network \(Twice\)"),
         (nn.Sequential(hooked()), "hooks"),
         (nn.Softplus(beta=1, threshold=1), "jumps"),
-        (nn.Linear(3, 2), "takes no input of shape"),
+        (nn.Linear(3, 2), "fails on inputs of shape"),
     ],
 )
 def test_what_is_not_known_is_refused(network, told):

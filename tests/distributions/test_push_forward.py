@@ -94,12 +94,12 @@ def test_generators_can_follow_one_another():
     ("wrong", "told"),
     [
         (lambda: PushForward(Cube(2), nn.GELU("tanh")), r"GELU.*lipschitz="),
-        (lambda: PushForward(Cube(2), nn.Linear(3, 2), lipschitz=1.0), r"takes no input of shape \(2, 2\)"),
+        (lambda: PushForward(Cube(2), nn.Linear(3, 2), lipschitz=1.0), r"fails on inputs of shape \(2, 2\)"),
         (lambda: PushForward(Cube(2), nn.Identity(), lipschitz=-1.0), "lipschitz=-1.0"),
         (lambda: PushForward(Cube(2), nn.Identity(), lipschitz=math.nan), "lipschitz=nan"),
-        (lambda: PushForward(Cube(2), nn.Flatten(0), lipschitz=1.0), "as many rows"),
+        (lambda: PushForward(Cube(2), nn.Flatten(0), lipschitz=1.0), "a tensor with . rows"),
         (lambda: PushForward(torch.zeros(3, 2), nn.Identity()), "got Tensor and Identity"),
-        (lambda: PushForward(Cube(2), nn.Identity()).log_density(torch.zeros(1, 2)), "log_density: not known"),
+        (lambda: PushForward(Cube(2), nn.Identity()).log_density(torch.zeros(1, 2)), "the density of a push-forward is not known"),
         (lambda: PushForward(Cube(2), nn.Identity()).sample(0, torch.Generator()), "n=0"),
     ],
 )

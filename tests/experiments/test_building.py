@@ -104,7 +104,7 @@ def test_slips_on_the_command_line_are_one_line():
         ({"data": "digits", "settings": ["lrr=1"]}, UnknownName, "did you mean lr"),
         ({"data": "digits", "settings": ["lr"]}, BadInput, "NAME=VALUE"),
         ({"data": "digits", "model": "LeNet5"}, BadInput, "takes images"),
-        ({"data": "digits", "model": "relu"}, BadInput, "is no architecture"),
+        ({"data": "digits", "model": "relu"}, BadInput, "is not an architecture"),
         ({"data": "none.yaml"}, BadInput, "cannot be read"),
     ]:
         with pytest.raises(error, match=said):

@@ -154,7 +154,7 @@ def test_a_worker_of_other_versions_that_comes_later_ends_the_sweep(cluster):
     with Client(cluster.address, set_as_default=False) as client:
         executor = ondask.OnDask(client, cluster.address)
         executor._here = {**ondask.versions(), "torch": "9.9"}
-        with pytest.raises(BadInput, match=r"the executor broke: the Dask worker .* has other versions"):
+        with pytest.raises(BadInput, match=r"the worker processes failed \(the Dask worker .* has other versions"):
             run_all(range(3), print, print, executor=executor)
 
 

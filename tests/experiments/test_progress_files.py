@@ -85,7 +85,7 @@ def test_a_network_that_is_there_is_not_computed_again(store, monkeypatch):
 
 def test_a_worker_that_does_not_see_the_folder_says_so(tmp_path, store, monkeypatch):
     monkeypatch.setattr(store_module, "SEEN_WITHIN", 0.1)
-    with pytest.raises(BadFolder, match=r"not seen by the worker on .*share") as caught:
+    with pytest.raises(BadFolder, match=r"the worker on .* cannot see the folder .*share") as caught:
         ComputeInto(Store(tmp_path / "elsewhere"))(FIRST)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "elsewhere").exists()

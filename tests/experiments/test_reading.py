@@ -31,13 +31,13 @@ def test_several_values():
 @pytest.mark.parametrize(
     ("text", "error", "said"),
     [
-        ("0.1 0.2", BadInput, "is no setting"),
-        ("__import__('os').system('true')", BadInput, "is no setting"),
+        ("0.1 0.2", BadInput, "is not a setting"),
+        ("__import__('os').system('true')", BadInput, "is not a setting"),
         ("open('x')", UnknownName, "no settings is called 'open'"),
         ("SAMM(0.1)", UnknownName, "did you mean SAM"),
         ("SAM(radius=1)", BadInput, "unexpected keyword"),
         ("SAM(-1)", BadInput, "must not be negative"),
-        ("[x for x in (1, 2)]", BadInput, "is no setting"),
+        ("[x for x in (1, 2)]", BadInput, "is not a setting"),
     ],
 )
 def test_what_is_no_setting_is_refused_in_a_line_and_never_run(text, error, said):
@@ -63,9 +63,9 @@ def test_yaml_is_read_and_what_is_none_refused(tmp_path):
     file.write_text("data: {name: digits}\nset: {lr: [0.1, 0.2]}\n")
     assert load_yaml(file) == {"data": {"name": "digits"}, "set": {"lr": [0.1, 0.2]}}
     for content, said in [
-        ("a: [1", "no YAML"),
+        ("a: [1", "is not YAML"),
         ("- 1", "must be a mapping"),
-        ("!!python/object:os.system x", "no YAML"),
+        ("!!python/object:os.system x", "is not YAML"),
     ]:
         file.write_text(content)
         with pytest.raises(BadInput, match=said) as caught:

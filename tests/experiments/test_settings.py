@@ -53,7 +53,7 @@ def test_unknown_names_and_foreign_json_are_refused():
         Study.digits("labtop")
     with pytest.raises(UnknownName, match="digits"):
         DataSettings("digit", train=10)
-    with pytest.raises(BadInput, match="not the settings of a study"):
+    with pytest.raises(BadInput, match="these settings do not describe a study"):
         Study.from_json({**Study.digits().as_json(), "colour": "red"})
 
 

@@ -196,7 +196,7 @@ def test_a_frozen_backbone_under_no_grad() -> None:
 
 def test_a_recurrence_over_samples_is_refused() -> None:
     net = Wired(lambda s, x: s.o(s.a(x).cumsum(0))).double()
-    with pytest.raises(BadModel, match="coupled"):
+    with pytest.raises(BadModel, match="outputs change with the other samples"):
         fl.Problem(net, "cross_entropy", (X, Y))
 
 

@@ -129,7 +129,7 @@ def test_a_failed_download_is_one_line(timm):
 
 def test_a_hub_out_of_reach_is_said_with_what_to_do(timm, monkeypatch):
     monkeypatch.setattr("flatlens.models.hub.reachable", lambda: False)
-    with pytest.raises(BadModel, match=r"hub cannot be reached: --weights FILE.*--weights random"):
+    with pytest.raises(BadModel, match=r"hub cannot be reached: give --weights FILE.*--weights random"):
         load_model("timm:resnet_broken")
 
 

@@ -116,7 +116,7 @@ def test_rounding_is_told() -> None:
         in fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-4)])["mls_by_search(radius=0.0001)"].note
     )
     assert "roundings" not in fl.measure(fl.Lens(tanh_problem()), [mls_by_search])["mls_by_search"].note
-    with pytest.raises(BadInput, match="rounding in float32"):
+    with pytest.raises(BadInput, match="too small for float32"):
         fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-9)])
 
 

@@ -200,7 +200,7 @@ def test_images_and_a_function_of_the_users_own() -> None:
         ({"delta": math.inf}, "delta=inf"),
         ({"steps": 0}, "steps=0"),
         ({"restarts": 1.5}, "restarts=1.5"),
-        ({"delta": 1e-16}, "rounding in float64"),
+        ({"delta": 1e-16}, "too small for float64"),
     ],
 )
 def test_bad_options(options: dict[str, float], said: str) -> None:

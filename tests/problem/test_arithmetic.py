@@ -62,7 +62,7 @@ def test_autocast_around_it_changes_nothing() -> None:
     ("options", "says"),
     [
         ({"arithmetic": "half"}, "'full', 'tf32' or 'bfloat16'"),
-        ({"arithmetic": "tf32"}, "TF32 is for CUDA devices"),
+        ({"arithmetic": "tf32"}, "only for CUDA devices, and the network is on cpu"),
         ({"arithmetic": "bfloat16", "dtype": torch.float64}, "measured in float32"),
     ],
 )
@@ -90,7 +90,7 @@ def test_differences_and_checks_are_in_full() -> None:
             h: torch.Tensor = self.linear(x)
             return h - h.mean(0)
 
-    with pytest.raises(BadInput, match="coupled"):
+    with pytest.raises(BadInput, match="outputs change with the other samples"):
         fl.Problem(Coupled(), "cross_entropy", data, arithmetic="bfloat16")
     with pytest.raises(BadInput, match="full precision"):
         fl.check_bounds(fl.Lens(coarse))

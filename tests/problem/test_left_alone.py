@@ -59,13 +59,13 @@ WAYS = {
     "a module more": lambda net, x: setattr(net, "more", nn.Linear(2, 2)),
 }
 REFUSED = {
-    "a parameter through .data": "writes to the parameter 'linear.weight', which was put back",
-    "a parameter that settles": "writes to the parameter 'linear.weight'",
-    "a parameter's .data itself": "writes to the parameter 'linear.weight'",
-    "long rows, by a function": "writes to the parameter 'table.weight'.*max_norm",
-    "a freezing": "writes to the parameter 'linear.weight'",
-    "a parameter's place": "makes the parameter 'linear.weight' anew",
-    "a module more": "makes the parameter 'more.weight' anew",
+    "a parameter through .data": "changes the parameter 'linear.weight' in place",
+    "a parameter that settles": "changes the parameter 'linear.weight' in place",
+    "a parameter's .data itself": "changes the parameter 'linear.weight' in place",
+    "long rows, by a function": "changes the parameter 'table.weight'.*max_norm",
+    "a freezing": "changes the parameter 'linear.weight' in place",
+    "a parameter's place": "creates the parameter 'linear.weight' or replaces it",
+    "a module more": "creates the parameter 'more.weight' or replaces it",
 }
 
 
@@ -109,7 +109,7 @@ def test_an_embedding_with_max_norm_is_left_alone(scale: float) -> None:
         net[0].weight.copy_(scale * torch.ones(5, 3))
     before = state(net)
     if scale > 1:
-        with pytest.raises(BadModel, match=r"5 of 5 rows of '0\.weight' are longer than max_norm=1"):
+        with pytest.raises(BadModel, match=r"5 of 5 rows of '0\.weight' exceed max_norm=1"):
             fl.Problem(net, "cross_entropy", (ROWS, Y))
     else:
         lens = fl.Lens(fl.Problem(net, "cross_entropy", (ROWS, Y)))

@@ -71,7 +71,7 @@ def test_a_label_out_of_range_is_named(name: str, y: Tensor) -> None:
 
 
 def test_wrong_losses_are_refused() -> None:
-    with pytest.raises(BadLoss, match=r"shape \(6,\).* gave \(\)"):
+    with pytest.raises(BadLoss, match=r"shape \(6,\).* returned \(\)"):
         as_loss(lambda f, y: f.sum()).check(F6, LABELS)
     with pytest.raises(BadLoss, match="other samples"):
         as_loss(lambda f, y: f.sum(1) * f.sum()).require_apart(F6, LABELS)
@@ -204,7 +204,7 @@ def test_negative_probabilities_are_refused_and_negative_class_weights() -> None
     tokens = nn.Sequential(nn.Linear(3, 12), nn.Unflatten(1, (3, 4)))
     with pytest.raises(BadData, match=r"-0.25 for class 2 at token 4"):
         fl.Problem(tokens, "cross_entropy", (torch.randn(2, 3), y.reshape(2, 3, 4)))
-    with pytest.raises(BadLoss, match="class weights are not negative, met -2"):
+    with pytest.raises(BadLoss, match="class weights must not be negative, got -2"):
         as_loss(nn.CrossEntropyLoss(weight=torch.tensor([1.0, -2.0])))
 
 

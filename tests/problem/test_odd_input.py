@@ -45,11 +45,11 @@ def with_weight(weight: torch.Tensor) -> nn.Module:
 
 SPARSE = r"a sparse tensor cannot be split into samples: convert it with to_dense\(\)"
 REFUSED = {
-    "integer outputs": (lambda: problem(Rounds(torch.int64)), BadModel, "outputs are torch.int64: floating"),
+    "integer outputs": (lambda: problem(Rounds(torch.int64)), BadModel, "outputs are torch.int64, but"),
     "boolean outputs": (lambda: problem(Rounds(torch.bool)), BadModel, "outputs are torch.bool"),
     "a model without numbers": (lambda: problem(nn.Linear(3, 2, device="meta")), BadModel, "'weight' is on the meta"),
     "a buffer without numbers": (lambda: problem(with_buffer(torch.ones(2, device="meta"))), BadModel, "'extra' is on"),
-    "x without numbers": (lambda: problem(data=(X.to("meta"), Y)), BadData, r"data=.*meta device holds no numbers"),
+    "x without numbers": (lambda: problem(data=(X.to("meta"), Y)), BadData, r"data=.*meta device has no values"),
     "y without numbers": (lambda: problem(data=(X, Y.to("meta"))), BadData, "meta device"),
     "test data without numbers": (lambda: problem(test=(X.to("meta"), Y)), BadData, "test=.*meta device"),
     "sparse x": (lambda: problem(data=(X.to_sparse(), Y)), BadData, SPARSE),

@@ -207,7 +207,7 @@ def test_rows_that_grew_beyond_their_largest_norm_are_refused_and_left() -> None
     with torch.no_grad():
         net[0].weight[1] *= 2.01 / net[0].weight[1].norm()
     before = net[0].weight.detach().clone()
-    with pytest.raises(BadModel, match=r"1 of 4 rows of '0.weight' are longer than max_norm=2.*renorm_") as told:
+    with pytest.raises(BadModel, match=r"1 of 4 rows of '0.weight' exceed max_norm=2.*renorm_") as told:
         fl.measure(fl.Lens(problem))
     assert "\n" not in str(told.value)
     assert torch.equal(net[0].weight, before)

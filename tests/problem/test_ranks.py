@@ -140,7 +140,7 @@ def test_a_rank_that_dies_is_noticed_without_a_launcher():
         second.send_signal(signal.SIGKILL)
         _, errors = first.communicate(timeout=60)
         assert first.returncode == 1
-        assert "flatlens.errors.LostRank: another rank has ended or died" in errors.splitlines()[-1]
+        assert "flatlens.errors.LostRank: another process (rank) stopped" in errors.splitlines()[-1]
     finally:
         first.kill()
         second.kill()

@@ -211,7 +211,7 @@ def test_drawn_targets_have_the_fisher_s_covariance(name) -> None:
 
 def test_targets_that_fit_no_token_are_refused(tagger) -> None:
     net, x = tagger
-    with pytest.raises(BadData, match="a row a token"):
+    with pytest.raises(BadData, match="one row per token"):
         fl.Problem(net, "cross_entropy", (x, torch.tensor([0, 1, 2])))
     with pytest.raises(BadData, match="label 5 at token 1"):
         fl.Problem(net, "cross_entropy", (x, LABELS.masked_fill(LABELS == 2, 5)))

@@ -52,7 +52,7 @@ def test_every_walk_says_that_it_saw_others(walk: str, then: int) -> None:
     assert problem.n == 320
     lens = fl.Lens(problem)
     stream.then = then
-    with pytest.raises(BadData, match=r"samples in place of|samples were read where there were 320") as caught:
+    with pytest.raises(BadData, match=r"samples instead of|samples now, and had 320 when first read") as caught:
         WALKS[walk](lens)
     assert "\n" not in str(caught.value)
 
@@ -60,14 +60,14 @@ def test_every_walk_says_that_it_saw_others(walk: str, then: int) -> None:
 def test_held_out_data_and_a_number_that_is_told() -> None:
     stream = Stream(128)
     problem = fl.Problem(nn.Linear(3, 2), "mse", (X, X[:, :2]), test=DataLoader(stream, batch_size=64))
-    with pytest.raises(BadData, match=r"test=\.\.\..*128 samples were read where there were 320 before"):
+    with pytest.raises(BadData, match=r"test=\.\.\..*the data has 128 samples now, and had 320 when first read"):
         fl.measure(fl.Lens(problem), "test_loss")
 
 
 def test_a_shorter_last_batch() -> None:
     stream = Stream(100)
     problem = fl.Problem(nn.Linear(3, 2), "mse", DataLoader(stream, batch_size=64))
-    with pytest.raises(BadData, match="batch 1 holds 36 samples in place of 64 when read again"):
+    with pytest.raises(BadData, match="batch 1 has 36 samples instead of 64 when read again"):
         fl.measure(fl.Lens(problem), "loss")
 
 
@@ -85,8 +85,8 @@ def test_a_rank_s_share_that_ends_early(rank: int) -> None:
     data, ranks = Data(DataLoader(stream, batch_size=64), "data=..."), Ranks(rank, 2)
     stream.first, stream.ended = 320, False
     assert sum(len(batch[0]) for _, batch in data.shared(64, ranks)) == (192, 128)[rank]
-    with pytest.raises(BadData, match=f"{(64, 0)[rank]} samples were read where there were {(192, 128)[rank]}"):
+    with pytest.raises(BadData, match=f"{(64, 0)[rank]} samples now, and had {(192, 128)[rank]}"):
         list(data.shared(64, ranks))
     data.counted(320)
-    with pytest.raises(BadData, match="64 samples were read where there were 320"):
+    with pytest.raises(BadData, match="64 samples now, and had 320"):
         list(data.chunks(64))

@@ -163,7 +163,7 @@ def test_resamples_are_those_of_torch():
     (lambda: correlate([1, 2], [1, 2], permuted=-1), "permuted=-1"),
     (lambda: correlate([1, 2], [1, 2], names=("a", "a")), "two names"),
     (lambda: all_pairs(pd.DataFrame({"a": [1], "b": [1]}), ["tau"]), "no correlation"),
-    (lambda: all_pairs(pd.DataFrame([[1, 2]], columns=["a", "a"])), "columns of one name: a"),
+    (lambda: all_pairs(pd.DataFrame([[1, 2]], columns=["a", "a"])), "these column names occur twice: a"),
 ])  # fmt: skip
 def test_mistakes_are_told(call, told):
     with pytest.raises(BadInput, match=told):

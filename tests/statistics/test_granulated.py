@@ -126,7 +126,7 @@ def test_the_interval_holds_the_value():
 
 
 def test_mistakes_are_told():
-    with pytest.raises(BadInput, match="at least one column of axes"):
+    with pytest.raises(BadInput, match="at least one column of a setting"):
         psi([1, 2], [1, 2], pd.DataFrame(index=[0, 1]))
     with pytest.raises(BadInput, match="hyperparameter lr has shape"):
         psi([1, 2], [1, 2], pd.DataFrame({"lr": [1, 2, 3]}))

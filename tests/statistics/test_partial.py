@@ -109,7 +109,7 @@ def test_what_is_undefined_says_why(xyz):
 
 def test_mistakes_are_told(xyz):
     x, y, z = xyz
-    with pytest.raises(BadInput, match="at least one control"):
+    with pytest.raises(BadInput, match="at least one other column to control for"):
         partial_correlation(x, y, pd.DataFrame(index=range(40)))
     with pytest.raises(BadInput, match="numbers are needed"):
         partial_correlation(x, y, pd.DataFrame({"z": ["a"] * 40}))

@@ -113,7 +113,7 @@ def test_errors_are_one_line(monkeypatch):
     with pytest.raises(UnknownName, match=r"did you mean.*vit_tiny_patch16_224") as caught:
         load_model("timm:vit_tiny_patch16_223")
     assert len(str(caught.value)) < 300
-    with pytest.raises(BadModel, match=r"hub cannot be reached: --weights FILE.*--weights random"):
+    with pytest.raises(BadModel, match=r"hub cannot be reached: give --weights FILE.*--weights random"):
         load_model("timm:vit_tiny_patch16_224")
     with pytest.raises(BadInput, match="nonsense") as caught:
         load_model("timm:vit_tiny_patch16_224.nonsense")

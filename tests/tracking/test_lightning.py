@@ -93,7 +93,7 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path, monk
 
 def test_a_checkpoint_of_another_tracker_is_refused(tmp_path) -> None:
     fit(tmp_path, steps=6)
-    with pytest.raises(BadInput, match="the state is of every=4, this one has 5"):
+    with pytest.raises(BadInput, match="the saved tracker has every=4, this one 5"):
         fit(tmp_path, resume=tmp_path / "step=6.ckpt", every=5)
     with pytest.raises(BadInput, match="a Tracker is needed, got int"):
         TrackerCallback(3)

@@ -96,7 +96,7 @@ def test_when_a_measurement_is_due() -> None:
         assert tracker.history.step.tolist() == expected
     tracker = fl.Tracker(run.problem, "loss", every=2, live=False)
     assert [tracker.step(step) is not None for step in (0, 0, 2, 2, 2, 4)] == [1, 0, 1, 0, 0, 1]
-    with pytest.raises(BadInput, match="after 4: a tracker follows one run"):
+    with pytest.raises(BadInput, match="the last step was 4, and steps must increase"):
         tracker.step(0)
     tracker = fl.Tracker(run.problem, "loss", every=2, live=False)
     assert [tracker.step() is not None for _ in range(5)] == [1, 0, 1, 0, 1]
@@ -160,7 +160,7 @@ def test_a_step_that_a_resumed_run_takes_again_is_measured_once() -> None:
     again.load_state_dict(tracker.state_dict())
     assert again.step(4) is None
     assert values(again).equals(values(tracker))
-    with pytest.raises(BadInput, match="after 4: a tracker follows one run"):
+    with pytest.raises(BadInput, match="the last step was 4, and steps must increase"):
         again.step(2)
     assert again.step(6) is not None
 
@@ -182,10 +182,10 @@ def test_the_state_of_another_tracker_is_refused(other: dict[str, object]) -> No
     run, theirs = Run(), Run(other.pop("n", 96))
     own = {"measures": "sharpness", "every": 2, "live": False}
     tracker = fl.Tracker(run.problem, **own)
-    with pytest.raises(BadInput, match=r"load_state_dict\(...\): the state is of \w+=") as refused:
+    with pytest.raises(BadInput, match=r"load_state_dict\(...\): the saved tracker has \w+=") as refused:
         tracker.load_state_dict(fl.Tracker(theirs.problem, **{**own, **other}).state_dict())
     assert "\n" not in str(refused.value)
-    with pytest.raises(BadInput, match="not what Tracker"):
+    with pytest.raises(BadInput, match="not the result of Tracker"):
         tracker.load_state_dict({"something": 1})
 
 
@@ -280,7 +280,7 @@ def test_what_the_measure_cannot_give_is_noted() -> None:
 BAD = {
     "a Problem is needed, got Sequential": {"problem": nn.Sequential()},
     "did you mean sharpness": {"measures": "sharpnes"},
-    "names of measures are needed": {"measures": 3},
+    "give names of measures, such as": {"measures": 3},
     "name at least one": {"measures": []},
     "test_loss needs held-out data": {"measures": ["loss", "test_loss"]},
     r"every=0\): a whole number of at least 1": {"every": 0},

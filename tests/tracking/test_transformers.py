@@ -107,10 +107,10 @@ def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path) -> N
 def test_what_cannot_be_restored(tmp_path) -> None:
     train(tmp_path, steps=4)
     path = tmp_path / "checkpoint-4" / FILE
-    with pytest.raises(BadInput, match="the state is of seed=0, this one has 1"):
+    with pytest.raises(BadInput, match="the saved tracker has seed=0, this one 1"):
         train(tmp_path, resume=True, seed=1)
     path.write_bytes(b"nonsense")
-    with pytest.raises(BadWeights, match="not a tracker's state"):
+    with pytest.raises(BadWeights, match="not the saved state of a tracker"):
         train(tmp_path, resume=True)
     path.unlink()
     with pytest.warns(UserWarning, match="no tracker's state at .*: the history begins here"):

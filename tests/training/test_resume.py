@@ -212,7 +212,7 @@ def test_another_runs_checkpoint_is_refused_in_a_line_and_left_alone(tmp_path):
 def test_a_damaged_checkpoint_is_refused_in_a_line(tmp_path, content):
     save = tmp_path / "run.pt"
     save.write_bytes(content)
-    with pytest.raises(BadFolder, match=r"cannot be read.*delete it to begin the run anew") as caught:
+    with pytest.raises(BadFolder, match=r"cannot be read.*delete it to start the run again") as caught:
         train(network(), samples(), SETTINGS["ghosts"], save=save)
     assert "\n" not in str(caught.value)
 

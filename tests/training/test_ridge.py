@@ -75,7 +75,7 @@ def test_networks_that_end_otherwise_are_refused(split):
 def test_settings_that_do_not_fit_are_refused():
     with pytest.raises(BadInput, match="must be positive"):
         Ridge(0.0)
-    with pytest.raises(BadInput, match="squared error alone"):
+    with pytest.raises(BadInput, match="squared error only"):
         Training(Ridge(), max_steps=1)
     with pytest.raises(BadInput, match="no penalties"):
         how(penalties=(InputJacobian(0.1),))

@@ -287,11 +287,11 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
         train(nn.Sequential(nn.Linear(64, 10), nn.Flatten(0)), split.train, settings())
     with pytest.raises(BadModel, match="forward failed on the first sample"):
         train(nn.Linear(63, 10), split.train, settings())
-    with pytest.raises(BadData, match="2 of 50 samples hold NaN or inf"):
+    with pytest.raises(BadData, match="2 of 50 samples contain NaN or inf"):
         train(model, (torch.where(torch.arange(50)[:, None] < 2, torch.nan, split.x), split.y), settings())
-    with pytest.raises(BadInput, match="normalised alone by BatchNorm"):
+    with pytest.raises(BadInput, match="which BatchNorm cannot normalise"):
         train(nn.Sequential(nn.Linear(64, 10), nn.BatchNorm1d(10)), split.train, settings(batch_size=7))
-    with pytest.raises(BadData, match="no integers"):
+    with pytest.raises(BadData, match="needs integer class labels"):
         train(model, (split.x, ONE_HOT[split.y]), settings(label_smoothing=0.1, until=Until()))
 
 

@@ -165,7 +165,7 @@ def test_a_wrong_declaration_is_reported(problem_of):
         ({"measures": "mlss"}, "no measure is called 'mlss': did you mean mls"),
         ({"transforms": "layer-wise"}, "no transform is called 'layer-wise': did you mean layerwise"),
         ({"transforms": []}, r"at least one of layerwise, neuronwise"),
-        ({"transforms": [3]}, "names of transforms are needed, got 3"),
+        ({"transforms": [3]}, "or Transform objects, got 3"),
     ],
 )
 def test_bad_input_is_one_line(problem_of, options, words):

@@ -72,7 +72,7 @@ def test_the_function_stays_and_the_users_model_is_not_touched(problem_of, netwo
     problem = problem_of(network_name)
     before = copy.deepcopy(problem.model.state_dict())
     if not offered(problem, name):
-        with pytest.raises(BadModel, match=f"transform {name}: this network has no place for it: ") as error:
+        with pytest.raises(BadModel, match=f"transform {name}: cannot be applied to this network: ") as error:
             TRANSFORMS[name].apply(problem)
         assert "\n" not in str(error.value)
         return

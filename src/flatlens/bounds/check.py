@@ -111,7 +111,10 @@ def check_bounds(
     unasked = [one for one in BOUNDS.values() if not one.on_request]
     chosen = unasked if bounds is None else BOUNDS.named(bounds, "check_bounds(bounds=...)")
     if not chosen:
-        raise BadInput("check_bounds(bounds=[]): name at least one bound; None checks all that need the pass alone")
+        raise BadInput(
+            "check_bounds(bounds=[]): name at least one bound, or leave bounds out to check all that need the pass "
+            "alone"
+        )
     generator = drawing(generator, progress, "check_bounds")
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")

@@ -43,7 +43,9 @@ class Covered:
             N = self.network.outputs(self.x[:1]).shape[1]
         if y.shape[1] != N or not bool(torch.isfinite(y).all()):
             got = f"{y.shape[1]} values" if y.shape[1] != N else "NaN or inf"
-            raise BadInput(f"check_bounds(target=...): it must make {N} finite values for an input, got {got}")
+            raise BadInput(
+                f"check_bounds(target=...): the target must return {N} finite values for each input, got {got}"
+            )
         return y
 
     @property

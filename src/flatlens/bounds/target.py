@@ -29,9 +29,14 @@ class Target:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise BadInput(f"Target({type(self.function).__name__}): a function of a batch of inputs is needed")
+            raise BadInput(
+                f"Target(function=...): a function of a batch of inputs is needed, got {type(self.function).__name__}"
+            )
         if self.lipschitz is None and not isinstance(self.function, nn.Module):
-            raise BadInput("Target(lipschitz=None): of a function that is no network the constant is needed")
+            raise BadInput(
+                "Target(lipschitz=None): only a network's Lipschitz constant is computed; for another function give "
+                "lipschitz=..."
+            )
         if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
             raise BadInput(f"Target(lipschitz={self.lipschitz!r}): a finite number is needed, not negative")
 
@@ -43,7 +48,10 @@ class Target:
         try:
             return lipschitz_product(self.function, shape)
         except BadInput as why:
-            raise BadInput(f"Target(lipschitz=None): not known of this network, give it ({why})") from why
+            raise BadInput(
+                f"Target(lipschitz=None): the Lipschitz constant of this network is not known ({why}): give "
+                f"lipschitz=..."
+            ) from why
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return f*(x), (n, N) float64."""
@@ -52,5 +60,8 @@ class Target:
             y = self.function(x.to(next((p for p in parameters if p.is_floating_point()), x)))
         if not isinstance(y, Tensor) or y.ndim != 2 or len(y) != len(x):
             got = f"{(*y.shape,)}" if isinstance(y, Tensor) else type(y).__name__
-            raise BadInput(f"Target(...): from inputs of shape {(*x.shape,)} it must make ({len(x)}, N), got {got}")
+            raise BadInput(
+                f"Target(...): for inputs of shape {(*x.shape,)} the function must return shape ({len(x)}, N), got "
+                f"{got}"
+            )
         return y.to(x.device, torch.float64)

@@ -210,12 +210,11 @@ def _require_room(lens: Lens, cost: MeasurementCost) -> None:
     spared = (cost.peak or 0.0) - (cost.least or 0.0)
     if cost.more - spared <= cost.left:
         fits = max(1.0, 0.5 * (cost.left - (cost.more - spared)))
-        advice.append(f"--memory {max(1, int(fits / 2**20))}MiB looks at fewer samples at a time")
+        advice.append(f"--memory {max(1, int(fits / 2**20))}MiB takes fewer samples at a time")
     if lens.probes is None and lens.problem.outputs > 2:
         few = min(16, lens.problem.outputs - 1)
         advice.append(f"--outputs {few} takes random combinations of the {lens.problem.outputs} outputs")
-    advice.append("--parameters a part of the network; --anyway tries all the same")
+    advice.append("--parameters NAMES measures a part of the network; --anyway tries it all the same")
     raise BadInput(
-        f"memory: this takes about {in_gib(cost.more)} more than now, and {in_gib(cost.left)} are left: "
-        f"{'; '.join(advice)}"
+        f"memory: this needs about {in_gib(cost.more)} more, but only {in_gib(cost.left)} are free: {'; '.join(advice)}"
     )

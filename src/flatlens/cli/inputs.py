@@ -75,7 +75,7 @@ class Inputs:
         from flatlens.problem import Problem
 
         if self.weights is None and self.prefix is not None:
-            raise BadInput("--prefix: it says how to read --weights, which is not given")
+            raise BadInput("--prefix: it needs --weights FILE, whose names it changes")
         with stdout_to_stderr():
             named, source, loss = self._parts(model, beside)
             if self.device is not None:
@@ -102,7 +102,10 @@ class Inputs:
         named, source, loss = _of_a_study(Path(model)) if Path(model).is_dir() else (None, None, None)
         for option, given, own in (("--data", self.data, source), ("--loss", self.loss, loss)):
             if given is None and own is None:
-                raise BadInput(f"{option} is needed: {model} has none of its own")
+                raise BadInput(
+                    f"{option} is needed, because {model} does not come with it (only the folder of a study's network "
+                    f"does)"
+                )
         named = self._weighted(model, named)
         source = self._data(source, named, beside)
         return named, source, loss if self.loss is None else _loss(self.loss)
@@ -118,7 +121,9 @@ class Inputs:
         if self.weights is None or (untrained and model.startswith(("timm:", "hf:"))):
             return named
         if untrained:
-            raise BadInput(f"--weights random: it is for networks of timm and transformers; {model} makes its own")
+            raise BadInput(
+                f"--weights random: only for timm: and hf: networks; {model} sets its own weights: leave --weights out"
+            )
         for remark in load_weights(named.network, self.weights, self.prefix):
             note(remark)
         return replace(named, weights=str(self.weights))

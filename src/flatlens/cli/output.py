@@ -51,9 +51,9 @@ def require_writable(file: Path | None, option: str) -> None:
     if file is None:
         return
     if not file.absolute().parent.is_dir():
-        raise BadFolder(f"{option} {file}: there is no folder {file.parent}")
+        raise BadFolder(f"{option} {file}: there is no folder {file.parent}: make it first")
     if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
-        raise BadFolder(f"{option} {file}: a file in a folder that can be written is needed")
+        raise BadFolder(f"{option} {file}: cannot be written there: name a file in a folder that you may write to")
 
 
 def note(message: str) -> None:

@@ -55,7 +55,7 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
     signal.signal(signal.SIGTERM, _ended)  # torchrun sends SIGTERM to the others when one has failed
     me = Ranks.joined(_store)
     if arguments[:1] and arguments[0] not in SHARED:
-        raise BadInput(f"torchrun: `flatlens {arguments[0]}` is not shared between processes: run it as one")
+        raise BadInput(f"torchrun: `flatlens {arguments[0]}` cannot use several processes: run it without torchrun")
     with ExitStack() as stack:
         if me.rank:
             nowhere = stack.enter_context(Path(os.devnull).open("w"))

@@ -51,8 +51,8 @@ def _ranking(chosen: list[Measure]) -> list[Measure]:
     """Return the requested measures; refuse a list with nothing to rank by."""
     if all(one.card.family == RISK_FAMILY for one in chosen):
         asked = ", ".join(one.key for one in chosen) or "none"
-        raise BadInput(f"compare(measures=...): {asked}: at least one measure to rank by is needed; loss, accuracy and "
-                       f"gap stand beside it anyway")  # fmt: skip
+        raise BadInput(f"compare(measures=...): {asked} gives nothing to rank by: name at least one other measure; "
+                       f"loss, accuracy and gap are always shown")  # fmt: skip
     return chosen
 
 

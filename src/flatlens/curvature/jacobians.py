@@ -73,7 +73,8 @@ class InputJacobian:
     def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
         if problem.coupled:
             raise BadInput(
-                "InputJacobian(...): with batchnorm='train' samples are coupled: there is no block per sample"
+                "InputJacobian(...): with batchnorm='train' samples depend on each other, so there is no Jacobian per "
+                "sample: use batchnorm='eval'"
             )
         self.problem = problem.as_asked()
         self.model = problem.measured() if model is None else model
@@ -83,7 +84,10 @@ class InputJacobian:
     def _open(self, batch: Batch, number: int) -> tuple[int, VectorProduct, VectorProduct]:
         _, inputs, f, _ = run_recorded(self.problem, self.model, batch)
         if not inputs:
-            raise BadInput("InputJacobian(...): the network has no floating input and no embedding to differentiate to")
+            raise BadInput(
+                "InputJacobian(...): the inputs are not floating numbers and there is no embedding: there is nothing "
+                "to differentiate with respect to"
+            )
         n, widths = len(f), [x[0].numel() for x in inputs]
         times, transposed_times = derivative_of(f, inputs)
 

@@ -86,7 +86,10 @@ def space_of(problem: Problem, model: nn.Module, names: str | Iterable[str] | No
     if names is None:
         chosen = {name: p for name, p in known.items() if name in problem.parameters}
         if not chosen:
-            raise BadInput("no parameter is measured: Problem(parameters=...) chose none, or all are frozen")
+            raise BadInput(
+                "no parameter to measure: Problem(parameters=...) selects none, or all are frozen "
+                "(requires_grad=False); parameters='all' measures frozen ones, too"
+            )
         return Space(chosen)
     wanted: dict[str, Tensor] = {}
     for name in [names] if isinstance(names, str) else names:

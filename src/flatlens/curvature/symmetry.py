@@ -99,9 +99,9 @@ class SymmetryCheck:
         if found > WRONG:
             own = f", which runs {', '.join(foreign)}," if foreign else ""
             raise BadModel(
-                f"Problem(model=...): derivatives of {suspect}{own} are off by {found:.1g} of their size: is it a "
-                f"fused kernel or a torch.autograd.Function whose backward was not made to be differentiated? Compose "
-                f"it of torch's plain operations, or mark its backward once_differentiable: curvature is undefined then"
+                f"Problem(model=...): second derivatives of {suspect}{own} are wrong by {found:.1g} of their size: its "
+                f"backward (a fused kernel or a torch.autograd.Function) cannot be differentiated. Write it with plain "
+                f"torch operations, or mark its backward once_differentiable: curvature is then undefined"
             )
 
 

@@ -35,7 +35,10 @@ def imagenet(n: int = 100, test: int = 100, seed: int = 0, root: str | Path | No
         raise BadData(f"imagenet: {folder} holds texts, not images")
     there = len(raw.open)
     if n < 1 or test < 0 or there < n + test:
-        raise BadData(f"imagenet: {n} + {test} images asked for, {there} in {folder}")
+        raise BadData(
+            f"imagenet: {n} training and {test} test images are wanted, but {folder} has {there}: ask for fewer, or "
+            f"add images"
+        )
     chosen = torch.randperm(there, generator=torch.Generator().manual_seed(seed))[: n + test]
     x = torch.stack([_square(raw, int(index)) for index in chosen])
     y = raw.targets[chosen]

@@ -111,7 +111,9 @@ def inverted_clusters(
 def _other_fold(split: Split, fold: int) -> Split:
     n, size = len(split.x) + len(split.test_x), len(split.test_x)
     if n % size or not 0 <= fold < n // size:
-        raise BadInput(f"inverted_clusters(fold={fold}): {n} samples in parts of {size} have no such fold")
+        raise BadInput(
+            f"inverted_clusters(fold={fold}): {n} samples in parts of {size} give the folds 0 to {n // size - 1}"
+        )
     x, y = torch.cat([split.test_x, split.x]), torch.cat([split.test_y, split.y])
     held = torch.zeros(n, dtype=torch.bool)
     held[fold * size : (fold + 1) * size] = True

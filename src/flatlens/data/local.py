@@ -145,14 +145,18 @@ def _as_fetched(known: ImageSet, found: Found, progress: Progress | None) -> Fou
         wrong = damage(path, file)
         if wrong:
             raise BadData(
-                f"{path}: not the file that was fetched: {wrong}; `flatlens data fetch {known.name}` fetches it again"
+                f"{path}: the file has changed since it was downloaded ({wrong}): `flatlens data fetch {known.name}` "
+                f"downloads it again"
             )
         if progress is not None:
             progress(f"{known.title}: checksums", done, len(record.files))
     recorded = {found.place / file.path for file in record.files}
     train, test = (tuple(p for p in part if p in recorded) for part in (found.train, found.test))
     if not (train and test):
-        raise BadData(f"{found.place / RECORD}: it names no training or no test images; delete it, and fetch again")
+        raise BadData(
+            f"{found.place / RECORD}: lists no training images or no test images: delete it, and run "
+            f"`flatlens data fetch {known.name}` again"
+        )
     return replace(found, train=train, test=test)
 
 

@@ -48,13 +48,13 @@ def _idx(known: ImageSet, path: Path, name: str, shape: tuple[int, ...]) -> Tens
     content = _content(known, path, expected)
     if content[:4] != bytes((0, 0, UNSIGNED_BYTES, len(shape))):
         raise BadData(
-            f"{path}: no IDX file of {known.title}: it begins with {content[:4].hex()} in place of "
-            f"{bytes((0, 0, UNSIGNED_BYTES, len(shape))).hex()}; {mending(known)}"
+            f"{path}: not an IDX file of {known.title} (it begins with {content[:4].hex()} instead of "
+            f"{bytes((0, 0, UNSIGNED_BYTES, len(shape))).hex()}); {mending(known)}"
         )
     found = struct.unpack(f">{len(shape)}I", content[4:head]) if len(content) >= head else ()
     if found != shape:
         raise BadData(
-            f"{path}: {known.title} has {_times(shape)} here, and the file says {_times(found)}; {mending(known)}"
+            f"{path}: the file's shape is {_times(found)}; {known.title} has {_times(shape)}; {mending(known)}"
         )
     require_length(known, path, len(content), expected)
     require_md5(known, path, name, content)
@@ -99,7 +99,7 @@ def read_archive(known: ImageSet, archive: Path, train: bool) -> Part:
         raise BadData(f"{archive}: a damaged or truncated archive ({one_line(error)}); {mending(known)}") from error
     for name in files:
         if name not in parts:
-            raise BadData(f"{archive}: no {known.folder}/{name} in it; {mending(known)}")
+            raise BadData(f"{archive}: does not contain {known.folder}/{name}; {mending(known)}")
     return _joined([parts[name] for name in files])
 
 
@@ -147,8 +147,8 @@ def checked_labels(known: ImageSet, labels: Tensor, path: Path) -> Tensor:
 def require_length(known: ImageSet, path: Path, found: int, expected: int) -> None:
     """Refuse a file that is too short, or too long by even one byte."""
     if found != expected:
-        met = f"has {found}: truncated" if found < expected else "is longer"
-        raise BadData(f"{path}: {expected} bytes are expected of {known.title}, and it {met}; {mending(known)}")
+        met = f"has {found}: truncated" if found < expected else "has more"
+        raise BadData(f"{path}: this file of {known.title} must have {expected} bytes; it {met}; {mending(known)}")
 
 
 def require_md5(known: ImageSet, path: Path, name: str, content: bytes) -> None:
@@ -161,13 +161,13 @@ def _compare(known: ImageSet, path: Path, name: str, found: str) -> None:
     expected = known.md5.get(name, found)
     if found != expected:
         raise BadData(
-            f"{path}: not the published {known.title}: its MD5 is {found} in place of {expected}; {mending(known)}"
+            f"{path}: not the published {known.title}: its MD5 is {found} instead of {expected}; {mending(known)}"
         )
 
 
 def mending(known: ImageSet) -> str:
     """Return the advice for a file of `known` that cannot be used."""
-    return f"get it anew (`flatlens data fetch {known.name}`)"
+    return f"download it again: `flatlens data fetch {known.name}`"
 
 
 def _times(shape: tuple[int, ...]) -> str:

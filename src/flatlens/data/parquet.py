@@ -96,7 +96,7 @@ def read_parquet(known: ImageSet, files: list[Path], train: bool, progress: Prog
     if rows != len(pixels):
         names = ", ".join(path.name for path in files)
         raise BadData(
-            f"{files[0].parent}: {len(pixels)} images are expected of {known.title}, and {names} "
+            f"{files[0].parent}: {known.title} must have {len(pixels)} images here, and {names} "
             f"{'hold' if len(files) > 1 else 'holds'} {rows}; {mending(known)}"
         )
     at = 0
@@ -119,7 +119,7 @@ def _opened(known: ImageSet, path: Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        raise BadData(f"{path}: no parquet file, or a truncated one; {mending(known)}") from error
+        raise BadData(f"{path}: not a parquet file, or cut short; {mending(known)}") from error
     kinds = {field.name: field.type for field in file.schema_arrow}
     image, label = kinds.get(known.image_column), kinds.get(known.label_column)
     has_bytes = image is not None and pa.types.is_struct(image) and "bytes" in {f.name for f in image}
@@ -147,5 +147,5 @@ def _decoded(known: ImageSet, encoded: bytes | None, path: Path) -> np.ndarray[A
     except BadData:
         raise
     except Exception as error:  # damaged bytes, or a header that promises more pixels than memory, in any words
-        raise BadData(f"{path}: an image in it is no PNG, or a damaged one; {mending(known)}") from error
+        raise BadData(f"{path}: contains an image that is not a valid PNG; {mending(known)}") from error
     return found.reshape(rows, columns, channels).transpose(2, 0, 1)

@@ -97,7 +97,8 @@ class Preparation:
         if size > len(candidates):
             of_these = "" if self.classes is None else " of these classes"
             raise BadInput(
-                f"Preparation({part}={size}): {images.name} has {len(candidates)} {_WORDS[part]} images{of_these}"
+                f"Preparation({part}={size}): {images.name} has only {len(candidates)} {_WORDS[part]} "
+                f"images{of_these}: ask for at most {len(candidates)}"
             )
         return candidates[:size] if self.order == "first" else candidates[shuffled[:size]]
 

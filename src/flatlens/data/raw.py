@@ -87,7 +87,7 @@ def from_file(path: Path, argument: str) -> Callable[[], Image]:
                     image.load()
                     return image
         except Exception as error:  # damaged bytes make a reader fail in any way at all
-            raise BadData(f"{argument}: {path} is no image that can be read ({one_line(error, 120)})") from error
+            raise BadData(f"{argument}: {path} cannot be read as an image ({one_line(error, 120)})") from error
 
     return opened
 
@@ -102,12 +102,12 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
     """
     if isinstance(raw, RawTexts):
         if not isinstance(preparation, TextPreparation):
-            reads = "reads images" if preparation else "comes with no tokenizer"
+            reads = "reads images" if preparation else "has no tokenizer"
             raise BadData(f"{argument}: these are texts, and the network {reads}: name an hf: network with a tokenizer")
         encoded = preparation.encode(raw.texts)
         return encoded, next_tokens(encoded) if preparation.next_tokens else raw.targets
     if isinstance(preparation, TextPreparation):
-        raise BadData(f"{argument}: these are images, and the network reads texts")
+        raise BadData(f"{argument}: these are images, and the network reads texts: name a folder of .txt files")
     known = preparation or ImagePreparation(_plain, PLAIN)
     opened = _Opened(raw, known)
     if preparation is not None and opened[0][0].nbytes * len(opened) > HELD:
@@ -116,8 +116,8 @@ def prepare(raw: Raw, preparation: NetworkPreparation | None, argument: str) -> 
     if len({image.shape for image in images}) > 1:
         odd = next(image for image in images if image.shape != images[0].shape)
         raise BadData(
-            f"{argument}: images of {_size(images[0])} and of {_size(odd)} pixels: a network without a preparation "
-            f"of its own (timm: and hf: bring theirs) needs one size"
+            f"{argument}: images have different sizes ({_size(images[0])} and {_size(odd)} pixels): resize them to one "
+            f"size, or use a timm: or hf: network, which resizes them itself"
         )
     return torch.stack(images), raw.targets
 

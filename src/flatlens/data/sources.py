@@ -111,7 +111,8 @@ def load_data(spec: str, argument: str = "--data", preparation: NetworkPreparati
         return _from_folder(folder, argument, preparation)
     if folder.exists():
         raise BadData(
-            f"{argument}: {spec!r} is not read directly: write file.py:NAME, a function that returns {_FORMS}"
+            f"{argument}: data files such as {spec!r} are not read: write file.py:NAME, a function that returns "
+            f"{_FORMS}"
         )
     raise UnknownName.among("data set (nor is it a folder, nor file.py:NAME)", name, MEANINGS)
 
@@ -124,7 +125,7 @@ def _picked(data: tuple[Any, Any], picked: Tensor, total: int) -> tuple[Any, Any
 def _named(name: str, root: str | None, argument: str, preparation: NetworkPreparation | None) -> Source:
     if root == "" or (root is not None and name in SYNTHETIC):
         needed = "it has no files of its own: write the name alone" if name in SYNTHETIC else "write name:FOLDER"
-        raise BadData(f"{argument}: {name}:{root} names no folder that {name} could be read from; {needed}")
+        raise BadData(f"{argument}: {name} cannot be read from {root!r}: {needed}")
     try:
         if preparation is not None and name in PICTURES:
             images = PICTURES[name](root)
@@ -184,7 +185,7 @@ def _pair(
     inputs = _tensors(x, f"{argument}: the inputs of {spec}") if raw is None else x
     lengths = [len(t) for t in (inputs, targets) if isinstance(t, Tensor | list) and (isinstance(t, list) or t.ndim)]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
-        raise BadData(f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: they must agree")
+        raise BadData(f"{argument}: {spec} gave {lengths[0]} inputs and {lengths[1]} targets: give as many of each")
     if raw is None:
         return (inputs, targets), ""
     return prepare(raw, preparation, argument), PLAIN if preparation is None else preparation.description
@@ -213,4 +214,4 @@ def _tensors(values: object, what: str) -> object:
     try:
         return torch.as_tensor(np.asarray(values))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise BadData(f"{what} are no array of numbers ({one_line(error)})") from error
+        raise BadData(f"{what} cannot be turned into an array of numbers ({one_line(error)})") from error

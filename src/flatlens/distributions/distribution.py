@@ -80,5 +80,5 @@ def points(x: Tensor, dimension: int, argument: str) -> Tensor:
         got = f"{(*x.shape,)}" if isinstance(x, Tensor) else type(x).__name__
         raise BadInput(f"{argument}: a real tensor of shape (n, {dimension}) is needed, got {got}")
     if not bool(torch.isfinite(x).all()):
-        raise BadInput(f"{argument}: every entry must be finite")
+        raise BadInput(f"{argument}: some entries are NaN or inf")
     return x.to(torch.float64)

@@ -77,6 +77,6 @@ def _shown(module: nn.Module, x: Tensor, name: str) -> Tensor:
         y: Tensor = module(x)
     except RuntimeError as error:
         raise BadInput(
-            f"lipschitz_product(size=...): {name} takes no input of shape {(*x.shape,)} ({one_line(error)})"
+            f"lipschitz_product(size=...): {name} fails on inputs of shape {(*x.shape,)} ({one_line(error)})"
         ) from error
     return y

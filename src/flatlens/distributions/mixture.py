@@ -48,7 +48,7 @@ class GaussianMixture(Distribution):
         total = float(self.weights.sum())
         if float(self.weights.min()) < 0 or abs(total - 1) > 1e-6:  # rounding of float32
             raise BadInput(
-                f"GaussianMixture(weights=...): none may be negative, and their sum must be 1, not {total:.9g}"
+                f"GaussianMixture(weights=...): weights must not be negative, and must sum to 1, not {total:.9g}"
             )
         object.__setattr__(self, "weights", self.weights / total)
         object.__setattr__(self, "_factors", _cholesky(self.covariances))

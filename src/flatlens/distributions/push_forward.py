@@ -83,7 +83,10 @@ class PushForward(Distribution):
 
     def log_density(self, x: Tensor) -> Tensor:
         """Raise: the density of a generator's samples is unknown, and mostly there is none."""
-        raise BadInput("PushForward.log_density: not known; a Cube, a Sphere or a GaussianMixture has a density")
+        raise BadInput(
+            "PushForward.log_density: the density of a push-forward is not known: use a Cube, a Sphere or a "
+            "GaussianMixture"
+        )
 
     def covering_radius(self, samples: int, failure: float, *, rule: Rule = "exact") -> Estimate:
         """Return Lip(g) delta_base(N, eps): points within delta of each other have images within Lip(g) delta."""
@@ -108,11 +111,11 @@ class PushForward(Distribution):
                 parts = [self.network(part.to(like)) for part in torch.split(z, BATCH)]
             except RuntimeError as error:
                 raise BadInput(
-                    f"PushForward(network=...): it takes no input of shape {(*z.shape,)} ({one_line(error)})"
+                    f"PushForward(network=...): the network fails on inputs of shape {(*z.shape,)} ({one_line(error)})"
                 ) from error
         if any(not isinstance(y, Tensor) for y in parts) or sum(len(y) for y in parts) != len(z):
-            raise BadInput(f"PushForward(network=...): from {len(z)} samples it must make a tensor of as many rows")
+            raise BadInput(f"PushForward(network=...): for {len(z)} samples it must return a tensor with {len(z)} rows")
         x = torch.cat(parts).flatten(1).to(z)
         if not bool(torch.isfinite(x).all()):
-            raise BadInput("PushForward(network=...): its output is not finite")
+            raise BadInput("PushForward(network=...): some outputs are NaN or inf")
         return x

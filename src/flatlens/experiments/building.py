@@ -68,11 +68,11 @@ def study_of(
     if unknown := [part for part in file if part not in PARTS]:
         raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
     if "data" not in file:
-        raise BadInput(f"the study {data!r} names no data: write data: digits")
+        raise BadInput(f"the study {data!r} names no data: add a line such as data: digits")
     for part, kinds in {"training": (Mapping,), "measures": (list, tuple)}.items():
         if part in file and not isinstance(file[part], kinds):
             needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
-            raise BadInput(f"{part}: {file[part]!r} is given, something like {needed} is needed")
+            raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
     if data == "digits" and not (model or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
@@ -101,13 +101,15 @@ def _base(
     """Return the settings that all networks share, before `set` and the command line change them, and the data."""
     data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
     if not isinstance(data, DataSettings):
-        raise BadInput(f"data: {data!r} is given, the name of a data set is needed, or a mapping, {{name: digits}}")
+        raise BadInput(f"data: the name of a data set is needed, or a mapping such as {{name: digits}}, got {data!r}")
     if data.name == "digits" and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
     split = data.load()
     given_model = expression_of_model(model) if model else _part("model", file.get("model", _model_for(split)))
     if not isinstance(given_model, ARCHITECTURES):
-        raise BadInput(f"model: {given_model!r} is no architecture: {', '.join(k.__name__ for k in ARCHITECTURES)}")
+        raise BadInput(
+            f"model: {given_model!r} is not an architecture: known are {', '.join(k.__name__ for k in ARCHITECTURES)}"
+        )
     architecture: Any = given_model
     given = file.get("training", {})
     defaults = _training_for(split, scale)
@@ -139,7 +141,9 @@ def _part(name: str, plain: Any) -> Any:
         return plain
     kind = KNOWN.get(str(plain.get("type"))) or IMPLIED.get(name)
     if kind is None:
-        raise BadInput(f"{name}: {dict(plain)} names no type that is known: write type: NAME, or NAME(...)")
+        raise BadInput(
+            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
+        )
     inside = {key: _part(str(key), value) for key, value in plain.items() if key != "type"}
     try:
         return made(kind, _SIZES | inside if kind is MLP else inside)

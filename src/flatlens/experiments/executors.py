@@ -149,7 +149,7 @@ def _try_submitting(script: str) -> None:
         raise BadInput(f"Slurm does not answer within {SUBMIT_WITHIN:g} s: is its controller running?") from error
     if answer.returncode:
         said = " ".join(answer.stderr.split()).removeprefix("sbatch: error: ").removeprefix("allocation failure: ")
-        raise BadInput(f"Slurm refuses the jobs: {said}: mend the Slurm settings")
+        raise BadInput(f"Slurm refused the jobs ({said}): change the options of --slurm")
 
 
 @contextmanager

@@ -33,7 +33,9 @@ def expression(text: str, known: Mapping[str, type]) -> Any:
         if isinstance(error, BadInput):
             raise
         shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
-        raise BadInput(f"{shown!r} is no setting: a number, a word, or settings such as SGD(lr=0.1)") from error
+        raise BadInput(
+            f"{shown!r} is not a setting: write a number, a word, or settings such as SGD(lr=0.1)"
+        ) from error
 
 
 def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
@@ -52,7 +54,8 @@ def values(text: str, known: Mapping[str, type]) -> tuple[Any, ...]:
                 raise ValueError
         except (ValueError, OverflowError) as error:
             raise BadInput(
-                f"{text[:LONGEST]!r} is none or more than {_MOST:,} numbers: 0:5 is 0, 1, 2, 3, 4"
+                f"{text[:LONGEST]!r} is an empty range, or one of more than {_MOST:,} numbers: FIRST:END includes "
+                f"FIRST and excludes END (0:5 is 0, 1, 2, 3, 4)"
             ) from error
         return tuple(found)
     whole = expression(f"({text},)", known)
@@ -81,7 +84,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"the study {str(path)!r} cannot be read: {error}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # an impossible date; unclosed brackets
-        raise BadInput(f"the study {str(path)!r} is no YAML: {one_line(error)}") from error
+        raise BadInput(f"the study {str(path)!r} is not YAML: {one_line(error)}") from error
     if not isinstance(found, dict):
         raise BadInput(
             f"the study {str(path)!r} is a {type(found).__name__}: it must be a mapping, data: ..., model: ..."
@@ -95,7 +98,7 @@ def _require_end(found: object, path: Path) -> None:
     parts = [found]
     for count, part in enumerate(parts):  # the list grows during the loop
         if count > _MOST:
-            raise BadInput(f"the study {str(path)!r} holds itself, or more than {_MOST:,} values")
+            raise BadInput(f"the study {str(path)!r} contains itself, or more than {_MOST:,} values")
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
 
 
@@ -109,7 +112,10 @@ def _value(node: ast.expr, known: Mapping[str, type], text: str) -> Any:
     try:
         return ast.literal_eval(node)
     except ValueError as error:
-        raise BadInput(f"{text!r} is no setting: {ast.unparse(node)!r} is no number, word or settings") from error
+        raise BadInput(
+            f"{text!r} is not a setting: {ast.unparse(node)!r} must be a number, a word, or settings such as "
+            f"SGD(lr=0.1)"
+        ) from error
 
 
 def _called(node: ast.Call, name: str, known: Mapping[str, type], text: str) -> Any:

@@ -206,5 +206,6 @@ def _trace_of_loss(error: Exception, times: int) -> str:
 
 def _broken(error: Exception) -> BadInput:
     return BadInput(
-        f"the executor broke: {one_line(error)} (what was finished is kept, and the same run carries on from there)"
+        f"the worker processes failed ({one_line(error)}): finished networks are kept; run the same command again to "
+        f"continue"
     )

@@ -107,7 +107,7 @@ class Study:
         for axis in self.axes:
             for path in paths(self.base, axis.name):
                 if path in taken:
-                    raise BadInput(f"the axes {taken[path]} and {axis.name} set the same: {path}")
+                    raise BadInput(f"the axes {taken[path]} and {axis.name} both set {path}: keep one of them")
                 taken[path] = axis.name
 
     @classmethod
@@ -220,7 +220,7 @@ def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
     try:
         found = from_plain(dict(plain), KNOWN)
     except BadInput as error:
-        raise BadInput(f"these are not the settings of a {what}: {error}") from error
+        raise BadInput(f"these settings do not describe a {what}: {error}") from error
     if not isinstance(found, kind):
-        raise BadInput(f"these are not the settings of a {what}")
+        raise BadInput(f"these settings do not describe a {what}, but a {type(found).__name__}")
     return found

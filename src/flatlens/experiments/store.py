@@ -148,8 +148,8 @@ class Store:
         while not (self.out / "study.json").is_file():
             if time.monotonic() > patience:
                 raise BadFolder(
-                    f"the folder {str(self.out)!r} is not seen by the worker on {host()}: name one on a disk that all "
-                    "machines share under the same path"
+                    f"the worker on {host()} cannot see the folder {str(self.out)!r}: use a folder on a shared disk, "
+                    f"with the same path on all machines"
                 )
             time.sleep(0.2)
 
@@ -210,8 +210,8 @@ class Store:
             recorded = _read_json(self.folder(key) / "result.json").get("versions", {})
             if what := difference(recorded, now):
                 raise BadFolder(
-                    f"{str(self.out)!r} was begun with other versions ({what}) and would mix two computations: "
-                    "use another --out, or --mixed to carry on all the same"
+                    f"{str(self.out)!r} was computed with other versions ({what}); results of different versions are "
+                    f"not mixed: use another --out, or --mixed to continue anyway"
                 )
 
     def write_failure(self, settings: NetworkSettings, trace: str) -> None:

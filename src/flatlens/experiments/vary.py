@@ -38,7 +38,10 @@ def vary(settings: _S, name: str, value: Any) -> _S:
     if TOGETHER in name:
         names = name.split(TOGETHER)
         if not isinstance(value, tuple | list) or len(value) != len(names):
-            raise BadInput(f"the settings {name} take {len(names)} values at a time, not {value!r}")
+            raise BadInput(
+                f"the axis {name} sets {len(names)} settings together: each of its values must have {len(names)} "
+                f"parts, not {value!r}"
+            )
         for each, its in zip(names, value, strict=True):
             settings = vary(settings, each, its)
         return settings
@@ -70,7 +73,7 @@ def paths(settings: object, name: str) -> tuple[str, ...]:
     if not alike:
         raise UnknownName.among("setting", name, {*known, *map(last_field, known)})
     if len(alike) > 1:
-        raise BadInput(f"the setting {name!r} could be {' or '.join(alike)}: write it whole")
+        raise BadInput(f"the setting {name!r} could be {' or '.join(alike)}: write the whole name")
     return (alike[0],)
 
 

@@ -25,8 +25,8 @@ class PlanBroken(Exception):
 def samples_coupled() -> BadModel:
     """Return the error for a network whose samples affect each other on some batch."""
     return BadModel(
-        "Problem(model=...): on some batch the outputs of a sample depend on other samples: per-sample derivatives do "
-        "not exist. Is there a statistic over the batch, or an attention or recurrence over samples, in a rare branch?"
+        "Problem(model=...): in some batch a sample's outputs depend on other samples, so per-sample derivatives do "
+        "not exist. Does a branch that few batches take use batch statistics, or attention or recurrence over samples?"
     )
 
 
@@ -48,8 +48,8 @@ def clear_autograd_errors(kind: type[BadModel] | None = None) -> Iterator[None]:
                 f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
             ) from error
         raise (kind or BadModel)(
-            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): is a tensor or a "
-            f"frozen parameter changed in place, or a checkpoint reentrant? use_reentrant=False is measured"
+            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): do not change tensors "
+            f"or frozen parameters in place, and use checkpoint(..., use_reentrant=False)"
         ) from error
 
 

@@ -227,9 +227,7 @@ def _remembered(after: object) -> dict[Key, Remembered]:
     """Return the eigenpairs that an earlier moment left for this one's searches."""
     left = {} if after is None else after.remembered if isinstance(after, Lens) else after
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
-        raise BadInput(
-            f"Lens(after=...): an earlier Lens, or what it remembered, is needed, got {type(after).__name__}"
-        )
+        raise BadInput(f"Lens(after=...): an earlier Lens (or its .remembered) is needed, got {type(after).__name__}")
     return dict(left)
 
 

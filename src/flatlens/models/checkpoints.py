@@ -77,8 +77,8 @@ def _fitting_prefix(state: Mapping[str, Tensor], names: _Names, path: Path, pref
     nearest = max(candidates, key=lambda p: len(names.known & _under(state, p).keys()))
     present = set(_under(state, nearest))
     raise BadWeights(
-        f"weights: {path} does not fit the network: missing {_some(names.missing(present))}; "
-        f"unexpected {_some(sorted(present - names.known))}{_mending(state, names)}"
+        f"weights: {path} does not fit the network: {_misfit(names.missing(present), sorted(present - names.known))}"
+        f"{_mending(state, names)}"
     )
 
 
@@ -110,7 +110,10 @@ def _mending(state: Mapping[str, Tensor], names: _Names) -> str:
     for name in names.known:
         prefix = name.removesuffix(anchor)
         if name.endswith(anchor) and prefix and {prefix + n for n in state} == names.known:
-            return f"; every name would fit with {prefix!r} before it: the file is of the part {prefix[:-1]!r} alone"
+            return (
+                f"; every name would fit with {prefix!r} in front: the file holds only the network's part "
+                f"{prefix[:-1]!r}: load it into that part in your own function"
+            )
     return ""
 
 
@@ -121,17 +124,19 @@ def _check_tensors(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], pat
     wrong = [k for k, tensor in tensors.items() if tensor.shape != own[k].shape]
     if wrong:
         each = [f"{k} is {tuple(tensors[k].shape)} in the file, {tuple(own[k].shape)} in the network" for k in wrong]
-        raise BadWeights(f"weights: {path} is of a network of another shape: {_some(each)}")
+        raise BadWeights(f"weights: {path} has other shapes than the network: {_some(each)}")
     codes = [k for k, tensor in tensors.items() if _is_code(tensor) and not _is_code(own[k])]
     if codes:
         kind = str(tensors[codes[0]].dtype).removeprefix("torch.")
         raise BadWeights(
-            f"weights: {path} holds whole numbers ({kind}) where the network has real ones: {_some(codes)}: of a "
-            "quantised network, save the weights that its whole numbers stand for"
+            f"weights: {path} holds integers ({kind}) where the network has floating numbers: {_some(codes)}: "
+            f"dequantise the network, then save its weights"
         )
     complex_ones = [k for k, tensor in tensors.items() if tensor.is_complex() and not own[k].is_complex()]
     if complex_ones:
-        raise BadWeights(f"weights: {path} holds complex numbers, the network real ones: {_some(complex_ones)}")
+        raise BadWeights(
+            f"weights: {path} holds complex numbers where the network has real ones: {_some(complex_ones)}"
+        )
 
 
 def _is_code(tensor: Tensor) -> bool:
@@ -145,8 +150,8 @@ def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], 
         for other in others:
             if not torch.allclose(chosen[first], chosen[other], rtol=0, atol=0, equal_nan=True):
                 raise BadWeights(
-                    f"weights: {path} has different values for {first} and {other}, "
-                    "which the network ties to one tensor: build the network untied"
+                    f"weights: {path} has different values for {first} and {other}, but the network uses one tensor "
+                    f"for both (tied weights): build it without tying"
                 )
 
 
@@ -156,7 +161,7 @@ def _remarks(
     remarks = []
     left = sorted(name for name in state if not name.startswith(used))
     if left:
-        remarks.append(f"left out of the weights, not under {used!r}: {_some(left)}")
+        remarks.append(f"left out of the weights, as their names do not begin with {used!r}: {_some(left)}")
     rounded = [k for k, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize > own[k].dtype.itemsize]
     if rounded:
         kinds = f"{tensors[rounded[0]].dtype} in the file, {own[rounded[0]].dtype} in the network"
@@ -164,8 +169,16 @@ def _remarks(
     return remarks
 
 
+def _misfit(missing: list[str], unexpected: list[str]) -> str:
+    """Return the names that only one of network and file has, in words."""
+    parts = []
+    if missing:
+        parts.append(f"the network needs {_some(missing)}, which the file does not have")
+    if unexpected:
+        parts.append(f"the file has {_some(unexpected)}, which the network does not know")
+    return "; ".join(parts) or "no name fits"
+
+
 def _some(names: list[str]) -> str:
-    if not names:
-        return "none"
     more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more

@@ -28,9 +28,9 @@ SEED = 0
 RANDOM = f"random (seed {SEED})"
 
 MENDS = {
-    "trained weights": ": --weights FILE takes local ones, --weights random measures it untrained",
-    "settings": ": hf:FOLDER takes a local copy; --weights random "
-    "the default of a kind of network, such as hf:gpt2, hf:bert or hf:vit, untrained",
+    "trained weights": ": give --weights FILE for a local file, or --weights random to measure the untrained network",
+    "settings": ": give hf:FOLDER for a local copy, or --weights random for an untrained network of a "
+    "known type, such as hf:gpt2, hf:bert or hf:vit",
 }
 """Advice if the hub cannot be reached, by what was looked for."""
 
@@ -186,7 +186,7 @@ def _built(make: Callable[[], Any], spec: str, *, hub: bool = False, what: str =
             return userfile.guarded(make, spec)
         with from_the_hub() as there:
             try:
-                return userfile.guarded(make, f"{spec} (from the hub; --weights FILE takes local ones)")
+                return userfile.guarded(make, f"{spec} (from the hub; --weights FILE reads a local file)")
             except BadInput as error:
                 if there:
                     raise

@@ -74,7 +74,8 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         state |= _read_file(index.parent / shard)
     absent = sorted(set(places) - set(state))
     if absent:
-        raise BadWeights(f"weights: {index} lists {absent[0]} ({len(absent)} in all), which is in none of its shards")
+        more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+        raise BadWeights(f"weights: {index} lists {absent[0]}{more}, but no shard has it: download the files again")
     return state
 
 
@@ -118,17 +119,17 @@ def _refusal(message: str) -> str:
     if "TorchScript" in message:
         return "is a TorchScript archive, not a state_dict: save the network's state_dict as safetensors"
     if "WeightsUnpickler" in message or "Weights only" in message:
-        return "is a pickle that torch.save did not write, and is never unpickled: re-save the tensors as safetensors"
+        return "is a pickle file, which flatlens never loads: save the tensors again as safetensors"
     if "PytorchStreamReader" in message or "Ran out of input" in message:
         return "is damaged or cut short: copy or download it again"
-    return "is not a weights file: safetensors, or what torch.save writes of a state_dict, can be read"
+    return "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
 
 
 def _tensors_of(payload: object, file: Path) -> dict[str, Tensor]:
     seen: list[object] = []
     while isinstance(payload, Mapping):
         if any(payload is outer for outer in seen):
-            raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict")
+            raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict instead")
         seen.append(payload)
         inner = next((payload[name] for name in NESTS if isinstance(payload.get(name), Mapping)), None)
         if inner is None:

@@ -164,7 +164,7 @@ def _mark(out: Path, experiment: Experiment, scale: Scale) -> None:
         write_whole(out / MARK, json.dumps({"experiment": experiment.id, "scale": scale}) + "\n")
     there, at = _marked(out)
     if (there.id, at) != (experiment.id, scale):
-        raise BadFolder(f"the output folder {str(out)!r} holds {there.id} at {at} scale: name another --out")
+        raise BadFolder(f"the output folder {str(out)!r} already holds {there.id} at {at} scale: name another --out")
 
 
 def _marked(out: Path) -> tuple[Experiment, Scale]:
@@ -176,7 +176,9 @@ def _marked(out: Path) -> tuple[Experiment, Scale]:
     except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
         raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
     if scale not in SCALES:
-        raise BadFolder(f"{str(out / MARK)!r} names no scale: name another --out")
+        raise BadFolder(
+            f"{str(out)!r} is damaged ({MARK} does not say the scale): delete the folder, or name another --out"
+        )
     return experiment, scale
 
 

@@ -49,7 +49,7 @@ def chosen(layout: Layout, layer: str | None) -> Weight:
     """Return the named layer, or the last one for None."""
     name = layout.last() if layer is None else layer
     if name is None:
-        raise BadInput("the network has no linear layer")
+        raise BadInput("feature_robustness: the network has no linear layer whose features could change")
     if name not in layout.weights:
         raise UnknownName.among("linear layer", name, layout.weights)
     return layout.weights[name]

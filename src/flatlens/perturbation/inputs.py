@@ -93,7 +93,9 @@ def _where(problem: Problem, model: nn.Module) -> tuple[int, int]:
     slopes = torch.autograd.grad(f.sum(), at, allow_unused=True) if f.requires_grad and at else [None] * len(at)
     met = [i for i, slope in zip(floating, slopes, strict=True) if slope is not None]
     if not met:
-        raise Refused("the outputs depend differentiably on no floating input: is it an index, or cut off by detach()?")
+        raise Refused(
+            "the outputs do not depend differentiably on a floating input: is it an index, or cut off by detach()?"
+        )
     if len(met) > 1 or not _counts(leaves[met[0]], len(f)):
         raise Refused(f"one floating input, samples first, can be perturbed; the outputs depend on {len(met)}")
     return met[0], leaves[met[0]][0].numel()
@@ -105,6 +107,6 @@ def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
     if share < least:
         mend = "" if dtype == torch.float64 else ", or Problem(dtype=torch.float64)"
         raise BadInput(
-            f"option {option}: {share:.1g} of an input's norm is rounding in {str(dtype).removeprefix('torch.')}: at "
-            f"least {least:.1g} of it is needed{mend}"
+            f"option {option}: too small for {str(dtype).removeprefix('torch.')}: rounding hides a change of "
+            f"{share:.1g} of an input's norm: at least {least:.1g} of it is needed{mend}"
         )

@@ -29,8 +29,8 @@ ENTRIES = 2**22
 """Outputs compared at a time: the derivatives of many more would not fit in memory beside the network's own."""
 BASE = 8
 """Parts of one division. More parts mean more calls; fewer parts need more divisions to separate all pairs."""
-ORDERS = ("loss", "slope of the loss", "second derivative of the loss")
-MEND = "return losses of shape (n,), each of a sample's own outputs and target alone"
+ORDERS = ("loss", "derivative of the loss", "second derivative of the loss")
+MEND = "return losses of shape (n,), each computed from that sample's outputs and target alone"
 
 
 def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
@@ -40,8 +40,8 @@ def require_apart(name: str, losses: Losses, f: Tensor, y: Any) -> None:
         together = losses(f.clone().requires_grad_(), y)
     if not together.requires_grad:
         raise BadLoss(
-            f"Problem(loss={name}): the losses of {len(f)} samples have no derivative in the outputs: a differentiable "
-            f"loss is needed, without argmax, comparison or detach()"
+            f"Problem(loss={name}): the losses do not depend differentiably on the outputs: use a differentiable loss, "
+            f"without argmax, comparison or detach()"
         )
     try:
         for rows in torch.split(torch.arange(len(f)), max(2, ENTRIES // max(1, f[0].numel()))):

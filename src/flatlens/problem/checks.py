@@ -35,12 +35,12 @@ def require_usable(model: object, dtype: object) -> None:
             raise BadModel(f"Problem(model=...): {name!r}, of shape {tuple(p.shape)}, is empty: remove its layer")
         if p.is_meta:
             raise BadModel(
-                f"Problem(model=...): {name!r} is on the meta device, without numbers: make the model on a device "
-                f"(model.to_empty(device=...), then load weights into it)"
+                f"Problem(model=...): {name!r} is on the meta device, where tensors have no values: make the model on "
+                f"a device (model.to_empty(device=...), then load weights into it)"
             )
         if p.is_floating_point() and p.element_size() == 1:
             raise BadModel(
-                f"Problem(model=...): {name!r} is {p.dtype}, in which nothing can be computed: call model.float() first"
+                f"Problem(model=...): {name!r} is {p.dtype}, with which torch cannot compute: call model.float() first"
             )
         if p.layout != torch.strided and isinstance(p, nn.Parameter):
             raise BadModel(f"Problem(model=...): {name!r} is sparse: hold it as a dense parameter, p.to_dense()")
@@ -81,7 +81,9 @@ def require_finite_weights(model: nn.Module) -> None:
 def require_ranks(ranks: object) -> None:
     """Refuse anything but `Ranks`."""
     if not isinstance(ranks, Ranks):
-        raise BadInput(f"Problem(ranks={ranks!r}): Ranks.joined() is needed, or nothing where this process works alone")
+        raise BadInput(
+            f"Problem(ranks={ranks!r}): give Ranks.joined() under torchrun; leave ranks out in a single process"
+        )
 
 
 def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.device) -> None:
@@ -89,9 +91,9 @@ def require_arithmetic(arithmetic: object, dtype: torch.dtype, device: torch.dev
     if arithmetic not in ("full", *REDUCED_PRECISION):
         raise BadInput(f"Problem(arithmetic={arithmetic!r}): 'full', 'tf32' or 'bfloat16' is needed")
     if arithmetic != "full" and dtype != torch.float32:
-        raise BadInput(f"Problem(arithmetic={arithmetic!r}): it is for networks measured in float32, not {dtype}")
+        raise BadInput(f"Problem(arithmetic={arithmetic!r}): only for networks measured in float32, not in {dtype}")
     if arithmetic == "tf32" and device.type != "cuda":
-        raise BadInput(f"Problem(arithmetic='tf32'): the network is on {device}: TF32 is for CUDA devices")
+        raise BadInput(f"Problem(arithmetic='tf32'): only for CUDA devices, and the network is on {device}")
 
 
 def chosen_parameters(model: nn.Module, which: str | Iterable[str]) -> frozenset[str]:
@@ -138,7 +140,7 @@ def require_ghosts(batchnorm: object, ghost_batch: object) -> None:
     if batchnorm not in ("eval", "train"):
         raise BadInput(f"Problem(batchnorm={batchnorm!r}): 'eval' or 'train' is needed")
     if batchnorm == "eval" and ghost_batch is not None:
-        raise BadInput("Problem(ghost_batch=...): it counts with batchnorm='train' only")
+        raise BadInput("Problem(ghost_batch=...): has an effect with batchnorm='train' only: set both or neither")
     if batchnorm == "train" and not (isinstance(ghost_batch, int) and ghost_batch >= 2):
         raise BadInput(
             f"Problem(batchnorm='train', ghost_batch={ghost_batch!r}): the number of samples normalised together is "

@@ -29,7 +29,8 @@ def size(batch: Batch) -> int:
     leaves = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.ndim > 0]
     if not leaves:
         raise BadData(
-            f"Problem(data=...): a batch must hold tensors whose first axis counts samples, got {type(batch).__name__}"
+            f"Problem(data=...): a batch must consist of tensors whose first axis is the samples, got "
+            f"{type(batch).__name__}"
         )
     return len(leaves[0])
 
@@ -102,7 +103,7 @@ def require_dense(batch: Batch, where: str) -> None:
         if not isinstance(leaf, Tensor):
             continue
         if leaf.is_meta:
-            raise BadData(f"Problem({where}): a tensor on the meta device holds no numbers: load the data itself")
+            raise BadData(f"Problem({where}): a tensor on the meta device has no values: give the data itself")
         if leaf.layout != torch.strided or leaf.is_nested or leaf.is_quantized:
             form = "nested" if leaf.is_nested else "quantised" if leaf.is_quantized else "sparse"
             mend = {"nested": "to_padded_tensor(0.0)", "quantised": "dequantize()", "sparse": "to_dense()"}[form]
@@ -117,8 +118,8 @@ def require_finite(batch: Batch, given: str) -> None:
         if isinstance(leaf, Tensor) and leaf.is_floating_point() and not finite(leaf):
             bad = (~torch.isfinite(leaf)).reshape(len(leaf), -1).any(1) if leaf.ndim else torch.tensor([True])
             raise BadData(
-                f"{given}: {int(bad.sum())} of {len(bad)} samples hold NaN or inf, the first at index "
-                f"{int(bad.nonzero()[0])} of these: clean or drop them"
+                f"{given}: {int(bad.sum())} of {len(bad)} samples contain NaN or inf, the first at index "
+                f"{int(bad.nonzero()[0])} of this batch: repair or remove them"
             )
 
 
@@ -205,8 +206,8 @@ class Data:
         known = self._held.setdefault(ranks, n)
         if known != n:
             raise BadData(
-                f"Problem({self.where}): {n} samples were read where there were {known} before: is it a stream that "
-                f"ends early, or goes on, when read again? Measure on a fixed copy of the data"
+                f"Problem({self.where}): the data has {n} samples now, and had {known} when first read: is it a "
+                f"stream? Measure a fixed copy of the data"
             )
 
     def _require_same(self, number: int, batch: Batch) -> int:
@@ -217,10 +218,10 @@ class Data:
                 fingerprint = checksum(leaf, fingerprint)
         before, held = self._prints.setdefault(number, (fingerprint, n))
         if (before, held) != (fingerprint, n):
-            how = f"holds {n} samples in place of {held}" if n != held else "differs"
+            how = f"has {n} samples instead of {held}" if n != held else "differs"
             raise BadData(
                 f"Problem({self.where}): batch {number} {how} when read again: does the dataset augment or add "
-                f"noise, or is it a stream? Measure on a fixed copy of the data"
+                f"noise, or is it a stream? Measure a fixed copy of the data"
             )
         return n
 
@@ -240,8 +241,8 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
         n = size(x)
         if isinstance(y, Tensor) and (y.ndim == 0 or len(y) != n):
             raise BadData(
-                f"Problem({where}): x holds {n} samples and y {len(y) if y.ndim else 'a single number'}: they "
-                f"must agree"
+                f"Problem({where}): x has {n} samples and y {len(y) if y.ndim else 'a single number'}: give as many of "
+                f"each"
             )
         return None, (x, y)
     if isinstance(source, Mapping):

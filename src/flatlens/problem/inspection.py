@@ -81,8 +81,8 @@ def check_all(problem: Problem, model: nn.Module, data: Data) -> Contents:
             few[number] = spaced(raw, _PROBE)
         if own and problem.coupled and size(raw) < 2:
             raise BadInput(
-                f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would hold one sample alone: leave "
-                f"it out, or choose another size"
+                f"Problem(ghost_batch={problem.ghost_batch}): the last ghost batch would have one sample alone: leave "
+                f"this sample out, or choose another size"
             )
         with _retold(partial(_failing_sample, problem, model, raw, n, given)):
             f, y = problem.run(model, problem.place(raw))
@@ -90,12 +90,12 @@ def check_all(problem: Problem, model: nn.Module, data: Data) -> Contents:
             bad = n + int((~torch.isfinite(f)).any(1).nonzero()[0])
             raise BadModel(
                 f"Problem({data.where}): the model's output for sample {bad} is NaN or inf, though weights and "
-                f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may mend it"
+                f"data are finite: do activations overflow {f.dtype}? dtype=torch.float64 may help"
             )
         if outputs not in (0, f.shape[1]) and not isinstance(y, Tokens):
             raise BadModel(
                 f"Problem({data.where}): the model gives {outputs} outputs for the samples before {n}, and "
-                f"{f.shape[1]} for sample {n}: every sample needs as many"
+                f"{f.shape[1]} for sample {n}: give every sample the same number"
             )
         if len(f) > 1 and not problem.coupled:
             _require_samples_apart(problem, model, raw, f)
@@ -108,7 +108,10 @@ def check_all(problem: Problem, model: nn.Module, data: Data) -> Contents:
     if n == 0:
         raise BadData(f"Problem({data.where}): the data is empty: at least one sample is needed")
     if mass <= 0:
-        raise BadData(f"Problem({data.where}): no sample counts: every target is ignored or has weight 0")
+        raise BadData(
+            f"Problem({data.where}): every target is ignored (ignore_index) or has class weight 0: at least one must "
+            f"count"
+        )
     return Contents(n, outputs, mass, probes)
 
 
@@ -123,9 +126,9 @@ def _require_samples_apart(problem: Problem, model: nn.Module, raw: Batch, f: Te
         apart, scale = _largest_difference(whole, alone), float(f.abs().max()) + 1e-30
         if apart > 1e4 * torch.finfo(f.dtype).eps * scale:
             raise BadModel(
-                f"Problem(model=...): samples give other outputs in half their batch (difference {apart:.2g}): "
-                f"they are coupled, so per-sample derivatives do not exist. Is there a BatchNorm without running "
-                f'statistics? batchnorm="train" with ghost_batch=k measures it in batches of k'
+                f"Problem(model=...): a sample's outputs change with the other samples of its batch (difference "
+                f"{apart:.2g}), so per-sample derivatives do not exist. If a BatchNorm without running statistics "
+                f'causes this, batchnorm="train" with ghost_batch=k measures it in batches of k'
             )
 
 

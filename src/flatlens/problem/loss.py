@@ -95,7 +95,8 @@ class Loss(ABC):
 
     def _without_fisher(self) -> BadLoss:
         return BadLoss(
-            f"Problem(loss={self.name}): no distribution of targets is known for this loss, so it has no Fisher"
+            f"Problem(loss={self.name}): the Fisher matrix needs a loss that is a negative log-likelihood "
+            f"(cross_entropy or a squared error)"
         )
 
     def check(self, f: Tensor, y: Any) -> Tensor:
@@ -103,7 +104,7 @@ class Loss(ABC):
         values = self.values(f, y)
         if values.shape != (len(f),):
             raise BadLoss(
-                f"Problem(loss={self.name}): a loss must give one value per sample, shape ({len(f)},), but gave "
+                f"Problem(loss={self.name}): a loss must return one value per sample, shape ({len(f)},), but returned "
                 f"{tuple(values.shape)}: return losses of shape (n,), with no mean over the batch"
             )
         return values
@@ -193,8 +194,8 @@ def probabilities(y: Tensor, name: str) -> Tensor:
         at = (y < 0).nonzero()[0]
         raise BadData(
             f"Problem(data=...): {name} has a target of {float(y[tuple(at)]):.4g} for class {int(at[1])} at sample "
-            f"{int(at[0])} of its batch: class probabilities must not be negative: apply softmax() to logits, "
-            f"exp() to logarithms"
+            f"{int(at[0])} of its batch: class probabilities must not be negative: if these are logits, apply "
+            f"softmax(); if they are logarithms, apply exp()"
         )
     return y
 

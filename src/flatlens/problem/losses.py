@@ -77,7 +77,7 @@ class CrossEntropy(Loss):
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
         if weight is not None and bool((weight < 0).any()):
             raise BadLoss(
-                f"Problem(loss=CrossEntropyLoss): class weights are not negative, met {float(weight.min()):.4g}"
+                f"Problem(loss=CrossEntropyLoss): class weights must not be negative, got {float(weight.min()):.4g}"
             )
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
 
@@ -223,7 +223,7 @@ def _from_module(module: nn.Module) -> Loss:
     if getattr(module, "reduction", "mean") != "mean":
         raise BadLoss(
             f"Problem(loss={name}(reduction={module.reduction!r})): the risk is a mean over samples: use "
-            f"reduction='mean', or hand in a callable (outputs, targets) -> losses of shape (n,)"
+            f"reduction='mean', or pass a function (outputs, targets) -> losses of shape (n,)"
         )
     if isinstance(module, nn.CrossEntropyLoss) and type(module).forward is nn.CrossEntropyLoss.forward:
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
@@ -265,7 +265,7 @@ def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
         return y
     raise BadLoss(
         f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
-        f"{tuple(f.shape)}: it compares each output with a target of its own"
+        f"{tuple(f.shape)}: this loss needs one target for each output, so equal shapes"
     )
 
 
@@ -298,4 +298,7 @@ def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:
         return _from_module(loss)
     if callable(loss):
         return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__))
-    raise BadLoss(f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch.nn loss or a callable is needed")
+    raise BadLoss(
+        f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch.nn loss or a function (outputs, targets) -> "
+        f"losses is needed"
+    )

@@ -163,8 +163,8 @@ class Problem:
         require_ghosts("train", most)
         if self.n % most == 1:
             raise BadInput(
-                f"Problem.in_ghost_batches({most}): one of {self.n} samples would be normalised alone: choose another "
-                f"size"
+                f"Problem.in_ghost_batches({most}): the last of {self.n} samples would be alone in its ghost batch: "
+                f"choose a size that leaves no rest of 1"
             )
         coupled = copy.copy(self)
         coupled.ghost_batch = min(most, self.n)
@@ -218,22 +218,25 @@ class Problem:
             outputs, targets, counted = self._forward(model, batch)
         if isinstance(outputs, Tensor) and outputs.is_complex():
             raise BadModel(
-                "Problem(model=...): the outputs are complex: real ones are needed, such as "
+                "Problem(model=...): the outputs are complex, but must be real: return, for instance, "
                 "torch.view_as_real(outputs).flatten(1)"
             )
         if isinstance(outputs, Tensor) and not outputs.is_floating_point():
             raise BadModel(
-                f"Problem(model=...): the outputs are {outputs.dtype}: floating ones are needed, before they are "
-                f"rounded or compared"
+                f"Problem(model=...): the outputs are {outputs.dtype}, but must be floating numbers: return them "
+                f"before argmax, rounding or comparison"
             )
         if isinstance(outputs, Tensor) and (outputs.is_meta or outputs.layout != torch.strided):
             raise BadModel(
-                "Problem(model=...): the outputs are sparse, or on the meta device: dense numbers are needed, such as "
-                "outputs.to_dense()"
+                "Problem(model=...): the outputs are sparse, or on the meta device, but must be dense numbers: return, "
+                "for instance, outputs.to_dense()"
             )
         outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
         if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 0:
-            raise BadModel(f"Problem(model=...): outputs of shape {tuple(outputs.shape)} hold no number: N is 0")
+            raise BadModel(
+                f"Problem(model=...): the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at "
+                f"least one output is needed"
+            )
         if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == n:
             fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
             longest = self.outputs // outputs.shape[2]

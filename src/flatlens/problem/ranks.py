@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 K = TypeVar("K", bound=Hashable)
-GONE = "another rank has ended or died before the work was done: nothing was written"
+GONE = "another process (rank) stopped before the work was finished: nothing was written; see its own message"
 _PATIENCE = timedelta(hours=1)
 """How long a rank waits for another that is connected but sends nothing."""
 
@@ -104,8 +104,8 @@ class Ranks:
         others = [str(rank) for rank, other in enumerate(values) if other != values[0]]
         if others:
             raise BadInput(
-                f"Problem(ranks=...): rank {', '.join(others)} was given other {what} than rank 0: all need the "
-                f"same (is a seed missing?)"
+                f"Problem(ranks=...): the {what} of rank {', '.join(others)} differ from those of rank 0: give all "
+                f"processes the same (set the seed before building the model)"
             )
 
 

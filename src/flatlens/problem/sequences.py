@@ -143,9 +143,9 @@ class TokenWise(Loss):
         V = f.shape[1] // T
         if t.shape not in ((n, y.length), (n, y.length, V)):
             raise BadData(
-                f"Problem(data=...): outputs of shape {(n, y.length, V)}, a row a token, need labels of shape "
-                f"{(n, y.length)} or targets of that of the outputs, got {tuple(t.shape)}: pool the tokens, or give "
-                f"each its target"
+                f"Problem(data=...): outputs of shape {(n, y.length, V)} have one row per token, so labels of shape "
+                f"{(n, y.length)} or targets of shape {(n, y.length, V)} are needed, got {tuple(t.shape)}: pool the "
+                f"tokens in the model, or give every token a label"
             )
         t = F.pad(t, (0, 0) * (t.ndim - 2) + (0, T - y.length))
         counted = y.counted.flatten()

@@ -140,15 +140,15 @@ def _require_untouched(
             written += [name] * moved
     if written:
         raise BadModel(
-            f"Problem(model=...): forward() writes to the parameter {written[0]!r}, which was put back: does it clip "
-            f"or normalise weights, or look rows up with max_norm? Do that before the network is measured"
+            f"Problem(model=...): forward() changes the parameter {written[0]!r} in place (its old value was "
+            f"restored): clip or normalise weights, or apply max_norm, before you measure"
         )
     if [(name, id(p)) for name, p in before] != [(name, id(p)) for name, p in now]:
         other = {name: id(p) for name, p in now}
         name = next((name for name, p in [*before, *now] if other.get(name) != id(dict(before).get(name))), "")
         raise BadModel(
-            f"Problem(model=...): forward() makes the parameter {name!r} anew: make it in __init__, or run the model "
-            f"once on a batch before it is measured"
+            f"Problem(model=...): forward() creates the parameter {name!r} or replaces it: create it in __init__, or "
+            f"run the model once on a batch first"
         )
 
 

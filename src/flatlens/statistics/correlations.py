@@ -80,7 +80,8 @@ def all_pairs(
         if name not in table.columns:
             raise UnknownName.among("column to take the logarithm of", name, map(str, table.columns))
     if not table.columns.is_unique:
-        raise BadInput(f"all_pairs(...): columns of one name: {', '.join(table.columns[table.columns.duplicated()])}")
+        twice = ", ".join(table.columns[table.columns.duplicated()])
+        raise BadInput(f"all_pairs(...): these column names occur twice: {twice}")
     require_counts(resampled=resampled, permuted=permuted)
     drawn: dict[int, tuple[Array, NDArray[np.int64]]] = {}
     rows = []
@@ -166,4 +167,4 @@ def require_counts(**counts: int) -> None:
     """Refuse a value that is not a number of random draws."""
     for name, number in counts.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 0:
-            raise BadInput(f"{name}={number!r}: how many random draws, 0 for none")
+            raise BadInput(f"{name}={number!r}: a whole number of random draws is needed, 0 for none")

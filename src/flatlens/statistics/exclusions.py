@@ -67,5 +67,5 @@ def as_columns(**columns: Any) -> pd.DataFrame:
     shapes = {name: values.shape for name, values in arrays.items()}
     if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
         each = ", ".join(f"{name} has shape {shape}" for name, shape in shapes.items())
-        raise BadInput(f"one number a network is needed in each: {each}")
+        raise BadInput(f"columns must have equal lengths, one number per network: {each}")
     return pd.DataFrame(arrays)

@@ -59,7 +59,7 @@ def granulated_kendall(
     require_counts(resampled=resampled, permuted=permuted)
     held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
     if not held or names[0] == names[1]:
-        raise BadInput("granulated_kendall(...): two names and at least one column of axes are needed")
+        raise BadInput("granulated_kendall(...): give two different names, and at least one column of a setting")
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
     a, b = (kept.table[name].to_numpy() for name in names)
     title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)

@@ -46,7 +46,9 @@ def partial_correlation(
     controls = pd.DataFrame(controls)
     held = {f"control {name}": controls[name].to_numpy() for name in controls}
     if not held or set(names) & set(held) or names[0] == names[1]:
-        raise BadInput("partial_correlation(...): two names and at least one control beside them are needed")
+        raise BadInput(
+            "partial_correlation(...): give two different names, and at least one other column to control for"
+        )
     kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), [*names, *held])
     n, fewest = len(kept.table), FEWEST_POINTS + len(held)
     title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {_listed(controls)}"

@@ -66,7 +66,8 @@ class History:
         """Restore the result of `state`."""
         if state["columns"] != list(TYPES):
             raise BadInput(
-                f"Tracker.load_state_dict(...): its history has other columns: {', '.join(state['columns'])}"
+                f"Tracker.load_state_dict(...): the saved history has other columns ({', '.join(state['columns'])}): "
+                f"was it saved by another version?"
             )
         self._rows, self._skipped = [list(row) for row in state["rows"]], int(state["skipped"])
 

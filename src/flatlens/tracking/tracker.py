@@ -106,7 +106,10 @@ class Tracker:
         """
         step = self._next if step is None else whole(step, "step", 0)
         if step < self._latest:
-            raise BadInput(f"Tracker.step({step}): after {self._latest}: a tracker follows one run, make a new one")
+            raise BadInput(
+                f"Tracker.step({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
+                f"for a new run"
+            )
         repeated = step == self._latest
         self._next, self._latest = step + 1, step
         if repeated or not self._schedule.due(step):
@@ -192,10 +195,13 @@ class Tracker:
             BadInput: the state is of a tracker with other measures, steps, samples or seed.
         """
         if not isinstance(state, dict) or state.get("version") != 1:
-            raise BadInput("Tracker.load_state_dict(...): this is not what Tracker.state_dict() gave")
+            raise BadInput("Tracker.load_state_dict(...): the argument is not the result of Tracker.state_dict()")
         for key, own in self._identity.items():
             if (theirs := state["tracker"].get(key)) != own:
-                raise BadInput(f"Tracker.load_state_dict(...): the state is of {key}={theirs!r}, this one has {own!r}")
+                raise BadInput(
+                    f"Tracker.load_state_dict(...): the saved tracker has {key}={theirs!r}, this one {own!r}: make the "
+                    f"Tracker with the same settings"
+                )
         self._history.load(state["history"])
         self._warm = {(one["search"], one["layer"]): Remembered(one["values"], one["vectors"]) for one in state["warm"]}
         self._next, self._latest = int(state["next"]), int(state["latest"])

@@ -70,7 +70,7 @@ class TrackerCallback(TrainerCallback):
         try:
             state = torch.load(path, weights_only=True)
         except Exception as error:  # torch may raise anything on a damaged file
-            raise BadWeights(f"{path}: not a tracker's state ({type(error).__name__})") from error
+            raise BadWeights(f"{path}: not the saved state of a tracker ({type(error).__name__})") from error
         self.tracker.load_state_dict(state)
 
 

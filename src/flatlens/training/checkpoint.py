@@ -57,8 +57,8 @@ def save(path: Path, whose: str, state: dict[str, Any]) -> None:
         write_whole(path, content.getvalue())
     except OSError as error:
         raise BadFolder(
-            f"the checkpoint {str(path)!r} cannot be written: {error.strerror or error}; make room or name another "
-            "folder, and the run goes on from its last checkpoint"
+            f"the checkpoint {str(path)!r} cannot be written: {error.strerror or error}; make room, or name another "
+            "folder; the run continues from its last checkpoint"
         ) from error
 
 
@@ -79,11 +79,12 @@ def load(path: Path, whose: str) -> dict[str, Any] | None:
         state: dict[str, Any] = torch.load(inside, map_location="cpu", weights_only=True)
     except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, LookupError, TypeError, ValueError) as error:
         raise BadFolder(
-            f"the checkpoint {str(path)!r} cannot be read ({type(error).__name__}): delete it to begin the run anew"
+            f"the checkpoint {str(path)!r} cannot be read ({type(error).__name__}): delete it to start the run again"
         ) from error
     if found != (FORMAT, whose):
         raise BadFolder(
-            f"the checkpoint {str(path)!r} belongs to another run: to go on with it, build the network anew, as it was "
-            "before its first step, with the same data, test data and settings; to begin another run, name another file"
+            f"the checkpoint {str(path)!r} belongs to another run. To continue that run, build the network again with "
+            f"its initial weights, and use the same data, test data and settings; to start another run, name another "
+            f"file"
         )
     return state

@@ -53,14 +53,14 @@ class TrainingLoss:
         N = outputs.shape[1]
         if y.is_floating_point():
             if self.label_smoothing:
-                raise BadData("Training(label_smoothing=...): it is for class labels, and the targets are no integers")
+                raise BadData("Training(label_smoothing=...): needs integer class labels, and the targets are not")
             if y.numel() != len(y) * N:
-                raise BadData(f"train({what}=...): targets {tuple(y.shape)} do not fit outputs of {N} numbers a sample")
+                raise BadData(f"train({what}=...): targets of shape {tuple(y.shape)} do not fit {N} outputs per sample")
             return y.reshape(len(y), N).to(outputs.dtype)
         if y.ndim != 1 or (len(y) and not 0 <= int(y.min()) <= int(y.max()) < N):
             met = f"shape {tuple(y.shape)}" if y.ndim != 1 else f"{int(y.min())} to {int(y.max())}"
             raise BadData(
-                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; met {met}"
+                f"train({what}=...): labels from 0 to {N - 1} are needed, since the network has {N} outputs; got {met}"
             )
         return smoothed(F.one_hot(y.long(), N).to(outputs.dtype), self.label_smoothing)
 

@@ -118,7 +118,7 @@ class RelativeFlatness:
                 raise UnknownName.among("linear layer", name, known)
             if f"{name}:1" in calls:
                 raise BadModel(
-                    f"RelativeFlatness: {name!r} is called more than once in a pass: leave it out of layers="
+                    f"RelativeFlatness: the layer {name!r} is used more than once in forward(): leave it out of layers="
                 )
         return [calls[name] for name in names]
 

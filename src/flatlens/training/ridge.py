@@ -54,7 +54,7 @@ def solve(model: nn.Module, data: TrainingData, penalty: float) -> None:
 def _last(model: nn.Module) -> nn.Linear:
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if not layers:
-        raise BadModel("Training(Ridge()): the network has no nn.Linear whose weights could be solved for")
+        raise BadModel("Training(Ridge()): the network has no nn.Linear whose weights can be computed")
     return layers[-1]
 
 

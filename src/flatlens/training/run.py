@@ -198,8 +198,8 @@ class TrainingRun:
             generator.set_state(state["noise"][name])
         set_global_states(state["dropout"], self.data.x.device)
         if (self.watch is None) != (state["watch"] is None):
-            had = "was followed by a tracker: give it again" if self.watch is None else "was begun without a tracker"
-            raise BadInput(f"train(watch=...): the run that the checkpoint holds {had}")
+            had = "with a tracker: pass it again" if self.watch is None else "without a tracker: leave watch out"
+            raise BadInput(f"train(watch=...): the checkpoint was saved {had}")
         if self.watch is not None:
             self.watch.load_state_dict(state["watch"])
         for name in _PLAIN:
@@ -212,7 +212,9 @@ def require_followed(watch: Watcher | None, model: nn.Module) -> None:
     if isinstance(followed, nn.Module):
         own = {id(p) for p in model.parameters()}
         if not any(id(p) in own for p in followed.parameters()):
-            raise BadInput("train(watch=...): the tracker's problem is of another network than the one that is trained")
+            raise BadInput(
+                "train(watch=...): the tracker measures another network: make its Problem with the model that you train"
+            )
 
 
 _PLAIN = ("step", "outcome", "rows", "next_row", "last", "losses", "epoch_loss")

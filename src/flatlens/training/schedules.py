@@ -36,7 +36,7 @@ class Steps:
     def __post_init__(self) -> None:
         object.__setattr__(self, "at", tuple(self.at))
         if list(self.at) != sorted(set(self.at)) or min(self.at, default=1) < 1:
-            raise BadInput(f"Steps(at={self.at}): rising numbers of {self.unit} are needed, such as (50, 80)")
+            raise BadInput(f"Steps(at={self.at}): give increasing numbers of {self.unit}, such as (50, 80)")
         if not self.factor_each > 0:
             raise BadInput(f"Steps(factor_each={self.factor_each}): it must be positive")
         _require_unit(self.unit, "Steps")
@@ -61,7 +61,9 @@ class Cosine:
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.floor <= 1:
-            raise BadInput(f"Cosine(length={self.length}, floor={self.floor}): at least 1, and from 0 to 1, are needed")
+            raise BadInput(
+                f"Cosine(length={self.length}, floor={self.floor}): length must be at least 1, and floor from 0 to 1"
+            )
         _require_unit(self.unit, "Cosine")
 
     def factor(self, step: int, epoch: int) -> float:

@@ -57,10 +57,10 @@ class Training:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise BadInput(f"Training({name}={value!r}): a whole number, at least {least} is needed")
         if self.max_steps is None and self.max_epochs is None:
-            raise BadInput("Training: give max_steps or max_epochs, so that it ends whatever happens")
+            raise BadInput("Training: give max_steps or max_epochs, so that training always ends")
         if isinstance(self.optimiser, Ridge) and (self.loss == "cross_entropy" or self.penalties):
             raise BadInput(
-                "Training(Ridge()): it solves for a squared error alone: loss='half_squared_error', no penalties"
+                "Training(Ridge()): works for the squared error only: set loss='half_squared_error' and no penalties"
             )
 
     def _require_types(self) -> None:

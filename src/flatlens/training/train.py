@@ -57,7 +57,7 @@ def train(
     """
     if not isinstance(model, nn.Module):
         raise BadModel(
-            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: is it not built yet?"
+            f"train(model=...): a torch.nn.Module is needed, got {type(model).__name__}: call .build() first"
         )
     with as_found(model, settings.seed):
         if save is not None:

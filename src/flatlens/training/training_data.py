@@ -30,7 +30,7 @@ class TrainingData:
         x, y = data
         if len(x) != len(y) or not len(x):
             raise BadData(
-                f"train({what}=...): {len(x)} inputs and {len(y)} targets: as many, and at least one, are needed"
+                f"train({what}=...): {len(x)} inputs and {len(y)} targets: give as many of each, at least one"
             )
         require_finite((x, y), f"train({what}=...)")
         device = next(model.parameters()).device
@@ -98,21 +98,26 @@ def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
     x, y = data
     n = max(len(x), 1)
     if settings.until.accuracy is not None and y.is_floating_point():
-        raise BadInput("Until(accuracy=...): targets that are no integer labels have no accuracy: leave it out")
+        raise BadInput(
+            "Until(accuracy=...): accuracy needs integer class labels, and the targets are not: leave accuracy out"
+        )
     if any(isinstance(p, InputJacobian) for p in settings.penalties) and not x.is_floating_point():
-        raise BadInput("InputJacobian: the inputs are no floating numbers, and have no derivative")
+        raise BadInput(
+            "InputJacobian: the inputs are not floating numbers, so there is no derivative with respect to them: leave "
+            "this penalty out"
+        )
     if settings.mixup is not None and not x.is_floating_point():
-        raise BadInput("Mixup: the inputs are no floating numbers, and cannot be mixed")
+        raise BadInput("Mixup: the inputs are not floating numbers and cannot be averaged: leave mixup out")
     if not any(p.requires_grad for p in model.parameters()):
-        raise BadModel("train(model=...): no parameter asks for a gradient: there is nothing to train")
+        raise BadModel("train(model=...): no parameter has requires_grad=True, so there is nothing to train")
     batch = min(settings.batch_size or n, n)
     last = n % batch or batch
     ghost = settings.ghost_batch or batch
     parts = {min(ghost, size - start) for size in (batch, last) for start in range(0, size, ghost)}
     if 1 in parts and any(isinstance(module, _BatchNorm) for module in model.modules()):
         raise BadInput(
-            f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch}): of {n} samples one would "
-            "be normalised alone by BatchNorm: choose a size that leaves no single sample"
+            f"Training(batch_size={settings.batch_size}, ghost_batch={settings.ghost_batch}): with {n} samples, the "
+            f"last batch has one sample, which BatchNorm cannot normalise: choose a size that leaves no rest of 1"
         )
 
 

@@ -46,7 +46,9 @@ def check_invariance(
     lens.require_fresh()
     asked, moves = None if measures is None else named(measures), named_transforms(transforms)
     if asked == []:
-        raise BadInput("check_invariance(measures=[]): at least one measure is needed; None takes all of one pass")
+        raise BadInput(
+            "check_invariance(measures=[]): name at least one measure, or leave measures out for all of one pass"
+        )
     draws = drawing(generator, progress, "check_invariance")
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
     problem = in_double(lens.problem)

@@ -24,5 +24,5 @@ def named_transforms(transforms: str | Transform | Iterable[str | Transform] | N
         return [one for one in TRANSFORMS.values() if one.default]
     found = TRANSFORMS.named(transforms, "check_invariance(transforms=...)")
     if not found:
-        raise BadInput(f"check_invariance(transforms=[]): at least one of {', '.join(TRANSFORMS)} is needed")
+        raise BadInput(f"check_invariance(transforms=[]): name at least one of {', '.join(TRANSFORMS)}")
     return list(dict.fromkeys(found))

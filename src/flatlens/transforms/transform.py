@@ -108,7 +108,7 @@ class Transform:
         model = copied(problem)
         offer = self.offer(read_wiring(problem, model))
         if offer.refused:
-            raise BadModel(f"transform {self.name}: this network has no place for it: {offer.refused}")
+            raise BadModel(f"transform {self.name}: cannot be applied to this network: {offer.refused}")
         generator = torch.Generator().manual_seed(0) if generator is None else generator
         note = self.move(Moving(problem, model, offer.links, generator))
         difference = proved(self.name, problem, model)
@@ -148,8 +148,9 @@ def copied(problem: Problem) -> nn.Module:
         return copy.deepcopy(problem.measured())
     except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
         raise BadModel(
-            f"Problem(model=...): the network cannot be copied ({one_line(error, 120)}), and transforms move the "
-            f"weights of a copy; torch.nn.utils.parametrizations.weight_norm can be, the older weight_norm not"
+            f"Problem(model=...): transforms need a copy of the network, and it cannot be copied "
+            f"({one_line(error, 120)}). If it uses the old torch.nn.utils.weight_norm, use "
+            f"torch.nn.utils.parametrizations.weight_norm instead"
         ) from error
 
 
@@ -172,7 +173,7 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
     if difference > _ROUNDINGS * eps * largest:
         raise FunctionChanged(
-            f"transform {name}: the outputs changed by {difference:.2g}, where the largest is {largest:.2g}: an error "
-            f"in flatlens; leave the transform out, and please report the network"
+            f"transform {name}: the outputs changed by {difference:.2g} (largest output: {largest:.2g}), but must not "
+            f"change. This is an error in flatlens: leave the transform out, and please report it"
         )
     return difference
