@@ -99,7 +99,10 @@ def test_generators_can_follow_one_another():
         (lambda: PushForward(Cube(2), nn.Identity(), lipschitz=math.nan), "lipschitz=nan"),
         (lambda: PushForward(Cube(2), nn.Flatten(0), lipschitz=1.0), "a tensor with . rows"),
         (lambda: PushForward(torch.zeros(3, 2), nn.Identity()), "got Tensor and Identity"),
-        (lambda: PushForward(Cube(2), nn.Identity()).log_density(torch.zeros(1, 2)), "the density of a push-forward is not known"),
+        (
+            lambda: PushForward(Cube(2), nn.Identity()).log_density(torch.zeros(1, 2)),
+            "the density of a push-forward is not known",
+        ),
         (lambda: PushForward(Cube(2), nn.Identity()).sample(0, torch.Generator()), "n=0"),
     ],
 )
