@@ -14,6 +14,7 @@ from pathlib import Path
 import vl_convert
 
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.predictions import MARKS
 from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.papers.rerun import IN_WORDS
 from flatlens.report.words import what_was_run
@@ -53,8 +54,8 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
 
 
 def _glance(found: list[Reproduction]) -> Iterator[str]:
-    yield "| | experiment | source | networks | reproduced | not reproduced | inconclusive |"
-    yield "|---|---|---|---:|---:|---:|---:|"
+    yield f"| | experiment | source | networks | {' | '.join(MARKS)} |"
+    yield "|---|---|---|---:" + "|---:" * len(MARKS) + "|"
     for one in found:
         link = f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
         yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *one.counts.values())

@@ -18,7 +18,8 @@ ROWS = [pytest.param(row, id=f"{name}-{row.name}") for name in GONE_THROUGH for 
 
 
 def plain(text):
-    """The text without marks of emphasis, line breaks and the hyphens at the ends of lines."""
+    """The text without marks of emphasis, numbers of lines, line breaks and the hyphens at the ends of lines."""
+    text = re.sub(r"(?m)^[ \t]*\d{1,4} (?=\S)", "", text)
     text = re.sub(r"(?<=\w)-\s*\n\s*(?=[a-z])", "", text).replace("*", "")
     for fancy, simple in (("’", "'"), ("“", '"'), ("”", '"'), ("–", "-"), ("ﬁ", "fi"), ("ﬂ", "fl")):
         text = text.replace(fancy, simple)

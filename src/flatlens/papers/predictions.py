@@ -13,11 +13,11 @@ Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
 
 Side: TypeAlias = Literal["above", "below"]
-Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive"]
+Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive", "not tested"]
 Kind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
 """What a prediction is: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
-MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?"}
+MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not tested": "–"}
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,17 @@ class Outcome:
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """Return "reproduced" if the whole 95% interval is on the predicted side, "not reproduced" if on the other.
 
+    Where no network has what the claim is about, it is "not tested".
+
     >>> conclusion_of(Statistic("r", 0.5, 40, 0.2, 0.7), "above", 0.0)
     'reproduced'
     >>> conclusion_of(Statistic("r", 0.5, 9), "above", 0.0)  # without an interval
     'inconclusive'
+    >>> conclusion_of(Statistic("r", float("nan"), 0), "above", 0.0)
+    'not tested'
     """
+    if found.n == 0:
+        return "not tested"
     above, below = found.low > than, found.high < than  # both False where there is no interval
     if above == below:
         return "inconclusive"
