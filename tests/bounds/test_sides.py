@@ -62,6 +62,14 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
         lambda: (FIRST.spectral**2).mean(),
         lambda: FIRST.W2**2 / FIRST.norm.min() ** 2 * S.mean(),
     ),
+    ("linear_stability", "mean_1", "0"): (
+        lambda: FIRST.spectral.mean(),
+        lambda: FIRST.W2 / FIRST.norm.min() * S.sqrt().mean(),
+    ),
+    ("linear_stability", "mean_4", "0"): (
+        lambda: (FIRST.spectral**4).mean(),
+        lambda: FIRST.W2**4 / FIRST.norm.min() ** 4 * (S**2).mean(),
+    ),
     ("volume_bound", "lemma", "0"): (lambda: FIRST.volume, lambda: (FIRST.frobenius**2 / N) ** (N / 2)),
     ("volume_bound", "published", "0"): (lambda: FIRST.volume, lambda: (FIRST.frobenius**2 / N) ** (N / 2)),
     ("volume_bound", "mean", "0"): (
@@ -71,6 +79,18 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
     ("volume_bound", "", "0"): (
         lambda: FIRST.volume.mean(),
         lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).sum().sqrt() / n * (n * S.mean() / N) ** (N / 2),
+    ),
+    ("volume_bound", "second", "0"): (
+        lambda: N ** (-N / 2) / n * (FIRST.frobenius**N).sum(),
+        lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).sum().sqrt() / n * (n * S.mean() / N) ** (N / 2),
+    ),
+    ("network_volume_bound", "mean", None): (
+        lambda: total(lambda s: s.volume.mean()),
+        lambda: N ** (-N / 2) / n * total(lambda s: (s.frobenius**N).sum()),
+    ),
+    ("network_volume_bound", "second", None): (
+        lambda: N ** (-N / 2) / n * total(lambda s: (s.frobenius**N).sum()),
+        lambda: volumes(lambda s: s.W2 / s.norm),
     ),
     ("network_volume_bound", "", None): (
         lambda: total(lambda s: s.volume.mean()),
@@ -83,6 +103,14 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
     ("mls_chain", "A_B", "0"): (
         lambda: FIRST.spectral.mean(),
         lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
+    ),
+    ("mls_chain", "A_B.aligned", "0"): (
+        lambda: FIRST.spectral.mean(),
+        lambda: FIRST.W2 * torch.linalg.matrix_norm(FIRST.J, 2).mean(),
+    ),
+    ("mls_chain", "A_B.rank", "0"): (
+        lambda: FIRST.W2 * torch.linalg.matrix_norm(FIRST.J, 2).mean(),
+        lambda: FIRST.W2 * FIRST.J.flatten(1).norm(dim=1).mean(),
     ),
     ("mls_chain", "B_C", "0"): (
         lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
@@ -143,6 +171,9 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
     (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2 / FIRST.norm.min() ** 2 * S.mean()),
     (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2**2 / FIRST.norm.max() ** 2 * S.mean()),
     (("linear_stability", "mean", "0"), 1, lambda: FIRST.W2**2 / FIRST.norm.min() ** 2 * S.sum()),
+    (("linear_stability", "mean_1", "0"), 1, lambda: FIRST.W2 / FIRST.norm.min() * S.mean().sqrt()),
+    (("linear_stability", "mean_4", "0"), 0, lambda: FIRST.spectral.mean() ** 4),
+    (("linear_stability", "mean_4", "0"), 1, lambda: FIRST.W2**4 / FIRST.norm.min() ** 4 * S.mean() ** 2),
     (("volume_bound", "lemma", "0"), 0, lambda: FIRST.volume**2),
     (("volume_bound", "lemma", "0"), 1, lambda: (FIRST.frobenius**2) ** (N / 2)),
     (("volume_bound", "lemma", "0"), 1, lambda: (FIRST.spectral**2 / N) ** (N / 2)),
@@ -163,6 +194,9 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
         1,
         lambda: (FIRST.W2 ** (2 * N) / FIRST.norm ** (2 * N)).sum().sqrt() / n * (S.mean() / N) ** (N / 2),
     ),
+    (("volume_bound", "second", "0"), 0, lambda: N ** (-N / 2) * FIRST.frobenius.mean() ** N),
+    (("network_volume_bound", "mean", None), 1, lambda: N ** (-N / 2) * (FIRST.frobenius**N).mean()),
+    (("network_volume_bound", "second", None), 0, lambda: total(lambda s: s.volume.mean())),
     (("network_volume_bound", "", None), 0, lambda: FIRST.volume.mean()),
     (("network_volume_bound", "", None), 1, lambda: volumes(lambda s: s.W.norm() / s.norm)),
     (("mls_chain", "", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST) * S.mean().sqrt()),
@@ -170,6 +204,8 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
     (("mls_chain", "", "0"), 1, lambda: FIRST.W2 / FIRST.norm.mean() * S.mean().sqrt()),
     (("mls_chain", "A_B", "0"), 0, lambda: FIRST.frobenius.mean()),
     (("mls_chain", "A_B", "0"), 1, lambda: FIRST.W2 * FIRST.slope.mean() / FIRST.norm.mean()),
+    (("mls_chain", "A_B.aligned", "0"), 1, lambda: F2["0"] * torch.linalg.matrix_norm(FIRST.J, 2).mean()),
+    (("mls_chain", "A_B.rank", "0"), 0, lambda: FIRST.W2 * FIRST.J.flatten(1).norm(dim=1).mean()),
     (("mls_chain", "B_C", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * FIRST.slope.mean()),
     (("mls_chain", "C_D", "0"), 0, lambda: F2["0"] * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt()),
     (("nmls_bound", "", None), 0, lambda: total(lambda s: s.spectral.mean()) / len(SEEN)),

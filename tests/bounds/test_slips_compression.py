@@ -16,3 +16,5 @@ def test_the_code_runs_and_says_what_the_page_says(capsys: pytest.CaptureFixture
     assert "3.0 <= 1.0? False" in said
     assert "1.0 <= 0.5? False" in said
     assert "0.141 <= 0.010? False" in said
+    assert "f = z: B / C = 0.800" in said
+    assert "f = -1/z: B / C = 1.000" in said

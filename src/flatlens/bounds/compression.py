@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -11,11 +11,22 @@ from torch import Tensor
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
-from flatlens.bounds.quantities import input_norm2, log_positive_volume, output_slope2, rank, weight_slope2
+from flatlens.bounds.quantities import (
+    input_norm2,
+    log_positive_volume,
+    output_slope2,
+    rank,
+    weight_slope2,
+    weight_spectral2,
+)
 from flatlens.grams import Weight
 from flatlens.measures.gauss_newton import interpolation_sharpness
 from flatlens.measures.sensitivity import jacobian_frobenius, mls
 from flatlens.measures.volume import log_volume
+
+
+POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
+"""The powers k of Eq. 6 that are checked, and their rows."""
 
 
 @bound(
@@ -31,7 +42,8 @@ def linear_stability(context: Context) -> Iterator[Claim]:
     heuristic, and `.sound` says ||df/dx||_2 <= ||T||_2 ||J||_F, T the layer's operator: it holds for all, and no
     sharpness bounds it. Eq. 5 as printed goes by way of ||df/dW||_F alone, which is no link of the chain: `.middle` is
     ||df/dx||_2 <= ||df/dW||_F, true where ||W||_2 <= ||x||. `.mean` is Eq. 6 without that link: the squares' mean
-    against S, of the layer that reads the network's input.
+    against S, of the layer that reads the network's input. `.mean_1` and `.mean_4` are Eq. 6 for k = 1 and 4, the mean
+    of ||df/dx||_2^k against that of ||df/dtheta||_F^k; `.mean` has k = 2.
     """
     for layer, weight in context.layers.items():
         if layer not in context.readable:
@@ -48,7 +60,8 @@ def linear_stability(context: Context) -> Iterator[Claim]:
             norm = weight.spectral_norm if weight.adapter.token_wise else weight.kernel_norm
             yield Claim(spectral, norm * (slope2 / x2).sqrt(), layer, "published", premises)
         yield Claim(spectral, weight.spectral_norm * context.each(output_slope2, layer).sqrt(), layer, "sound")
-    yield _of_the_mean(context)
+    for k, part in POWERS.items():
+        yield of_the_mean(context, k, part)
 
 
 def _small(weight: Weight, x2: Tensor) -> Assumption:
@@ -57,15 +70,15 @@ def _small(weight: Weight, x2: Tensor) -> Assumption:
     return Assumption("weight_below_input", large == 0, f"||W||_2 > ||x|| for {large} of {len(x2)} samples")
 
 
-def _of_the_mean(context: Context) -> Claim:
-    """Return the claim of Eq. 6 with k = 2."""
+def of_the_mean(context: Context, k: float, part: str) -> Claim:
+    """Return the claim of Eq. 6 for a power k > 0, without its wrong link."""
     layer = context.first
     if layer is None or layer not in context.readable:
-        return context.unread("mean")
+        return context.unread(part)
     x2, weight = context.each(input_norm2, layer), context.layers[layer]
-    right = weight.spectral_norm**2 / x2.min() * context.total(interpolation_sharpness).mean()
+    right = (weight.spectral_norm / x2.min().sqrt()) ** k * context.total(interpolation_sharpness).pow(k / 2).mean()
     premises = (context.unshared(layer), context.nonzero(layer, x2), context.counted([layer]))
-    return Claim(context.each(mls, layer).square().mean(), right, layer, "mean", premises)
+    return Claim(context.each(mls, layer).pow(k).mean(), right, layer, part, premises)
 
 
 @bound(
@@ -78,7 +91,7 @@ def volume_bound(context: Context) -> Iterator[Claim]:
 
     In logarithms. `.lemma` is Lemma 3.2, dVol <= (||df/dx||_F^2 / N)^(N/2), and `.mean` the proposition's first link,
     both for dVol = sqrt det(df/dx df/dx^T): the order in print, df^T df, makes it 0 wherever there are fewer outputs
-    than inputs. The text also calls dVol the root of the product of all positive eigenvalues; so read, the lemma fails
+    than inputs. `.second` is the second link, from the mean of (||df/dx||_F^2 / N)^(N/2) on. The text also calls dVol the root of the product of all positive eigenvalues; so read, the lemma fails
     where the rank is below N: `.published`.
     """
     layer = context.first
@@ -87,13 +100,12 @@ def volume_bound(context: Context) -> Iterator[Claim]:
         return
     N = context.outputs
     volumes, frobenius2 = context.each(log_volume, layer), context.each(jacobian_frobenius, layer)
-    middle = N / 2 * (frobenius2 / N).log()
+    middle = _lemma(frobenius2, N)
     yield Claim(volumes, middle, layer, "lemma", logs=True)
-    yield Claim(_log_mean(volumes), _log_mean(middle), layer, "mean", logs=True)
     lower = int((context.each(rank, layer) < N).sum())
     full = Assumption("full_rank", lower == 0, f"the rank is below {N} for {lower} of {context.n} samples")
     yield Claim(context.each(log_positive_volume, layer), middle, layer, "published", (full,), logs=True)
-    yield _volume_claim(context, {layer: volumes}, layer, (context.unshared(layer),))
+    yield from _volume_claims(context, {layer: volumes}, layer, (context.unshared(layer),))
 
 
 @bound(
@@ -102,18 +114,30 @@ def volume_bound(context: Context) -> Iterator[Claim]:
     source="compression Prop. 3.6",
 )
 def network_volume_bound(context: Context) -> Iterator[Claim]:
-    """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6. In logarithms."""
+    """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6.
+
+    In logarithms. `.mean` and `.second` are its two links, by way of Lemma 3.2 at every layer: N^(-N/2) / n times
+    sum_{l,i} ||df/dx_i^l||_F^N.
+    """
     volumes = {layer: context.each(log_volume, layer) for layer in context.readable}
     if volumes:
-        yield _volume_claim(context, volumes, None, (context.all_unshared(),))
+        yield from _volume_claims(context, volumes, None, (context.all_unshared(),))
     elif context.layers:
         yield Claim(math.nan, math.nan, assumptions=(context.all_unshared(),))
 
 
-def _volume_claim(
+def _lemma(frobenius2: Tensor, N: int) -> Tensor:
+    """Return the logarithm of Lemma 3.2's right side, (||df/dx||_F^2 / N)^(N/2)."""
+    return N / 2 * (frobenius2 / N).log()
+
+
+def _volume_claims(
     context: Context, volumes: dict[str, Tensor], layer: str | None, premises: tuple[Assumption, ...]
-) -> Claim:
-    """Return sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, as logarithms."""
+) -> Iterator[Claim]:
+    """Yield sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, and its links.
+
+    As logarithms.
+    """
     N, n = context.outputs, context.n
     ratios, nonzero = [], []
     for name in volumes:
@@ -122,8 +146,17 @@ def _volume_claim(
         ratios.append(N * (context.layers[name].spectral_norm ** 2 / x2).log())
     S = context.total(interpolation_sharpness).mean()
     right = 0.5 * torch.cat(ratios).logsumexp(0) - math.log(n) + N / 2 * (n * S / N).log()
-    left = torch.stack([_log_mean(v) for v in volumes.values()]).logsumexp(0)
-    return Claim(left, right, layer, "", (context.counted(list(volumes)), *premises, *nonzero), logs=True)
+    left = _log_sum(volumes.values())
+    middle = _log_sum(_lemma(context.each(jacobian_frobenius, name), N) for name in volumes)
+    premises = (context.counted(list(volumes)), *premises, *nonzero)
+    yield Claim(left, right, layer, "", premises, logs=True)
+    yield Claim(left, middle, layer, "mean", logs=True)
+    yield Claim(middle, right, layer, "second", premises, logs=True)
+
+
+def _log_sum(layers: Iterable[Tensor]) -> Tensor:
+    """Return the logarithm of the sum over layers of the mean over samples."""
+    return torch.stack([_log_mean(values) for values in layers]).logsumexp(0)
 
 
 def _log_mean(logs: Tensor) -> Tensor:
@@ -137,6 +170,11 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     A = MLS, B = ||W||_2 mean_i ||df_i/dW||_F / ||x_i||, C = ||W||_2 sqrt(mean 1/||x_i||^2) sqrt(mean ||df_i/dW||_F^2),
     D the same with S in the last place. The undotted row is A <= D, Proposition 3.8, as its proof has it (Eq. 31): in
     print the root of Eq. 11 reaches over S^(1/2).
+
+    `.A_B.aligned` and `.A_B.rank` are the two causes of the first step (App. G.1), by way of ||W||_2 mean_i ||J_i||_2:
+    the tightness of the first is 1 where W and J stretch the same direction most, that of the second where J has rank
+    one. Their product is that of A <= B. The tightness of B <= C is the cosine between 1/||x_i|| and ||df_i/dW||_F over
+    the samples: 1 where ||x_i|| ||df_i/dW||_F is the same for all i.
     """
     layer = context.first
     if layer is None or layer not in context.readable:
@@ -150,6 +188,9 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     once, nonzero, all_of_it = context.unshared(layer), context.nonzero(layer, x2), context.counted([layer])
     yield Claim(A, D, layer, "", (once, nonzero, all_of_it))
     yield Claim(A, B, layer, "A_B", (once, nonzero))
+    between = W * (context.each(weight_spectral2, layer) / x2).sqrt().mean()
+    yield Claim(A, between, layer, "A_B.aligned", (once, nonzero))
+    yield Claim(between, B, layer, "A_B.rank", (once, nonzero))
     yield Claim(B, C, layer, "B_C", (nonzero,))
     yield Claim(C, D, layer, "C_D", (nonzero, all_of_it))
 

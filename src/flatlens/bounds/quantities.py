@@ -26,6 +26,12 @@ def weight_slope2(g: LayerGrams) -> Tensor:
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
+def weight_spectral2(g: LayerGrams) -> Tensor:
+    """||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix; ||J||_2^2 ||x||^2 of an unshared layer."""
+    return torch.linalg.eigvalsh(g.K_weight)[:, -1].clamp(min=0)
+
+
+@per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def output_slope2(g: LayerGrams) -> Tensor:
     """||J||_F^2, J = df/dz of the layer's output, over all its positions."""
     return g.linear.J.flatten(1).double().square().sum(1)
@@ -66,5 +72,5 @@ def _identity(g: LayerGrams) -> Tensor:
     return torch.eye(g.C.shape[1], dtype=g.C.dtype, device=g.C.device).expand_as(g.C)
 
 
-MADE_TOGETHER = (input_norm2, weight_slope2, output_slope2, rank, log_positive_volume)
+MADE_TOGETHER = (input_norm2, weight_slope2, weight_spectral2, output_slope2, rank, log_positive_volume)
 """Cheap quantities, made together in one pass with the first of them, or any measure, that a bound needs."""
