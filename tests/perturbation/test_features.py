@@ -10,7 +10,14 @@ from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
-from flatlens.perturbation.features import RotatedFeatures, chosen, feature_change, noise, with_moved_features
+from flatlens.perturbation.features import (
+    RotatedFeatures,
+    chosen,
+    noise,
+    smallest_feature_matrix,
+    with_moved_features,
+)
+from flatlens.perturbation.known_labels import feature_change
 
 
 @pytest.mark.parametrize(("name", "layer"), [("mlp-tanh", "2"), ("mlp-relu", "4"), ("residual", "head")])
@@ -85,3 +92,30 @@ def test_bad_input_is_told_in_one_line() -> None:
         feature_change(fl.Problem(net, "cross_entropy", (x, y)), torch.eye(5), "tied")
     with pytest.raises(BadInput, match="no linear layer"):
         chosen(fl.Lens(fl.Problem(nn.Flatten(), "mse", (torch.ones(3, 1), torch.ones(3, 1)))).layout, None)
+
+
+def test_the_smallest_matrix_for_given_moves_is_that_of_d2() -> None:
+    """reparam2019 D.2: the columns e_1 and (e_2 - e_1) / eps, of norm at least sqrt 2 / eps; no other A is smaller."""
+    for eps in (0.5, 0.1, 1e-3):
+        phi = torch.tensor([[1.0, 0.0, 0.0], [1.0, eps, 0.0]]).double()
+        moves = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]).double()
+        A = smallest_feature_matrix(phi, moves)
+        printed = torch.tensor([[1.0, -1 / eps, 0.0], [0.0, 1 / eps, 0.0], [0.0, 0.0, 0.0]]).double()
+        torch.testing.assert_close(A, printed)
+        assert float(torch.linalg.matrix_norm(A, 2)) >= 2**0.5 / eps
+
+
+def test_no_matrix_with_the_same_moves_has_a_smaller_norm() -> None:
+    generator = torch.Generator().manual_seed(0)
+    phi, moves = (torch.randn(3, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    A = smallest_feature_matrix(phi, moves)
+    torch.testing.assert_close(phi @ A.T, moves)
+    across = torch.eye(6).double() - torch.linalg.pinv(phi) @ phi
+    for _ in range(50):
+        other = A + torch.randn(6, 6, dtype=torch.float64, generator=generator) @ across
+        torch.testing.assert_close(phi @ other.T, moves)
+        assert torch.linalg.matrix_norm(other, 2) >= torch.linalg.matrix_norm(A, 2) - 1e-12
+    with pytest.raises(BadInput, match="no matrix moves these features so"):
+        smallest_feature_matrix(torch.ones(2, 3), torch.eye(3)[:2])
+    with pytest.raises(BadInput, match=r"two matrices \(n, m\)"):
+        smallest_feature_matrix(torch.ones(2, 3), torch.ones(2, 2))

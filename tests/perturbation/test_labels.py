@@ -11,7 +11,7 @@ import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.perturbation import label_change_terms
 from flatlens.perturbation.features import noise
-from flatlens.perturbation.labels import label_changes, seen
+from flatlens.perturbation.labels import relabelled, seen
 
 
 def smooth(phi: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ def test_a_constant_label_function_changes_nothing() -> None:
     problem = fl.Problem(net, "cross_entropy", (x, y))
     layout = fl.Lens(problem).layout
     move = noise(0.5, 1.0, torch.Generator().manual_seed(0))
-    changes, changed = label_changes(problem, net, layout, layout.weights["4"], lambda phi: y, move)
-    assert not changes.any()
-    assert not changed.any()
+    found = relabelled(problem, net, layout, layout.weights["4"], lambda phi: y, move)
+    assert torch.equal(found.told, found.kept)
+    assert not found.changed.any()
 
 
 def test_definition_9_sample_by_sample() -> None:
@@ -85,12 +85,12 @@ def test_definition_9_sample_by_sample() -> None:
     def labels(phi: Tensor) -> Tensor:
         return (phi[:, 0] > 0).long() + (phi[:, 1] > 0).long()
 
-    changes, changed = label_changes(problem, net, layout, weight, labels, lambda phi: -phi)
+    found = relabelled(problem, net, layout, weight, labels, lambda phi: -phi)
     there = -net[:4](x)
     f, told = net[4](there), labels(there)
-    truth = nn.functional.cross_entropy(f, told, reduction="none") - nn.functional.cross_entropy(f, y, reduction="none")
-    torch.testing.assert_close(changes, truth.abs().detach())
-    torch.testing.assert_close(changed, (told != y).double())
+    for losses, label in ((found.told, told), (found.kept, y)):
+        torch.testing.assert_close(losses, nn.functional.cross_entropy(f, label, reduction="none").detach())
+    torch.testing.assert_close(found.changed, (told != y).double())
 
 
 def test_the_nearest_sample_tells_the_label() -> None:

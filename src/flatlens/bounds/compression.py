@@ -24,7 +24,6 @@ from flatlens.measures.gauss_newton import interpolation_sharpness
 from flatlens.measures.sensitivity import jacobian_frobenius, mls
 from flatlens.measures.volume import log_volume
 
-
 POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
 """The powers k of Eq. 6 that are checked, and their rows."""
 
@@ -91,8 +90,9 @@ def volume_bound(context: Context) -> Iterator[Claim]:
 
     In logarithms. `.lemma` is Lemma 3.2, dVol <= (||df/dx||_F^2 / N)^(N/2), and `.mean` the proposition's first link,
     both for dVol = sqrt det(df/dx df/dx^T): the order in print, df^T df, makes it 0 wherever there are fewer outputs
-    than inputs. `.second` is the second link, from the mean of (||df/dx||_F^2 / N)^(N/2) on. The text also calls dVol the root of the product of all positive eigenvalues; so read, the lemma fails
-    where the rank is below N: `.published`.
+    than inputs. `.second` is the second link, from the mean of (||df/dx||_F^2 / N)^(N/2) on. The text also calls dVol
+    the root of the product of all positive eigenvalues; so read, the lemma fails where the rank is below N:
+    `.published`.
     """
     layer = context.first
     if layer is None or layer not in context.readable:

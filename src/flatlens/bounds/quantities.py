@@ -28,7 +28,8 @@ def weight_slope2(g: LayerGrams) -> Tensor:
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})
 def weight_spectral2(g: LayerGrams) -> Tensor:
     """||df/dW||_2^2 of the layer's weight alone, df/dW an N x (d m) matrix; ||J||_2^2 ||x||^2 of an unshared layer."""
-    return torch.linalg.eigvalsh(g.K_weight)[:, -1].clamp(min=0)
+    eigenvalues: Tensor = torch.linalg.eigvalsh(g.K_weight)
+    return eigenvalues[:, -1].clamp(min=0)
 
 
 @per_sample(id="", family="", symbol="", source="", unit="", place="weight", needs={"K"})

@@ -14,7 +14,7 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import NO_LOSS, of_draws, require_count, require_flag, require_positive
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
-from flatlens.perturbation.labels import label_changes, seen
+from flatlens.perturbation.labels import relabelled, seen
 from flatlens.perturbation.rotations import ROTATION_LAWS
 from flatlens.perturbation.weights import Elsewhere
 
@@ -130,7 +130,8 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
     phi' = phi_i + delta ||phi_i|| xi at the last linear layer, xi of uniform law on the sphere; f' the outputs there.
     y[phi'] is guessed: the label of the nearest sample, of the data and the held-out data. Definition 9 asks that this
     is O(delta^3) for all directions: `.worst` takes each sample's largest change, a lower bound of that. `.changed` is
-    the share of points whose label differs. Where the label function is known, `flatlens.perturbation` takes it.
+    the share of points whose label differs. Where the label function is known, `flatlens.perturbation.label_change`
+    takes it.
     """
     require_positive(delta=delta)
     require_count(2, draws=draws)
@@ -147,9 +148,9 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
     changes, changed = [], []
     for number in range(draws):
         move = noise(delta, 1.0, run.generator)
-        change, differs = label_changes(lens.problem, lens.model, lens.layout, weight, labels, move)
-        changes.append(change)
-        changed.append(differs.nanmean())
+        found = relabelled(lens.problem, lens.model, lens.layout, weight, labels, move)
+        changes.append((found.told - found.kept).abs())
+        changed.append(found.changed.nanmean())
         if run.progress is not None:
             run.progress("moved features", number + 1, draws)
     values = torch.stack(changes)

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.grams import Layout, Weight, lay_out, row_factor
+from flatlens.grams import Layout, Weight, row_factor
 from flatlens.operations.layers import by_sample
 from flatlens.perturbation.rotations import (
     balanced_count,
     balanced_rows,
     on_sphere,
     polar,
-    radius,
+    radii,
     rotated,
 )
 from flatlens.perturbation.weights import CHUNK, Elsewhere
@@ -80,12 +80,18 @@ def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weig
         return outcomes(problem, whole, lambda batch: problem.run(model, batch))
 
 
-def noise(delta: float, sign: float, generator: torch.Generator) -> Move:
-    """Return the move of every sample's features by delta ||phi_i|| in its own random direction (reparam2019 D.1)."""
+def noise(delta: float, sign: float, generator: torch.Generator, law: str = "rotations", sigma: float = 1.0) -> Move:
+    """Return the move of every sample's features by delta ||phi_i|| r in its own random direction (reparam2019 D.1).
+
+    r is 1, or of another of Proposition 2's laws (`radii`): then the moved features have its densities lambda_i.
+    """
 
     def move(phi: Tensor) -> Tensor:
         flat = phi.flatten(1)
-        xi = on_sphere(flat.shape, generator).to(flat)
+        xi = on_sphere(flat.shape, generator)
+        if law != "rotations":
+            xi = xi * radii(len(xi), law, xi.shape[1], sigma, generator)[:, None]
+        xi = xi.to(flat)
         there: Tensor = flat + sign * delta * flat.norm(dim=1, keepdim=True) * xi
         return there.reshape(phi.shape)
 
@@ -116,7 +122,7 @@ class RotatedFeatures:
 
     def draw(self, delta: float, law: str, sigma: float, generator: torch.Generator) -> Tensor:
         """Return W A, A = delta r O with a Haar-distributed rotation O and r of `law`."""
-        r = delta * radius(law, self.m, sigma, generator)
+        r = delta * float(radii(1, law, self.m, sigma, generator))
         return r * self._rotated(generator)
 
     def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
@@ -175,27 +181,25 @@ def _steepest(W: Tensor, G: Tensor) -> Tensor:
     return (W @ U) @ Vh
 
 
-def feature_change(problem: Problem, A: Tensor, layer: str | None = None, *, model: nn.Module | None = None) -> float:
-    """Return E_F(f, S, A), the change of the risk under phi -> (I + A) phi at a layer, for a given A, (m, m).
+def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:
+    """Return the A of smallest operator norm, (m, m), that moves features phi_i by A phi_i = z_i, for all i.
 
-    Labels kept.
+    phi, moves: (n, m). A is 0 across the span of the features, so that no other A has a smaller norm. Two features near
+    each other that move in different ways need a large one: reparam2019 D.2.
 
-    `layer`: the last linear one if None. m: its inputs, of a convolution in/groups x kernel. Source: relative2021
-    Eq. 4.
-
-    >>> net = nn.Linear(2, 1, bias=False)
-    >>> with torch.no_grad():
-    ...     _ = net.weight.fill_(1.0)
-    >>> problem = Problem(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
-    >>> feature_change(problem, torch.eye(2))  # f doubles: (4^2 - 2^2) / 2
-    6.0
+    >>> near = torch.tensor([[1.0, 0.0], [1.0, 0.01]]).double()
+    >>> round(float(torch.linalg.matrix_norm(smallest_feature_matrix(near, torch.eye(2)), 2)))
+    141
     """
-    model = problem.measured() if model is None else model
-    weight = chosen(lay_out(problem, model), layer)
-    if why := unmovable(weight):
-        raise BadInput(f"feature_change(layer={weight.layer!r}): {why}")
-    features = RotatedFeatures(problem, model, weight)
-    A = torch.as_tensor(A)
-    if A.shape != (features.m, features.m):
-        raise BadInput(f"feature_change(A=...): shape {(features.m, features.m)} is needed, got {tuple(A.shape)}")
-    return features.change(features.W @ A.detach().to("cpu", torch.float64))
+    phi, moves = torch.as_tensor(phi).to(torch.float64), torch.as_tensor(moves).to(torch.float64)
+    if phi.ndim != 2 or phi.shape != moves.shape:
+        got = f"{(*phi.shape,)} and {(*moves.shape,)}"
+        raise BadInput(f"smallest_feature_matrix(...): two matrices (n, m) are needed, got {got}")
+    A: Tensor = (torch.linalg.pinv(phi) @ moves).mT
+    missed = float((phi @ A.mT - moves).abs().max())
+    if not missed <= 1e-8 * float(moves.abs().max()):
+        raise BadInput(
+            f"smallest_feature_matrix(...): no matrix moves these features so (the nearest misses by {missed:.3g}): "
+            f"they depend on each other linearly, and their moves do not in the same way"
+        )
+    return A

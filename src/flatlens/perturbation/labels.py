@@ -57,15 +57,25 @@ def seen(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, *, 
     return Seen(torch.cat(features)[counts], torch.cat(targets)[counts], counts)
 
 
-def label_changes(
-    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
-) -> tuple[Tensor, Tensor]:
-    """Return (|l(f', y[phi']) - l(f', y_i)| of each sample, whether its label changed), both (n,) float64.
+@dataclass(frozen=True, eq=False)
+class Relabelled:
+    """The losses at moved features phi', f' the outputs there; scaled so that their means are risks, (n,) float64 each.
 
-    The first is scaled so that its mean is Definition 9's; f' are the outputs at the moved features phi'. Ignored
-    samples have 0 and NaN.
+    Ignored samples have losses of 0, and NaN in `changed`.
     """
-    changes, changed, mass = [], [], 0.0
+
+    kept: Tensor  #: l(f', y_i), with each sample's own label
+    told: Tensor  #: l(f', y[phi']), with the label of the place
+    changed: Tensor  #: whether the two labels differ
+
+
+def relabelled(
+    problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
+) -> Relabelled:
+    """Return the losses at the features that `move` returns, with the samples' labels and with those of the places."""
+    kept: list[Tensor] = []
+    other: list[Tensor] = []
+    changed, mass = [], 0.0
     with problem.measuring(model), torch.no_grad():
         for raw in problem.batches(256):
             there: list[Tensor] = []
@@ -77,15 +87,27 @@ def label_changes(
             with moved(weight, layout, keep):
                 f, y = problem.run(model, problem.place(raw))
             f = f.to(torch.float64)
-            told = labels(there[0].reshape(len(f), -1).to(torch.float64)).to(y)
+            told = _told(labels, there[0].reshape(len(f), -1).to(torch.float64), y)
             each = problem.loss.mass(f, y)
-            change = (problem.loss.values(f, told) - problem.loss.values(f, y)).abs()
-            changes.append(torch.where(each > 0, change, 0.0))
+            for losses, label in ((kept, y), (other, told)):
+                losses.append(torch.where(each > 0, problem.loss.values(f, label), 0.0))
             differs = (told != y).reshape(len(f), -1).any(1).to(torch.float64)
             changed.append(torch.where(each > 0, differs, math.nan))
             mass += float(each.sum())
-    found = torch.cat(changes).cpu()
-    return found * len(found) / mass, torch.cat(changed).cpu()
+    scale = sum(len(part) for part in kept) / mass
+    return Relabelled(torch.cat(kept).cpu() * scale, torch.cat(other).cpu() * scale, torch.cat(changed).cpu())
+
+
+def _told(labels: Labels, phi: Tensor, y: Tensor) -> Tensor:
+    """Return the targets that the label function gives at features (k, m), as the data's are."""
+    told = labels(phi)
+    if not isinstance(told, Tensor) or told.shape != y.shape:
+        got = f"{(*told.shape,)}" if isinstance(told, Tensor) else type(told).__name__
+        raise BadInput(
+            f"labels(features of shape {(*phi.shape,)}): targets as the data has them, {(*y.shape,)}, are needed, "
+            f"got {got}"
+        )
+    return told.to(y)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from scipy import linalg, stats
 from torch import Tensor
@@ -69,22 +67,22 @@ def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
     return directions / lengths
 
 
-def radius(law: str, m: int, sigma: float, generator: torch.Generator) -> float:
-    """Return r of Proposition 2's A = r O, in units of delta: density proportional to k(r) r^(m-1) on (0, 1].
+def radii(n: int, law: str, m: int, sigma: float, generator: torch.Generator) -> Tensor:
+    """Return n draws of r of Proposition 2's A = r O, in units of delta: its density is k(r) r^(m-1) on (0, 1].
 
     `rotations`: always 1. `ball`: k constant, so that A phi is uniform in the ball of radius ||phi||.
     `truncated_normal`: k the normal density of standard deviation `sigma`, cut off at 1.
     """
-    u = float(torch.rand((), dtype=torch.float64, generator=generator))
+    u = torch.rand(n, dtype=torch.float64, generator=generator)
     if law == "rotations":
-        return 1.0
+        return torch.ones_like(u)
     if law == "ball":
-        return math.pow(u, 1 / m)
+        return u.pow(1 / m)
     inside = float(stats.chi2.cdf(1 / sigma**2, m))
     if inside > UNDERFLOW:
-        return min(1.0, sigma * math.sqrt(stats.chi2.ppf(u * inside, m)))
+        return (sigma * torch.as_tensor(stats.chi2.ppf(u.numpy() * inside, m)).sqrt()).clamp(max=1)
     r, k = _rim(m, sigma)
-    return float(r[torch.searchsorted(k.cumsum(0) / k.sum(), u).clamp(max=len(r) - 1)])
+    return r[torch.searchsorted(k.cumsum(0) / k.sum(), u).clamp(max=len(r) - 1)]
 
 
 def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,94 @@
+"""The risk at moved features, with the labels kept or given by a known function of the features."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import BadInput
+from flatlens.grams import lay_out
+from flatlens.perturbation.features import Move, RotatedFeatures, chosen, unmovable, with_moved_features
+from flatlens.perturbation.labels import Labels, Relabelled, relabelled
+from flatlens.problem import Problem
+
+
+def feature_change(
+    problem: Problem,
+    A: Tensor,
+    layer: str | None = None,
+    *,
+    labels: Labels | None = None,
+    model: nn.Module | None = None,
+) -> float:
+    """Return E_F(f, S, A), the change of the risk under phi -> (I + A) phi at a layer, for a given A, (m, m).
+
+    `labels`: y[phi], from features (k, m) to targets as the data has them, of a layer applied once per sample; None
+    keeps each sample's label. `layer`: the last linear one if None. m: its inputs, of a convolution in/groups x
+    kernel. Source: relative2021 Eq. 4.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.fill_(1.0)
+    >>> problem = Problem(net, "half_squared_error", (torch.ones(1, 2), torch.zeros(1, 1)))
+    >>> feature_change(problem, torch.eye(2))  # f doubles: (4^2 - 2^2) / 2
+    6.0
+    >>> feature_change(problem, torch.eye(2), labels=lambda phi: phi[:, :1] - 1)  # y = 0 at (1, 1), 1 at (2, 2)
+    2.5
+    """
+    model = problem.measured() if model is None else model
+    weight = chosen(lay_out(problem, model), layer)
+    why = unmovable(weight) or ("" if labels is None or weight.dense else "labels= needs one position a sample")
+    if why:
+        raise BadInput(f"feature_change(layer={weight.layer!r}): {why}")
+    features = RotatedFeatures(problem, model, weight)
+    A = torch.as_tensor(A)
+    if A.shape != (features.m, features.m):
+        raise BadInput(f"feature_change(A=...): shape {(features.m, features.m)} is needed, got {tuple(A.shape)}")
+    A = A.detach().to("cpu", torch.float64)
+    if labels is None:
+        return features.change(features.W @ A)
+    return moved_risk(problem, lambda phi: phi + phi @ A.to(phi).mT, layer, labels=labels, model=model) - features.risk
+
+
+def moved_risk(
+    problem: Problem,
+    move: Move,
+    layer: str | None = None,
+    *,
+    labels: Labels | None = None,
+    model: nn.Module | None = None,
+) -> float:
+    """Return the risk at moved features: mean_i l(psi(phi_i'), y[phi_i']), phi' = move(phi) at a layer.
+
+    `move` maps features, samples first, to moved ones; `noise(delta, 1.0, generator, law)` draws those of Proposition
+    2. `labels` and `layer` are those of `feature_change`. The risk of the distribution less this is E_Rep, and this
+    less the risk of the sample is E_F: relative2021 Eq. 3 and 5.
+    """
+    if labels is not None:
+        return float(_relabelled(problem, labels, move, layer, model).told.mean())
+    model = problem.measured() if model is None else model
+    layout = lay_out(problem, model)
+    weight = chosen(layout, layer)
+    if why := unmovable(weight, by_noise=True):
+        raise BadInput(f"moved_risk(layer={weight.layer!r}): {why}")
+    return with_moved_features(problem, model, layout, weight, move).risk
+
+
+def label_change(
+    problem: Problem, labels: Labels, move: Move, layer: str | None = None, *, model: nn.Module | None = None
+) -> float:
+    """Return Definition 9's left side for a known label function: mean_i |l(f_i', y[phi_i']) - l(f_i', y_i)|.
+
+    f' are the outputs at phi' = move(phi). The arguments are those of `moved_risk`. Source: relative2021 Def. 9.
+    """
+    found = _relabelled(problem, labels, move, layer, model)
+    return float((found.told - found.kept).abs().mean())
+
+
+def _relabelled(problem: Problem, labels: Labels, move: Move, layer: str | None, model: nn.Module | None) -> Relabelled:
+    model = problem.measured() if model is None else model
+    layout = lay_out(problem, model)
+    weight = chosen(layout, layer)
+    if why := unmovable(weight, by_noise=True):
+        raise BadInput(f"moved features of {weight.layer!r}: {why}")
+    return relabelled(problem, model, layout, weight, labels, move)
