@@ -3,11 +3,17 @@
 import numpy as np
 import pytest
 
+from flatlens.bounds import check_bounds
+from flatlens.experiments.network import compute
+from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import histories, reached
 from flatlens.papers.sharpening.descent import FITTED
+from flatlens.papers.sharpening.growth import BOUND, LAWS, NORM, of_laws
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.papers.sharpening.smoothing import of_smoothing
+from flatlens.papers.sharpening.widths import WIDTH, with_width
+from flatlens.problem import Problem
 
 
 def paper(name):
@@ -15,7 +21,7 @@ def paper(name):
 
 
 def test_the_published_settings_of_gradient_descent():
-    (networks,) = paper("X6").values()
+    networks = paper("X6")["descent"]
     assert {n.training.optimiser.lr for n in networks} == {0.08, 0.04, 0.02}
     assert {n.training.label_smoothing for n in networks} == {0.0, 0.5, 0.75}
     assert {(n.training.batch_size, n.training.ghost_batch) for n in networks} == {(None, 5000)}
@@ -58,11 +64,31 @@ def test_courses_end_where_the_unsmoothed_network_has_learned(smoke_of):
 
 @pytest.mark.xdist_group("X6")
 def test_sharpness_stands_beside_the_edge_of_its_learning_rate(smoke_of):
-    (plot,) = smoke_of("X6")[1].plots
+    plot = smoke_of("X6")[1].plots[0]
+    assert plot.title.startswith("Fig. 1, 6")
     edge = plot.data[plot.data["line"] == "2/lr"]
     assert plot.dashed == ("2/lr",)
     assert set(edge["panel"]) == {BATCH_SHARPNESS.name}
     assert edge["y"].to_numpy() == pytest.approx(2 / 0.08)
+
+
+@pytest.mark.xdist_group("X6")
+def test_networks_of_section_5_and_the_bound_of_theorem_5_1(smoke_of):
+    results = smoke_of("X6")[1].results
+    wide = with_width(reached("width"))(results)
+    assert dict(zip(wide["model.widths"].astype(str), wide[WIDTH], strict=True)) == {"(4, 4, 4)": 4, "(8, 8, 8)": 8}
+    assert {n.model.widths for n in EXPERIMENTS["X6"].studies("laptop")["linear"].networks()} == {()}
+    laws = of_laws(results)
+    assert set(laws["law"]) == set(LAWS)
+    assert laws["holds"].tolist() == (laws[BOUND] <= laws[NORM]).astype(float).tolist()
+    assert laws[NORM].to_numpy() == pytest.approx(laws["jacobian_norm"].to_numpy(), rel=1e-5)
+    settings = EXPERIMENTS["X6"].studies("smoke")["bound_square"].networks()[-1]
+    model, split = settings.model.build(), settings.data.load()
+    model.load_state_dict(compute(settings).weights)
+    lens = Lens(Problem(model.double(), "mse", (split.x.double(), split.y.double())))
+    row = check_bounds(lens, "jacobian_growth", distribution=split.distribution).of("jacobian_growth")
+    kept = laws.set_index("key").loc[settings.key]
+    assert kept[BOUND] == pytest.approx(row.lhs, rel=1e-4)
 
 
 @pytest.mark.xdist_group("X7")

@@ -17,6 +17,7 @@ from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bound_studies
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
@@ -28,6 +29,7 @@ from flatlens.papers.sharpening.networks import (
     rows,
 )
 from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
+from flatlens.papers.sharpening.widths import width_plots, width_predictions, width_studies
 from flatlens.training import SGD, Training
 
 EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
@@ -46,7 +48,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         "laptop": ((0.08, 150, 5), (0.04, 300, 10), (0.02, 600, 20)),
         "paper": ((0.08, 1000, 5), (0.04, 2000, 10), (0.02, 4000, 20)),
     }[scale]
-    seeds, samples, ghosts = {"smoke": (4, None, None), "laptop": (5, None, None), "paper": (5, 2500, 5000)}[scale]
+    seeds, samples, ghosts = {"smoke": (4, None, None), "laptop": (8, None, None), "paper": (5, 2500, 5000)}[scale]
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
     shown = (EXCESS, BATCH_SHARPNESS, SOFTMAXED)
@@ -66,7 +68,8 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         smoothings(scale),
         Axis("seed", tuple(range(seeds))),
     )
-    return {"descent": Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)}
+    descent = Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)
+    return {"descent": descent, **width_studies(scale), **bound_studies(scale)}
 
 
 def _x6_predictions() -> tuple[Prediction, ...]:
@@ -85,7 +88,7 @@ def _x6_predictions() -> tuple[Prediction, ...]:
         },
         FITTED,
     )
-    fastest, figures = of_smoothing(table, False, fastest=True), "Fig. 1, 6-11"
+    fastest = of_smoothing(table, False, fastest=True)
     return (
         Prediction(
             "sharpness.reaches_edge",
@@ -94,6 +97,8 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             mean_of(fastest, "sharpness / (2/lr), largest"),
             "above",
             1.0,
+            kind="claim",
+            quote=_EDGE,
         ),
         Prediction(
             "sharpness.halts",
@@ -102,6 +107,9 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             mean_of(fastest, "sharpness / (2/lr), later half"),
             "below",
             HOVERS,
+            kind="reading",
+            quote=_EDGE,
+            reason='The text says "around" 2/lr, and gives no width: half of it here.',
         ),
         Prediction(
             "loss.beyond_edge",
@@ -109,32 +117,45 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             "sharpening section 2, of Cohen et al. 2021",
             mean_of(fastest, "growth of the loss beyond 2/lr"),
             "below",
+            kind="claim",
+            quote="while loss continued to decrease nonmonotonically",
         ),
         Prediction(
             "sharpness.rises",
             "Sharpness rises in the course of training: progressive sharpening.",
-            f"sharpening section 5, {figures}",
+            "sharpening section 5, Fig. 1, 6-11",
             mean_of(table, "rise of sharpness"),
+            kind="claim",
+            quote="a corresponding increase in the magnitude of the loss Hessian (see Appendix A.1): progressive "
+            "sharpening",
         ),
         Prediction(
             "sharpness.smoothing",
             "Smoother labels are associated with a less severe increase in sharpness.",
-            f"sharpening B.1, {figures}",
+            "sharpening section 1, 3rd contribution; B.1, Fig. 1, 6-11",
             along(table, SMOOTHING, "rise of sharpness", _ALIKE),
             "below",
+            kind="claim",
+            quote=_LESS_SEVERE,
+            headline=True,
         ),
         Prediction(
             "jacobian.smoothing",
             "Smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
-            f"sharpening B.1, {figures}",
+            "sharpening B.1, Fig. 1, 6-11",
             along(table, SMOOTHING, "rise of the Jacobian norm", _ALIKE),
             "below",
+            kind="claim",
+            quote=_LESS_SEVERE,
         ),
         Prediction(
             "jacobian.follows_sharpness",
             "Through training sharpness and softmaxed Jacobian norm rise together.",
-            f"sharpening section 5, {figures}",
+            "sharpening section 1, 1st contribution; section 5, Fig. 1, 6-11",
             mean_of(table, "tau of sharpness and Jacobian norm"),
+            kind="claim",
+            quote=_ANSATZ,
+            headline=True,
         ),
         Prediction(
             "jacobian.loss",
@@ -142,14 +163,38 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             "sharpening section 5, Thm 5.1",
             mean_of(table, "tau of loss and Jacobian norm"),
             "below",
+            kind="claim",
+            quote="any training procedure that reduces the loss over all data points will thus also increase the "
+            "sample-maximum Jacobian norm from a low starting point",
         ),
         Prediction(
             "jacobian.beyond_edge",
             "At the edge of stability the Jacobian norm need not plateau as sharpness does: here, that it grows on.",
             "sharpening section 5",
             mean_of(fastest, "growth of the Jacobian norm beyond 2/lr"),
+            kind="claim",
+            quote="it *need not* cause the Jacobian to *plateau* in the same way that loss sharpness does",
         ),
+        *width_predictions(),
+        *bound_predictions(),
     )
+
+
+_EDGE = "the sharpness increase halted at around $2/\\eta$ and oscillated there"
+_LESS_SEVERE = (
+    "In all cases, the smoother labels are associated with less severe increase in Jacobian and sharpness during "
+    "training"
+)
+_ANSATZ = (
+    "the largest eigenvalues of the loss Hessian control the growth of the largest singular values of the model's "
+    "input-output Jacobian"
+)
+_FIGURES: Mapping[float, Mapping[str, str]] = {
+    0.08: {"VGG11": "Fig. 1, 6", "ResNet18": "Fig. 9"},
+    0.04: {"VGG11": "Fig. 7", "ResNet18": "Fig. 10"},
+    0.02: {"VGG11": "Fig. 8", "ResNet18": "Fig. 11"},
+}
+"""Figures by learning rate and network."""
 
 
 def _x6_plots(results: Results) -> list[Plot]:
@@ -158,7 +203,7 @@ def _x6_plots(results: Results) -> list[Plot]:
     plots = []
     for _, same in networks.groupby([kinds.str.partition("(")[0], "lr"], sort=False):
         kind, lr = str(kinds[same.index[0]]).partition("(")[0], float(same["lr"].iloc[0])
-        of = f"{kind}, " if kind else ""
+        figures = _FIGURES[lr].get(kind) or " and ".join(_FIGURES[lr].values())
         plots.append(
             course_curves(
                 same,
@@ -166,13 +211,13 @@ def _x6_plots(results: Results) -> list[Plot]:
                 SMOOTHING,
                 (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
                 f"{kind.lower()}_lr_{lr:g}".strip("_").replace(".", "_"),
-                f"{of}learning rate {lr:g}",
+                f"{figures}: {f'{kind}, ' if kind else ''}learning rate {lr:g}",
                 "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands "
                 "one standard deviation to either side; dashed is 2/lr.",
                 {BATCH_SHARPNESS.name: ("2/lr", "edge")},
             )
         )
-    return plots
+    return [*plots, *width_plots(results), bound_plot(results)]
 
 
 UP_TO = (
@@ -180,23 +225,35 @@ UP_TO = (
     "on the points that are measured: the paper trains for as many iterations as that takes."
 )
 
+_SECTION_5 = (
+    "Wide networks and linear models, for which section 5 cites Cohen et al. (2021), and Theorem 5.1's bound in the "
+    "course of training are not shown in the paper: networks, learning rates and the bound's data are ours."
+)
+
 EXPERIMENTS = (
     Experiment(
         "X6",
         "Progressive sharpening, and less of it the smoother the labels",
-        "sharpening Fig. 1, 6, 7, 8, 9, 10, 11",
+        "sharpening section 5, Fig. 1, 6, 7, 8, 9, 10, 11",
         _x6,
         _x6_predictions(),
         _x6_plots,
         {
-            "smoke": (SMOKE_ONLY, PATCH_ROWS),
+            "smoke": (SMOKE_ONLY, PATCH_ROWS, _SECTION_5),
             "laptop": (
                 PATCH_ROWS,
                 "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
                 "reaches before 99% accuracy.",
                 UP_TO,
+                _SECTION_5,
             ),
-            "paper": (UP_TO, "1000, 2000 and 4000 iterations at most.", UNTOLD_INIT, GHOSTS),
+            "paper": (
+                UP_TO,
+                "1000, 2000 and 4000 iterations at most.",
+                UNTOLD_INIT,
+                GHOSTS,
+                _SECTION_5,
+            ),
         },
     ),
 )
