@@ -117,7 +117,7 @@ def search(problem: fl.Problem, case: Case, start: Tensor | None, tolerance: flo
     with measuring(problem.model):
         operator = OPERATORS[case.measure](problem)
         begun = time.perf_counter()
-        pairs = eigenpairs(operator, start=start, tolerance=tolerance)
+        pairs = eigenpairs(operator, start=start, rtol=tolerance)
         return pairs, operator.products, time.perf_counter() - begun
 
 

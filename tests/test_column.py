@@ -61,7 +61,7 @@ NAMES = {
     "mls[fc:1]": Column("mls", layer="fc:1"),
     "mls[]": Column("mls", layer=""),
     "mls[a[0]@b]": Column("mls", layer="a[0]@b"),
-    "sharpness(tol=0.01).second": Column("sharpness(tol=0.01)", "second"),
+    "sharpness(rtol=0.01).second": Column("sharpness(rtol=0.01)", "second"),
     "own(at='x).y@z[w]').max@permutation[fc]": Column("own(at='x).y@z[w]')", "max", "permutation", layer="fc"),
     "mls_chain.A_B.lhs[fc1]": Column("mls_chain", "A_B.lhs", layer="fc1"),
     "jacobian_generalisation.corrected.rhs@tight": Column("jacobian_generalisation", "corrected.rhs", rule="tight"),

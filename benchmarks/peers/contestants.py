@@ -214,7 +214,7 @@ EIGENVALUE: dict[str, Maker] = {
     "PyHessian power iteration": pyhessian(lambda h: float(h.eigenvalues(top_n=1)[0][0])),
     "curvlinops + eigsh(tol=1e-2)": curvlinops_eigsh,
     "hessian-eigenthings Lanczos": eigenthings_lanczos,
-    "flatlens sharpness(tol=0.02)": flatlens("sharpness(tol=0.02)"),
+    "flatlens sharpness(rtol=0.02)": flatlens("sharpness(rtol=0.02)"),
 }
 TRACE: dict[str, Maker] = {  # for ReLU networks
     "PyHessian trace": pyhessian(lambda h: float(torch.tensor(h.trace(), dtype=torch.float64).mean())),

@@ -28,14 +28,14 @@ def relative_flatness(networks: Networks) -> Quantity:
         Convention("the layer before", "relative2021 Fig. 8", net("relative_flatness", layer="fc2")),
         Convention("summed over layers: `.sum`", "for scale", net("relative_flatness", "sum")),
         Convention(
-            'features in units of their standard deviation: `normalize="std"`',
+            'features in units of their standard deviation: `normalized="std"`',
             f"{FLATNESS} `measure_comparison.py`",
-            net("relative_flatness(normalize='std')"),
+            net("relative_flatness(normalized='std')"),
         ),
         Convention(
-            'in units of their variance: `normalize="variance"`',
+            'in units of their variance: `normalized="variance"`',
             f"relative2021 Thm 4 as printed; {FLATNESS} `SyntheticExperiments/flatness.py`",
-            net("relative_flatness(normalize='variance')"),
+            net("relative_flatness(normalized='variance')"),
         ),
         Convention(
             "each trace divided by its size m",

@@ -207,7 +207,7 @@ def mls_by_search(networks: Networks) -> Quantity:
     rows = [
         Convention("mean of the steepest ‖f(x + d) - f(x)‖ / ‖d‖, ‖d‖ = 0.001 ‖x‖", "flatlens", net("mls_by_search")),
         Convention("the derivative itself: `mls`", "compression Def. 3.7", net("mls")),
-        Convention("long secants, ‖d‖ = ‖x‖ / 2: `radius=0.5`", "for scale", net("mls_by_search(radius=0.5)")),
+        Convention("long secants, ‖d‖ = ‖x‖ / 2: `delta=0.5`", "for scale", net("mls_by_search(delta=0.5)")),
         Convention(
             "mean of ‖f(x + d) - f(x)‖² / ‖d‖, d in a box of 0.1, 30 steps",
             "sharpdim `eval_mls_adv` (behind a sigmoid or softmax)",

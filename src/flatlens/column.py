@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from flatlens.errors import BadInput
+from flatlens.former import FORMER_TRANSFORMS, present_measure
 
 BoundSide: TypeAlias = Literal["lhs", "rhs"]
 
@@ -42,8 +43,12 @@ class Column:
     @staticmethod
     @lru_cache(maxsize=4096)
     def parse(name: str) -> Column:
-        """Return what a name says; one of another form is a measure's as a whole."""
-        return Column(*_fields(name))
+        """Return what a name says; one of another form is a measure's as a whole.
+
+        Former names of options and transforms are read as the present ones.
+        """
+        measure, part, transform, rule, layer = _fields(name)
+        return Column(present_measure(measure), part, FORMER_TRANSFORMS.get(transform, transform), rule, layer)
 
     @classmethod
     def of(cls, row: str, layer: str | None = None) -> Column:

@@ -9,7 +9,9 @@ from typing import Any, Literal, Self, TypeAlias
 import pandas as pd
 from torch import Tensor
 
+from flatlens.column import Column
 from flatlens.errors import UnknownName
+from flatlens.former import warn
 from flatlens.result import Result
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
@@ -72,7 +74,10 @@ class Report(Result, Mapping[Key, Estimate]):
                 f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
             )
         measure, layer = pair
-        if pair in self:
+        if pair not in self._estimates and (present := str(Column.parse(measure))) in self.measures():
+            warn(f"report[{measure!r}]", "the measure", present)
+            measure, pair = present, (present, layer)
+        if pair in self._estimates:
             return self._estimates[measure, layer]
         if measure not in self.measures():
             raise UnknownName.among("measure in this report", measure, self.measures())
@@ -87,8 +92,9 @@ class Report(Result, Mapping[Key, Estimate]):
 
     def __contains__(self, key: object) -> bool:
         pair = (key, None) if isinstance(key, str) else key
-        named = isinstance(pair, tuple) and all(part is None or isinstance(part, str) for part in pair)
-        return named and pair in self._estimates
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str | None) for part in pair)):
+            return False
+        return pair in self._estimates or (str(Column.parse(str(pair[0]))), pair[1]) in self._estimates
 
     def measures(self) -> list[str]:
         """Return the measures' names, in the order they were asked for."""
@@ -129,7 +135,7 @@ class Report(Result, Mapping[Key, Estimate]):
             mine = arrays.get(str(number), {})
             samples = mine.pop("samples", None)
             mine = {key.removeprefix("arrays."): tensor for key, tensor in mine.items()}
-            measured = scalars.pop("measure"), scalars.pop("layer")
+            measured = str(Column.parse(scalars.pop("measure"))), scalars.pop("layer")
             estimates[measured] = Estimate(**scalars, samples=samples, arrays=mine)
         return cls(estimates, content["about"])
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar, final
 
 from flatlens.errors import BadInput, UnknownName
+from flatlens.former import warn
 
 _T = TypeVar("_T")
 
@@ -26,6 +27,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
 
     `rows`: the letters of the catalogue's rows, in its order; an object whose row has another letter does not belong
     to the catalogue. `order` breaks ties between objects of one row; without it, they keep the order of registration.
+    `former`: the present name of each former one; a lookup by it warns.
 
     >>> known = Registry[int]("digit", int, rows="D")
     >>> known.add("two", "D2", 2), known.add("one", "D1", 1), known.add("mine", "own", 5)
@@ -34,8 +36,11 @@ class Registry(Mapping[str, _T], Generic[_T]):
     (['one', 'two'], [1])
     """
 
-    def __init__(self, what: str, kind: type[_T], *, rows: str, order: Callable[[_T], int] = lambda thing: 0) -> None:
-        self._what, self._kind, self._rows, self._order = what, kind, rows, order
+    def __init__(
+        self, what: str, kind: type[_T], *, rows: str, order: Callable[[_T], int] = lambda thing: 0,
+        former: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._what, self._kind, self._rows, self._order, self._former = what, kind, rows, order, former or {}
         self._known: dict[str, tuple[tuple[int, int, int], _T]] = {}
 
     def add(self, name: str, row: str, thing: _T) -> None:
@@ -45,7 +50,9 @@ class Registry(Mapping[str, _T], Generic[_T]):
             self._known[name] = (self._rows.index(letter), int(number), self._order(thing)), thing
 
     def __getitem__(self, name: str) -> _T:
-        return self._known[name][1]
+        if name in self._former:
+            warn(f"{self._what} {name}", "it", self._former[name])
+        return self._known[self._former.get(name, name)][1]
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._known, key=lambda name: self._known[name][0]))
@@ -77,7 +84,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
             raise self._unfit(each, call)
         if read is not None:
             return read(each)
-        if each not in self._known:
+        if self._former.get(each, each) not in self._known:
             raise UnknownName.among(self._what, each, self._known)
         return self[each]
 

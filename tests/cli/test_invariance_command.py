@@ -56,10 +56,10 @@ def test_the_screen_says_in_words_what_stays(capsys):
 
 def test_the_json_is_the_frame(capsys):
     command = ["invariance", "net.py:build", *OPTIONS, "--measures", "mls,local_volume(top_k=2)", "--json"]
-    assert cli.run([*command, "--transforms", "layerwise,feature_normalisation.published"]) == 0
+    assert cli.run([*command, "--transforms", "layerwise,feature_normalization.published"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {cell["measure"] for cell in found["cells"]} == {"mls", "local_volume(top_k=2)"}
-    assert set(found["transforms"]) == {"layerwise", "feature_normalisation.published"}
+    assert set(found["transforms"]) == {"layerwise", "feature_normalization.published"}
     assert found["transforms"]["layerwise"]["links"] == ["0 -> 2", "2 -> 4"]
     assert found["transforms"]["layerwise"]["difference"] < 1e-12
     assert found["left_out"] == {}

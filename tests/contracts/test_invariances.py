@@ -36,10 +36,10 @@ def rescaled(net: nn.Sequential, how: str) -> None:
 HELD_OUT = ("test_loss", "test_accuracy", "generalisation_gap")
 TIGHT = {"sharpness", "ggn_norm", "layer_sharpness", "maximal_relative_flatness", "layer_factors"}  # to a residual
 SPELLED = {  # so that errors are small beside what a move changes
-    "pac_bayes_flatness": "pac_bayes_flatness(of='loss', draws=200)",
-    "feature_robustness": "feature_robustness(draws=1500)",
-    "locally_constant_labels": "locally_constant_labels(delta=0.5, draws=400)",
-    **{name: f"{name}(tol=1e-11)" for name in TIGHT},
+    "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=200)",
+    "feature_robustness": "feature_robustness(probes=1500)",
+    "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
+    **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }
 KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT]
 OPTIONS = [
@@ -47,8 +47,8 @@ OPTIONS = [
     "worst_sharpness(adaptive=True)",
     "pac_bayes_flatness(of='loss', adaptive=True)",
     "representativeness(bandwidth='relative')",
-    "relative_flatness(normalize='std')",
-    "relative_flatness(normalize='variance')",
+    "relative_flatness(normalized='std')",
+    "relative_flatness(normalized='variance')",
     "jacobian_norm(softmax=True)",
     "mls(softmax=True)",
     "matrix_normalized_sharpness(frobenius=True)",

@@ -34,7 +34,7 @@ KINDS = {
     "residual": lambda: network("residual", n=12),
 }
 QUICK = [m for m in fl.measures.MEASURES.values() if not m.on_request and not m.held_out]
-SEARCHED = [f"{name}(tol=1e-8)" for name in ("sharpness", "ggn_norm", "layer_sharpness", "maximal_relative_flatness")]
+SEARCHED = [f"{name}(rtol=1e-8)" for name in ("sharpness", "ggn_norm", "layer_sharpness", "maximal_relative_flatness")]
 OTHERS = [
     *SEARCHED,
     "hessian_trace(exact=True)",

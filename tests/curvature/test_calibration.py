@@ -99,7 +99,7 @@ def test_as_many_probes_as_the_tolerance_asks_for(name: str, key: str) -> None:
 @pytest.mark.parametrize("name", ["mlp-relu", "cnn-tanh", "twice-tanh", "residual", "attention"])
 def test_blocks_and_the_whole(name: str) -> None:
     net, x, y = network(name)
-    keys = ["hessian_trace(exact=True)", "sharpness(tol=1e-09, layers=True)", "ggn_norm(tol=1e-09, layers=True)"]
+    keys = ["hessian_trace(exact=True)", "sharpness(rtol=1e-09, layers=True)", "ggn_norm(rtol=1e-09, layers=True)"]
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [*keys, "ggn_trace"])
     trace, top, ggn = ({at: e.value for (key, at), e in report.items() if key == wanted} for wanted in keys)
     assert sum(v for at, v in trace.items() if at is not None) == pytest.approx(trace[None], rel=1e-10)
@@ -120,15 +120,15 @@ def test_the_printed_values_of_linear_regression(outputs: int) -> None:
         net, x = nn.Linear(6, outputs, bias=False).double(), torch.randn(9, 6).double()
         y = torch.randn(9, outputs).double()
     keys = ["layer_sharpness", "maximal_relative_flatness", "sharpness"]
-    keys = [f"{key}(tol=1e-9)" for key in keys] + ["relative_flatness", "hessian_trace", "kappa_trace"]
+    keys = [f"{key}(rtol=1e-9)" for key in keys] + ["relative_flatness", "hessian_trace", "kappa_trace"]
     report = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, y))), keys)
     second = 2 / outputs * x.T @ x / 9
     norm, top, trace = net.weight.detach().square().sum(), torch.linalg.eigvalsh(second)[-1], second.trace()
     for key, truth in (
-        ("layer_sharpness(tol=1e-09).kappa", norm * top),
+        ("layer_sharpness(rtol=1e-09).kappa", norm * top),
         ("relative_flatness", norm * trace),
-        ("maximal_relative_flatness(tol=1e-09)", norm * top),
-        ("sharpness(tol=1e-09)", top),
+        ("maximal_relative_flatness(rtol=1e-09)", norm * top),
+        ("sharpness(rtol=1e-09)", top),
         ("hessian_trace", outputs * trace),
         ("kappa_trace", norm * outputs * trace),
     ):

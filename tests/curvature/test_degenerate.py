@@ -121,9 +121,9 @@ CASES: dict[str, Callable[[], Case]] = {
 
 MEASURES = [name for name in fl.measures.MEASURES if name not in ("test_loss", "test_accuracy", "generalisation_gap")]
 OPTIONS = [
-    "hessian_trace(exact=True)", "adaptive_sharpness(probes=2)", "sharpness(top=3, bottom=3, layers=True)",
+    "hessian_trace(exact=True)", "adaptive_sharpness(probes=2)", "sharpness(top_k=3, bottom_k=3, layers=True)",
     "ggn_norm(layers=True)", "spectral_density(ggn=True, layers=True)", "interpolation_gap(bound=True)",
-    "relative_flatness(normalize='std')", "matrix_normalized_sharpness(frobenius=True)", "mls(softmax=True)",
+    "relative_flatness(normalized='std')", "matrix_normalized_sharpness(frobenius=True)", "mls(softmax=True)",
 ]  # fmt: skip
 CLASSES = [name for name in CASES if name != "one output" and "no bias" not in name]
 

@@ -34,10 +34,10 @@ def search(A: Tensor, start: Tensor | None = None, **options: object) -> Eigenpa
     assert torch.allclose(vectors @ vectors.T, torch.eye(len(values), dtype=torch.float64), atol=1e-10)
     nearest = (torch.linalg.eigvalsh(A) - values[:, None]).abs().amin(1)
     assert bool((nearest <= pairs.residuals + 1e-12 * scale).all())
-    top = options.get("top", 1)
+    top = options.get("top_k", 1)
     if pairs.converged:
         allowed = torch.where(torch.arange(len(values)) < top, values.abs(), scale)
-        assert bool((pairs.residuals <= options.get("tolerance", 1e-3) * allowed + 1e-11 * scale).all())
+        assert bool((pairs.residuals <= options.get("rtol", 1e-3) * allowed + 1e-11 * scale).all())
     if pairs.exact:
         assert bool((truly <= 1e-11 * scale).all())
     return pairs
@@ -56,7 +56,7 @@ def close(ours: Tensor, truth: Tensor | list[float], tolerance: float = 1e-8, sc
 def test_any_symmetric_matrix(size: int, seed: int, top: int, bottom: int, scale: float) -> None:
     A = symmetric(scale * normal(size, seed=seed), seed + 1)
     values = torch.linalg.eigvalsh(A)
-    pairs = search(A, top=top, bottom=bottom, tolerance=1e-9)
+    pairs = search(A, top_k=top, bottom_k=bottom, rtol=1e-9)
     top = min(top, size)
     close(pairs.values, torch.cat([values.flip(0)[:top], values[: min(bottom, size - top)]]), scale=scale)
     assert pairs.converged
@@ -86,7 +86,7 @@ def test_known_spectra(kind: str, tolerance: float) -> None:
     spectrum = SPECTRA[kind].double().sort(descending=True).values
     A = symmetric(spectrum)
     for top, bottom in ((1, 0), (2, 0), (3, 0), (1, 1), (3, 2)):
-        pairs = search(A, top=top, bottom=bottom, tolerance=tolerance)
+        pairs = search(A, top_k=top, bottom_k=bottom, rtol=tolerance)
         truth = torch.cat([spectrum[:top], spectrum.flip(0)[:bottom]])
         close(pairs.values, truth, max(2 * tolerance, 1e-8), float(spectrum.abs().max()))
         assert pairs.converged
@@ -94,14 +94,14 @@ def test_known_spectra(kind: str, tolerance: float) -> None:
 
 def test_a_loose_tolerance_may_see_a_repeated_value_once_but_never_a_wrong_one() -> None:
     spectrum = SPECTRA["repeated among many"].double()
-    pairs = search(symmetric(spectrum), top=3, tolerance=0.1)
+    pairs = search(symmetric(spectrum), top_k=3, rtol=0.1)
     assert pairs.largest == pytest.approx(5, rel=0.02)
     assert all(float((spectrum - value).abs().min()) <= 0.1 * value for value in pairs.values)
 
 
 @pytest.mark.parametrize("size", [1, 2, 7])
 def test_the_zero_matrix(size: int) -> None:
-    pairs = search(torch.zeros(size, size, dtype=torch.float64), top=2, bottom=1)
+    pairs = search(torch.zeros(size, size, dtype=torch.float64), top_k=2, bottom_k=1)
     assert pairs.exact
     assert pairs.converged
     assert pairs.values.tolist() == [0.0] * min(3, size)
@@ -110,7 +110,7 @@ def test_the_zero_matrix(size: int) -> None:
 
 @pytest.mark.parametrize("value", [-3.0, 0.0, 2.0, 1e-200])
 def test_one_by_one(value: float) -> None:
-    pairs = search(torch.tensor([[value]], dtype=torch.float64), top=3, bottom=2)
+    pairs = search(torch.tensor([[value]], dtype=torch.float64), top_k=3, bottom_k=2)
     assert pairs.values.tolist() == pytest.approx([value], rel=1e-14)
     assert pairs.exact
     assert pairs.products == 1
@@ -122,16 +122,16 @@ def test_a_start_that_cannot_see_the_largest_eigenvalue(tolerance: float) -> Non
     upper, lower = symmetric(torch.tensor([9.0, 8.0, 1.0])), symmetric(torch.tensor([3.0, -2.0, 0.5, 0.1]))
     A = torch.block_diag(upper, lower)
     start = torch.cat([torch.zeros(3), torch.ones(4)]).double()
-    pairs = search(A, start, top=2, bottom=1, tolerance=tolerance)
+    pairs = search(A, start, top_k=2, bottom_k=1, rtol=tolerance)
     close(pairs.values, [9.0, 8.0, -2.0], max(tolerance, 1e-8))
     for v in torch.linalg.eigh(A).eigenvectors.T:
-        close(search(A, v.clone(), top=1, tolerance=tolerance).values, [9.0], max(tolerance, 1e-8))
+        close(search(A, v.clone(), top_k=1, rtol=tolerance).values, [9.0], max(tolerance, 1e-8))
 
 
 @pytest.mark.parametrize("start", [torch.zeros(20), torch.full((20,), torch.nan), torch.tensor([torch.inf] * 20)])
 def test_a_start_that_is_none(start: Tensor) -> None:
     spectrum = torch.linspace(-1, 4, 20)
-    pairs = search(symmetric(spectrum), start.double(), top=2, bottom=1, tolerance=1e-9)
+    pairs = search(symmetric(spectrum), start.double(), top_k=2, bottom_k=1, rtol=1e-9)
     close(pairs.values, [4.0, float(spectrum[-2]), -1.0])
 
 
@@ -139,29 +139,29 @@ def test_a_start_that_is_none(start: Tensor) -> None:
 @pytest.mark.parametrize(("top", "bottom"), [(1, 0), (3, 0), (2, 2)])
 def test_restarts_in_little_room(room: int, top: int, bottom: int) -> None:
     spectrum = torch.linspace(-1, 1, 100).double().pow(3) * 5
-    pairs = search(symmetric(spectrum), top=top, bottom=bottom, tolerance=1e-6, room=room, most=3000)
+    pairs = search(symmetric(spectrum), top_k=top, bottom_k=bottom, rtol=1e-6, room=room, most=3000)
     close(pairs.values, torch.cat([spectrum.flip(0)[:top], spectrum[:bottom]]), 1e-6)
     assert pairs.converged
-    roomy = search(symmetric(spectrum), top=top, bottom=bottom, tolerance=1e-6, most=3000)
+    roomy = search(symmetric(spectrum), top_k=top, bottom_k=bottom, rtol=1e-6, most=3000)
     assert roomy.products <= pairs.products
 
 
 @pytest.mark.parametrize("room", [6, 300])
 def test_repeated_values_in_little_room(room: int) -> None:
     spectrum = torch.tensor([5.0] * 2 + [2.0] * 3 + [-1.0] * 35)
-    pairs = search(symmetric(spectrum), top=2, tolerance=1e-9, room=room)
+    pairs = search(symmetric(spectrum), top_k=2, rtol=1e-9, room=room)
     close(pairs.values, [5.0, 5.0])
 
 
 def test_out_of_products() -> None:
     """What was found, and that it is not converged."""
     A = symmetric(torch.linspace(0, 1, 200))
-    pairs = search(A, top=2, tolerance=1e-12, most=8)
+    pairs = search(A, top_k=2, rtol=1e-12, most=8)
     assert pairs.products == 8
     assert not pairs.converged
     assert not pairs.exact
     assert pairs.largest <= 1
-    few = search(A, top=4, most=2)
+    few = search(A, top_k=4, most=2)
     assert len(few.values) == 2
     assert not few.converged
 
@@ -175,7 +175,7 @@ def test_the_first_value_is_a_lower_bound(seed: int) -> None:
 
 def test_single_precision() -> None:
     A = symmetric(SPECTRA["both signs"]).float()
-    pairs = lanczos(lambda v: A @ v, normal(60).float(), top=2, bottom=1, tolerance=1e-12)
+    pairs = lanczos(lambda v: A @ v, normal(60).float(), top_k=2, bottom_k=1, rtol=1e-12)
     close(pairs.values, [3.0, 3 - 10 / 59, -7.0], 1e-5)
     assert pairs.values.dtype == torch.float64
     assert pairs.converged
@@ -184,18 +184,18 @@ def test_single_precision() -> None:
 def test_a_warm_start_needs_fewer_products() -> None:
     net, x, y = network("cnn-tanh", n=40)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    cold = eigenpairs(Hessian(problem), tolerance=1e-6)
+    cold = eigenpairs(Hessian(problem), rtol=1e-6)
     with torch.no_grad():
         for p in net.parameters():
             p.add_(1e-3 * torch.sign(p))
-    again, warm = (eigenpairs(Hessian(problem), tolerance=1e-6, start=s) for s in (None, cold.vectors[0]))
+    again, warm = (eigenpairs(Hessian(problem), rtol=1e-6, start=s) for s in (None, cold.vectors[0]))
     assert warm.products < again.products
     assert warm.largest == pytest.approx(again.largest, rel=1e-8)
 
 
 def test_a_lens_starts_where_an_earlier_one_ended() -> None:
     net, x, y = network("mlp-tanh", n=40)
-    problem, key = fl.Problem(net, "cross_entropy", (x, y)), "sharpness(tol=1e-06)"
+    problem, key = fl.Problem(net, "cross_entropy", (x, y)), "sharpness(rtol=1e-06)"
     first = fl.Lens(problem)
     value = fl.measure(first, [key])[key]
     second = fl.Lens(problem, after=first)
@@ -209,7 +209,7 @@ def test_the_share_of_the_data_that_warms_up_large_problems() -> None:
     net, x, y = network("mlp-gelu", n=600)
     for kind in (Hessian, GaussNewton):
         operator = kind(fl.Problem(net, "cross_entropy", (x, y)))
-        pairs = eigenpairs(operator, tolerance=1e-9)
+        pairs = eigenpairs(operator, rtol=1e-9)
         assert pairs.largest == pytest.approx(float(torch.linalg.eigvalsh(operator.matrix())[-1]), rel=1e-8)
         assert operator.products == pairs.products + 2 + operator.size  # 12 products on every 8th sample
 

@@ -347,12 +347,12 @@ def test_ghost_batches(loss: str, volumes: bool, batched: bool, memory: str | in
     for kind, truth in ((Hessian, H), (GaussNewton, G), (Residual, H - G), (Fisher, G)):
         close(kind(problem)(v), truth @ v, 1e-9)
     close(ParameterJacobian(problem).times(v), J @ v, 1e-9)
-    measured = ["sharpness(tol=1e-9, top=2)", "ggn_norm(tol=1e-9)", "hessian_trace(exact=True)", "hessian_trace"]
+    measured = ["sharpness(rtol=1e-9, top_k=2)", "ggn_norm(rtol=1e-9)", "hessian_trace(exact=True)", "hessian_trace"]
     report = fl.measure(fl.Lens(problem), measured)
     values = torch.linalg.eigvalsh(H)
-    top = report["sharpness(top=2, tol=1e-09)"].arrays["eigenvalues"]
+    top = report["sharpness(top_k=2, rtol=1e-09)"].arrays["eigenvalues"]
     assert torch.allclose(top, values.flip(0)[:2], rtol=1e-8, atol=1e-8 * float(values.abs().max()))
-    assert report["ggn_norm(tol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(G)[-1]), rel=1e-8)
+    assert report["ggn_norm(rtol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(G)[-1]), rel=1e-8)
     assert report["hessian_trace(exact=True)"].value == pytest.approx(float(H.trace()), rel=1e-8)
     rough = report["hessian_trace"]
     assert rough.value == pytest.approx(float(H.trace()), abs=max(5 * rough.stderr, 1e-8 * abs(rough.value)))
@@ -368,8 +368,8 @@ def test_batch_statistics_are_an_option_of_the_eigenvalues(size: int) -> None:
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     coupled = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=size))
     for name in ("sharpness", "ggn_norm"):
-        plain = f"{name}(tol=1e-06, layers=True)"
-        asked = f"{name}(tol=1e-06, layers=True, batch_statistics={size})"
+        plain = f"{name}(rtol=1e-06, layers=True)"
+        asked = f"{name}(rtol=1e-06, layers=True, batch_statistics={size})"
         found, truth = fl.measure(lens, [asked, plain, "jacobian_norm"]), fl.measure(coupled, plain)
         for layer in (None, "0"):
             assert found[asked, layer].value == pytest.approx(truth[plain, layer].value, rel=1e-5)
@@ -412,8 +412,8 @@ def bad_calls() -> dict[str, Callable[[fl.Problem], object]]:
         "no draws": lambda p: Fisher(p, draws=0),
         "half a draw": lambda p: Fisher(p, draws=0.5),
         "short start": lambda p: eigenpairs(Hessian(p), start=torch.ones(3)),
-        "no eigenpairs": lambda p: eigenpairs(Hessian(p), top=0),
-        "negative eigenpairs": lambda p: eigenpairs(Hessian(p), top=-1),
+        "no eigenpairs": lambda p: eigenpairs(Hessian(p), top_k=0),
+        "negative eigenpairs": lambda p: eigenpairs(Hessian(p), top_k=-1),
         "one probe": lambda p: spectral_density(Hessian(p), probes=1),
         "no steps": lambda p: spectral_density(Hessian(p), steps=0),
         "Jv": lambda p: ParameterJacobian(p).times(torch.ones(3)),
@@ -423,8 +423,10 @@ def bad_calls() -> dict[str, Callable[[fl.Problem], object]]:
         "J_i of too few": lambda p: InputJacobian(p).times(torch.ones(2, 6)),
     }
     for spelling in (
-        "sharpness(top=0)", "sharpness(top=1.5)", "sharpness(bottom=-1)", "sharpness(tol=0)", "sharpness(tol=2)",
-        "ggn_norm(top=0)", "layer_sharpness(tol=-1)", "maximal_relative_flatness(tol=0)", "layer_factors(tol='fine')",
+        "sharpness(top_k=0)", "sharpness(top_k=1.5)", "sharpness(bottom_k=-1)", "sharpness(rtol=0)",
+        "sharpness(rtol=2)",
+        "ggn_norm(top_k=0)", "layer_sharpness(rtol=-1)", "maximal_relative_flatness(rtol=0)",
+        "layer_factors(rtol='fine')",
         "hessian_trace(rtol=0)", "hessian_trace(probes=1)", "adaptive_sharpness(probes=2.5)",
         "interpolation_gap(rtol='x')", "spectral_density(probes=1)", "normalized_sharpness(lam=0)",
     ):  # fmt: skip

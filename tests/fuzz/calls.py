@@ -20,8 +20,8 @@ NAMES = (
 )  # fmt: skip
 ASKED = (
     "sharpness", "hessian_trace", "hessian_trace(exact=True)", "ggn_norm", "layer_sharpness", "adaptive_sharpness",
-    "maximal_relative_flatness", "average_sharpness(pairs=2)", "worst_sharpness(restarts=1, steps=2)",
-    "worst_sharpness(m=2, restarts=1, steps=2)", "pac_bayes_flatness(draws=2)", "interpolation_gap",
+    "maximal_relative_flatness", "average_sharpness(probes=2)", "worst_sharpness(restarts=1, steps=2)",
+    "worst_sharpness(m=2, restarts=1, steps=2)", "pac_bayes_flatness(probes=2)", "interpolation_gap",
     "feature_robustness",
     "layer_factors", "local_variation(delta=0.1, restarts=1, steps=1)", "representativeness", "locally_constant_labels",
     "mls_by_search(restarts=1)", "spectral_density",
@@ -30,15 +30,15 @@ ODD = (
     "", "nope", "mls(", "mls(x=1)", "mls\n", "local_volume(top_k=-1)", "local_volume(top_k=9)",
     "local_volume(top_k='a')",
     "local_volume(top_k=None)", "average_sharpness(rho=0)", "average_sharpness(rho=-1)", "average_sharpness(rho=1e300)",
-    "average_sharpness(rho=1e-300)", "average_sharpness(pairs=1)", "average_sharpness(pairs=True)",
+    "average_sharpness(rho=1e-300)", "average_sharpness(probes=1)", "average_sharpness(probes=True)",
     "average_sharpness(adaptive=3)", "average_sharpness(scale='x')", "worst_sharpness(m=0)", "worst_sharpness(rho='a')",
     "worst_sharpness(rho=1e300, restarts=1, steps=1)", "pac_bayes_flatness(level=0)", "pac_bayes_flatness(of='x')",
-    "pac_bayes_flatness(level=1e9, draws=2)", "hessian_trace(probes=1)", "hessian_trace(exact=1)",
+    "pac_bayes_flatness(level=1e9, probes=2)", "hessian_trace(probes=1)", "hessian_trace(exact=1)",
     "sharpness(tolerance=0)",
     "feature_robustness(delta=0)", "local_variation(delta=-1)", "local_variation(delta=1e300, restarts=1, steps=1)",
     "mls_by_search(restarts=0)", "spectral_density(steps=0)", 5, None, [5], [None], ["mls", "nope"], [], b"mls", {},
     object(),
-    [["mls"]], len, "mls(softmax=2)", "sharpness(top=0)", "x" * 5000, "mls(softmax=[1])", "mls(**{})", "a.b", "(1)",
+    [["mls"]], len, "mls(softmax=2)", "sharpness(top_k=0)", "x" * 5000, "mls(softmax=[1])", "mls(**{})", "a.b", "(1)",
     "\0",
 )  # fmt: skip
 PATHS = (None, 5, "", ".", b"abc", "a\0b", "x" * 300, "/proc/nope", object(), [], "no/such/folder/r", Path("/"))
@@ -83,7 +83,7 @@ def odd_names(s: Setup, pick: int) -> list[object]:
 
 def odd_draws(s: Setup, pick: int) -> list[object]:
     options = one_of(({"generator": 5}, {"progress": 5}, {"generator": torch.Generator()}, {"generator": "x"}), pick)
-    return [fl.measure(lens_of(s), ["average_sharpness(pairs=2)"], **options)]
+    return [fl.measure(lens_of(s), ["average_sharpness(probes=2)"], **options)]
 
 
 def odd_lens(s: Setup, pick: int) -> list[object]:
@@ -121,7 +121,7 @@ def invariance(s: Setup, pick: int) -> list[object]:
         "batchnorm_scale",
         "batchnorm_folding",
         None,
-        "feature_normalisation",
+        "feature_normalization",
     )
     return [fl.check_invariance(lens_of(s), ["weight_norm", "kappa_trace"], one_of(transforms, pick)).frame()]
 
@@ -133,9 +133,9 @@ def odd_invariance(s: Setup, pick: int) -> list[object]:
 
 
 def tracked(s: Setup, pick: int) -> list[object]:
-    odd = ({}, {}, {"every": 0}, {"every": "x"}, {"measures": []}, {"measures": 5}, {"live": 5}, {"subset": 0},
-        {"subset": 3},
-           {"subset": 99}, {"seed": "x"}, {"budget": -1}, {"budget": "x"}, {"outputs": 0}, {"seed": 10**30},
+    odd = ({}, {}, {"every": 0}, {"every": "x"}, {"measures": []}, {"measures": 5}, {"live": 5}, {"samples": 0},
+        {"samples": 3},
+           {"samples": 99}, {"seed": "x"}, {"budget": -1}, {"budget": "x"}, {"outputs": 0}, {"seed": 10**30},
            {"every": True})  # fmt: skip
     tracker = fl.Tracker(problem_of(s), **{"measures": ["mls", "loss"], "every": 1, "live": False, **one_of(odd, pick)})
     steps = one_of(((0, 1), (0, 0), (3, 2), (-1,), ("x",), (1.5,), (10**20,), (None,)), pick // 20)

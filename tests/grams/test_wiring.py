@@ -261,7 +261,7 @@ def test_a_dead_feature_does_not_spoil_theorem_4() -> None:
         net[0].bias[1] = -100  # dead
         net[0].weight[2] = 0  # constant
         net[0].bias[2] = 2
-    key = "relative_flatness(normalize='std')"
+    key = "relative_flatness(normalized='std')"
     before = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (X, Y))), key)[key]
     factors = torch.tensor([3.0, 5.0, 7.0, 0.1, 2.0]).double()
     with torch.no_grad():

@@ -66,7 +66,7 @@ def test_it_is_the_minimum(d: int, m: int, spread: float) -> None:
 def test_the_gap_holds_wherever_it_stops(density: float, spread: float, most: int) -> None:
     for seed in range(5):
         h, w = sparse(seed, 8, 11, density, spread)
-        exact, early = balance(h, w), balance(h, w, tolerance=0.0, most=most)
+        exact, early = balance(h, w), balance(h, w, rtol=0.0, most=most)
         assert early.sweeps <= most
         assert exact.value - exact.gap <= early.value * (1 + ROUNDING)
         assert early.value - early.gap <= exact.value * (1 + ROUNDING)

@@ -13,14 +13,14 @@ import flatlens as fl
 RUNS = {4: 200, 8: 100, 16: 60}  #: sets of so many draws
 
 DRAWN = {
-    "average_sharpness": ("average_sharpness(rho=0.3, pairs={m})", "mlp-tanh"),
-    "average_sharpness, ReLU": ("average_sharpness(rho=0.3, adaptive=False, pairs={m})", "mlp-relu"),
-    "rotations": ("feature_robustness(delta=0.5, draws={m})", "mlp-gelu"),
-    "ball": ("feature_robustness(delta=0.5, over='ball', draws={m})", "mlp-gelu"),
-    "noise": ("feature_robustness(delta=0.5, over='noise', draws={m})", "mlp-gelu"),
-    "labels": ("locally_constant_labels(delta=0.5, draws={m})", "mlp-tanh"),
+    "average_sharpness": ("average_sharpness(rho=0.3, probes={m})", "mlp-tanh"),
+    "average_sharpness, ReLU": ("average_sharpness(rho=0.3, adaptive=False, probes={m})", "mlp-relu"),
+    "rotations": ("feature_robustness(delta=0.5, probes={m})", "mlp-gelu"),
+    "ball": ("feature_robustness(delta=0.5, over='ball', probes={m})", "mlp-gelu"),
+    "noise": ("feature_robustness(delta=0.5, over='noise', probes={m})", "mlp-gelu"),
+    "labels": ("locally_constant_labels(delta=0.5, probes={m})", "mlp-tanh"),
 }
-SLOWLY = {"pac_bayes_flatness": ("pac_bayes_flatness(of='loss', adaptive=True, draws={m})", "mlp-tanh")}
+SLOWLY = {"pac_bayes_flatness": ("pac_bayes_flatness(of='loss', adaptive=True, probes={m})", "mlp-tanh")}
 
 
 def least(runs: int) -> float:

@@ -1,4 +1,4 @@
-"""Intervals hold the truth as often as they say where few draws are skewed, agree, or move in steps."""
+"""Intervals hold the truth as often as they say where few probes are skewed, agree, or move in steps."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def trained(convolutions: bool, steps: int = 60) -> fl.Problem:
 
 def test_average_sharpness_below_a_layer_norm() -> None:
     problem = trained(convolutions=True)
-    key = "average_sharpness(rho=0.3, pairs={})"
+    key = "average_sharpness(rho=0.3, probes={})"
     values = fl.measure(fl.Lens(problem), key.format(800), generator=seeded(1))[key.format(800)].arrays["pairs"]
     chosen = torch.randint(len(values), (8, 3000), generator=seeded(2))
     assert 0.93 <= share_inside(values[chosen], float(values.mean())) <= 0.97
@@ -160,28 +160,28 @@ def covered(key: str, longer: str, problem: fl.Problem, runs: int) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draws", [8, 16])
-def test_noise_that_costs_accuracy(draws: int) -> None:
-    key = "pac_bayes_flatness(draws={})"
-    inside = covered(key.format(draws), key.format(600), trained(convolutions=False), 200)
-    print(f"{draws} draws: {inside:.3f}")
+@pytest.mark.parametrize("probes", [8, 16])
+def test_noise_that_costs_accuracy(probes: int) -> None:
+    key = "pac_bayes_flatness(probes={})"
+    inside = covered(key.format(probes), key.format(600), trained(convolutions=False), 200)
+    print(f"{probes} probes: {inside:.3f}")
     assert 0.925 <= inside <= 0.985
 
 
-@pytest.mark.parametrize("draws", [8, 16])
-def test_a_level_crossed_in_steps(draws: int) -> None:
+@pytest.mark.parametrize("probes", [8, 16])
+def test_a_level_crossed_in_steps(probes: int) -> None:
     """Twenty samples, each wrong beyond a margin of its own, under noise in four weights."""
     x = torch.randn(20, 4, generator=seeded(0), dtype=torch.float64)
     margin = torch.rand(20, generator=seeded(1), dtype=torch.float64) + 0.1
 
-    def crossing(draws: int, seed: int) -> Crossing:
-        moved = (torch.randn(draws, 4, generator=seeded(seed), dtype=torch.float64) @ x.T).abs()
+    def crossing(probes: int, seed: int) -> Crossing:
+        moved = (torch.randn(probes, 4, generator=seeded(seed), dtype=torch.float64) @ x.T).abs()
         found = first_crossing(lambda sigma: (sigma * moved > margin).double().mean(1) / 2, 0.1, 0.05)
         assert found is not None
         return found
 
     truth = crossing(200000, 10**6).log_sigma
-    found = [crossing(draws, seed) for seed in range(300)]
+    found = [crossing(probes, seed) for seed in range(300)]
     inside = sum(abs(one.log_sigma - truth) <= 1.96 * one.stderr for one in found) / 300
     assert 0.925 <= inside <= 0.985
 
@@ -240,13 +240,13 @@ def test_what_a_search_misses_is_bounded(name: str) -> None:
 def test_a_start_that_is_not_random_bounds_nothing() -> None:
     spectrum = torch.linspace(0, 1, 400, dtype=torch.float64)
     start = torch.randn(400, generator=seeded(0), dtype=torch.float64)
-    assert lanczos(lambda v: spectrum * v, start, most=60, tolerance=1e-9).above == math.inf
+    assert lanczos(lambda v: spectrum * v, start, most=60, rtol=1e-9).above == math.inf
     theta = torch.linspace(0, 1, 30, dtype=torch.float64)
     assert 0 < unseen(theta, 400, 1.0) < unseen(theta, 400, 0.1) < unseen(theta[:20], 400, 0.1)
 
 
 def test_the_note_says_what_can_be_missed() -> None:
-    report = fl.measure(fl.Lens(trained(convolutions=True)), ["sharpness", "ggn_norm(tol=1e-9)"])
+    report = fl.measure(fl.Lens(trained(convolutions=True)), ["sharpness", "ggn_norm(rtol=1e-9)"])
     assert "an eigenvalue lies within" in report["sharpness"].note
     assert "a larger one can be missed" in report["sharpness"].note
-    assert "with a chance of 5% at most" in report["ggn_norm(tol=1e-09)"].note
+    assert "with a chance of 5% at most" in report["ggn_norm(rtol=1e-09)"].note

@@ -39,7 +39,7 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     spread."""
     net, x, y = network(name)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
-    report = fl.measure(lens, ["relative_flatness(normalize='std')", "relative_flatness"])
+    report = fl.measure(lens, ["relative_flatness(normalized='std')", "relative_flatness"])
     scale = lens.feature_scale()
     layer = {"mlp-tanh": "2", "cnn-tanh": "2", "twice-tanh": "mid"}[name]
 
@@ -60,6 +60,6 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     else:
         net[int(layer)] = Scaled(net[int(layer)], scale[layer])
     plain = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness"])
-    ours = report["relative_flatness(normalize='std')", layer].value
+    ours = report["relative_flatness(normalized='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
     assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)

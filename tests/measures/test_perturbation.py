@@ -36,7 +36,9 @@ def test_average_sharpness_of_a_quadratic_is_its_trace_at_any_radius(adaptive: b
     problem, w, _, H = regression()
     truth = float((H.diagonal() * (w.square() if adaptive else torch.ones(4))).sum())
     key = (
-        "average_sharpness(rho=0.7, pairs=400)" if adaptive else "average_sharpness(rho=0.7, adaptive=False, pairs=400)"
+        "average_sharpness(rho=0.7, probes=400)"
+        if adaptive
+        else "average_sharpness(rho=0.7, adaptive=False, probes=400)"
     )
     found = measured(problem, key)
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
@@ -48,8 +50,8 @@ def test_average_sharpness_of_a_quadratic_is_its_trace_at_any_radius(adaptive: b
 def test_antithetic_pairs_have_no_part_of_the_slope() -> None:
     problem, _, g, _ = regression()
     assert float(g.norm()) > 0.3  # far from a minimum: single draws would swamp the trace
-    small = measured(problem, "average_sharpness(rho=1e-5, adaptive=False, pairs=400)")
-    large = measured(problem, "average_sharpness(rho=1.0, adaptive=False, pairs=400)")
+    small = measured(problem, "average_sharpness(rho=1e-5, adaptive=False, probes=400)")
+    large = measured(problem, "average_sharpness(rho=1.0, adaptive=False, probes=400)")
     torch.testing.assert_close(small.arrays["pairs"], large.arrays["pairs"], rtol=1e-3, atol=1e-3)  # the same draws
 
 
@@ -60,7 +62,7 @@ def test_average_sharpness_tends_to_the_curvature(name: str, adaptive: bool, lim
     problem = fl.Problem(net, "cross_entropy", (x, y))
     truth = measured(problem, f"{limit}(exact=True)").value
     tail = "" if adaptive else ", adaptive=False"
-    found = measured(problem, f"average_sharpness(rho=0.001{tail}, pairs=300)")
+    found = measured(problem, f"average_sharpness(rho=0.001{tail}, probes=300)")
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.3 * abs(truth)
 
@@ -121,7 +123,7 @@ def test_pac_bayes_flatness_of_a_quadratic(adaptive: bool) -> None:
     """E L(w + sigma z) - L = sigma^2 / 2 sum_j u_j^2 H_jj."""
     problem, w, _, H = regression()
     truth = float((H.diagonal() * (w.square() if adaptive else torch.ones(4))).sum()) / (2 * 0.2)
-    key = f"pac_bayes_flatness(level=0.2, of='loss'{', adaptive=True' if adaptive else ''}, draws=400)"
+    key = f"pac_bayes_flatness(level=0.2, of='loss'{', adaptive=True' if adaptive else ''}, probes=400)"
     found = measured(problem, key)
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.1 * truth
@@ -134,7 +136,7 @@ def test_pac_bayes_flatness_in_accuracy_of_a_threshold() -> None:
         net.weight.copy_(torch.tensor([[1.0], [0.0]]))
     x, y = torch.ones(3, 1).double(), torch.zeros(3, dtype=torch.long)
     problem = fl.Problem(net, "cross_entropy", (x, y))
-    found = measured(problem, "pac_bayes_flatness(level=0.2, adaptive=True, draws=400)")
+    found = measured(problem, "pac_bayes_flatness(level=0.2, adaptive=True, probes=400)")
     assert found.value == pytest.approx(float(stats.norm.ppf(0.2)) ** 2, abs=4 * found.stderr)
     assert found.stderr < 0.4
 
@@ -181,7 +183,7 @@ def test_samples_normalised_together_can_be_moved() -> None:
 @pytest.mark.parametrize(("key", "told"), [
     ("average_sharpness(rho=0)", "rho=0: a positive number"),
     ("average_sharpness(rho=True)", "rho=True"),
-    ("average_sharpness(pairs=1)", "pairs=1: a whole number of at least 2"),
+    ("average_sharpness(probes=1)", "probes=1: a whole number of at least 2"),
     ("average_sharpness(scale='sum')", "'curvature', 'published46'"),
     ("worst_sharpness(rho=-1)", "rho=-1"),
     ("worst_sharpness(m=0)", "m=0"),

@@ -28,7 +28,7 @@ def test_the_mean_change_of_a_quadratic_is_its_leading_term(over: str, share: fl
     """delta^2 E[r^2] kappa / (2 m), Theorem 5: with nothing beyond, at any delta."""
     problem = quadratic()
     truth = share * 0.5**2 / (2 * 5) * measured(problem, "relative_flatness").value
-    found = measured(problem, f"feature_robustness(delta=0.5, over='{over}', draws=300)")
+    found = measured(problem, f"feature_robustness(delta=0.5, over='{over}', probes=300)")
     assert found.value == pytest.approx(truth, abs=4 * found.stderr)
     assert found.stderr < 0.1 * truth
 
@@ -56,7 +56,7 @@ def test_every_layers_mean_is_its_relative_flatness(name: str) -> None:
     net, x, y = network(name, n=6)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     lens = fl.Lens(problem)
-    key = "feature_robustness(delta=0.001, draws=400, layers=True)"
+    key = "feature_robustness(delta=0.001, probes=400, layers=True)"
     found = fl.measure(lens, ["relative_flatness", key])
     for layer, weight in lens.layout.weights.items():
         mean = found[key, layer]
@@ -68,7 +68,8 @@ def test_noise_for_each_sample_has_the_mean_of_rotations_and_a_smaller_error() -
     net, x, y = network("mlp-tanh", n=40)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     a, b = (
-        measured(problem, f"feature_robustness(delta=0.2, over='{over}', draws=100)") for over in ("rotations", "noise")
+        measured(problem, f"feature_robustness(delta=0.2, over='{over}', probes=100)")
+        for over in ("rotations", "noise")
     )
     assert a.value == pytest.approx(b.value, abs=4 * (a.stderr**2 + b.stderr**2) ** 0.5)
     assert b.stderr < 0.7 * a.stderr
@@ -128,7 +129,7 @@ def test_ignored_samples_are_no_samples(key: str) -> None:
 def test_eq_5_splits_the_gap() -> None:
     net, x, y = network("mlp-tanh", n=60)
     problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
-    key = "representativeness(delta=0.3, draws=200)"
+    key = "representativeness(delta=0.3, probes=200)"
     rep, robust = (measured(problem, key, part) for part in ("split.representativeness", "split.robustness"))
     gap = measured(problem, "generalisation_gap")
     within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both

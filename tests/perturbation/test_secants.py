@@ -32,9 +32,9 @@ def linear_problem(x: torch.Tensor) -> fl.Problem:
 @pytest.mark.parametrize("radius", [1e-2, 1.0, 100.0])
 def test_of_a_linear_network_it_is_the_slope(radius: float) -> None:
     report = fl.measure(
-        fl.Lens(linear_problem(torch.ones(5, 3, dtype=torch.float64))), ["mls", mls_by_search(radius=radius, steps=60)]
+        fl.Lens(linear_problem(torch.ones(5, 3, dtype=torch.float64))), ["mls", mls_by_search(delta=radius, steps=60)]
     )
-    found = report[mls_by_search(radius=radius, steps=60).key]
+    found = report[mls_by_search(delta=radius, steps=60).key]
     assert found.value == pytest.approx(float(torch.linalg.matrix_norm(WEIGHT, 2)), rel=1e-10)
     assert found.value == pytest.approx(report["mls"].value, rel=1e-10)
     assert found.kind == "lower bound"
@@ -46,7 +46,7 @@ def test_it_tends_to_the_slope() -> None:
     exact = fl.measure(lens, ["mls"])["mls"]
     errors = []
     for radius in (1e-2, 1e-3, 1e-4):
-        one = mls_by_search(radius=radius, steps=200)
+        one = mls_by_search(delta=radius, steps=200)
         found = fl.measure(lens, [one])[one.key]
         assert found.samples is not None
         assert exact.samples is not None
@@ -62,9 +62,9 @@ def test_the_secant_may_be_steeper_than_the_slope() -> None:
         net[0].weight.fill_(1.0)
         net[0].bias.zero_()
     problem = fl.Problem(net, "mse", (torch.tensor([[2.0]]), torch.zeros(1, 1)))
-    report = fl.measure(fl.Lens(problem), ["mls", mls_by_search(radius=1.0)])
-    assert report["mls_by_search(radius=1.0)"].value == pytest.approx(math.tanh(2) / 2, rel=1e-12)
-    assert report["mls_by_search(radius=1.0)"].value > 5 * report["mls"].value
+    report = fl.measure(fl.Lens(problem), ["mls", mls_by_search(delta=1.0)])
+    assert report["mls_by_search(delta=1.0)"].value == pytest.approx(math.tanh(2) / 2, rel=1e-12)
+    assert report["mls_by_search(delta=1.0)"].value > 5 * report["mls"].value
 
 
 def test_the_radius_is_relative() -> None:
@@ -75,8 +75,8 @@ def test_the_radius_is_relative() -> None:
     with torch.no_grad():
         nets[1][0].weight.div_(10)
     values = [
-        fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(4, 2)))), [mls_by_search(radius=0.5)])[
-            "mls_by_search(radius=0.5)"
+        fl.measure(fl.Lens(fl.Problem(net, "mse", (x, torch.zeros(4, 2)))), [mls_by_search(delta=0.5)])[
+            "mls_by_search(delta=0.5)"
         ].value
         for net, x in zip(nets, (small, large), strict=True)
     ]
@@ -112,15 +112,14 @@ def test_rounding_is_told() -> None:
     with torch.no_grad():
         problem.model.get_submodule("2").bias.fill_(1e4)
     assert (
-        "few roundings"
-        in fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-4)])["mls_by_search(radius=0.0001)"].note
+        "few roundings" in fl.measure(fl.Lens(problem), [mls_by_search(delta=1e-4)])["mls_by_search(delta=0.0001)"].note
     )
     assert "roundings" not in fl.measure(fl.Lens(tanh_problem()), [mls_by_search])["mls_by_search"].note
     with pytest.raises(BadInput, match="too small for float32"):
-        fl.measure(fl.Lens(problem), [mls_by_search(radius=1e-9)])
+        fl.measure(fl.Lens(problem), [mls_by_search(delta=1e-9)])
 
 
-@pytest.mark.parametrize("options", [{"radius": 0.0}, {"radius": -1.0}, {"steps": 0}, {"restarts": 0}])
+@pytest.mark.parametrize("options", [{"delta": 0.0}, {"delta": -1.0}, {"steps": 0}, {"restarts": 0}])
 def test_bad_options(options: dict[str, float]) -> None:
     (name,) = options
     with pytest.raises(BadInput, match=f"option {name}="):

@@ -96,10 +96,10 @@ def test_curvature_of_weight_normed_networks(name: str, wrap: Callable[..., nn.M
 def test_measures_of_weight_normed_networks(name: str, wrap: Callable[..., nn.Module]) -> None:
     net, x, y = normed(name, wrap)
     H = hessian(net, x, y)
-    asked = ["hessian_trace(exact=True)", "sharpness(tol=1e-9)"]
+    asked = ["hessian_trace(exact=True)", "sharpness(rtol=1e-9)"]
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), asked)
     assert report["hessian_trace(exact=True)"].value == pytest.approx(float(H.trace()), abs=1e-6)
-    assert report["sharpness(tol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=1e-5)
+    assert report["sharpness(rtol=1e-09)"].value == pytest.approx(float(torch.linalg.eigvalsh(H)[-1]), rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -116,10 +116,10 @@ def test_layers_of_weight_normed_networks(wrap: Callable[..., nn.Module]) -> Non
     kappa = torch.einsum("smtm,sk,tk->", H[:20, :20].reshape(5, 4, 5, 4), W, W)
     above = H[25:40, 25:40]
     report = fl.measure(
-        fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness", "layer_sharpness(tol=1e-9)"]
+        fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["relative_flatness", "layer_sharpness(rtol=1e-9)"]
     )
     assert report["relative_flatness", "0"].value == pytest.approx(float(kappa), rel=1e-6)
-    assert report["layer_sharpness(tol=1e-09)", "2"].value == pytest.approx(
+    assert report["layer_sharpness(rtol=1e-09)", "2"].value == pytest.approx(
         float(torch.linalg.eigvalsh((above + above.T) / 2)[-1]), rel=1e-6
     )
 
@@ -250,11 +250,11 @@ def test_norms_of_one_sample_at_a_time(norm: str, memory: str | int) -> None:
     for samples in (x, x[:1]):
         S = float(jacobians(net, samples).square().sum()) / len(samples)
         problem = fl.Problem(net, "half_squared_error", (samples, torch.zeros(len(samples), 2)), memory=memory)
-        report = fl.measure(fl.Lens(problem), ["interpolation_sharpness", "ggn_norm(tol=1e-9)"])
+        report = fl.measure(fl.Lens(problem), ["interpolation_sharpness", "ggn_norm(rtol=1e-9)"])
         assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-7)
         J = jacobians(net, samples).flatten(1)
         top = float(torch.linalg.eigvalsh(J.T @ J / len(samples))[-1])
-        assert report["ggn_norm(tol=1e-09)"].value == pytest.approx(top, rel=1e-6)
+        assert report["ggn_norm(rtol=1e-09)"].value == pytest.approx(top, rel=1e-6)
     assert len(torch.nn.modules.module._global_forward_hooks) == hooks
 
 

@@ -43,7 +43,7 @@ def values(net: nn.Module, data, loss="cross_entropy", **options) -> dict[str, f
     lens = fl.Lens(problem, outputs="exact")
     wanted = ["loss", "interpolation_sharpness", "ggn_trace", "mls", "normalized_mls", "feature_norm", "fisher_rao",
               "relative_flatness_ggn", "local_volume(top_k=2)", "hessian_trace(exact=True)", "output_norm",
-              "sharpness(tol=1e-9)", "relative_flatness_ggn(normalize='std')"]  # fmt: skip
+              "sharpness(rtol=1e-9)", "relative_flatness_ggn(normalized='std')"]  # fmt: skip
     found = fl.measure(lens, wanted)
     return {f"{name} {layer or ''}": e.value for (name, layer), e in found.items() if e.kind != "undefined"}
 

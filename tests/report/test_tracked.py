@@ -34,8 +34,8 @@ def test_the_data_are_the_networks_numbers_with_intervals_and_the_edge_beside_th
 
 
 def test_a_measure_with_options_keeps_its_edge():
-    data = tracked_frame({"a": history().replace("sharpness", "sharpness(tol=0.01)")})
-    assert data[data["measure"] == "sharpness(tol=0.01)"]["edge"].notna().all()
+    data = tracked_frame({"a": history().replace("sharpness", "sharpness(rtol=0.01)")})
+    assert data[data["measure"] == "sharpness(rtol=0.01)"]["edge"].notna().all()
 
 
 def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):

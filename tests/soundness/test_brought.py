@@ -165,7 +165,7 @@ def test_flatness_in_units_of_features_that_are_not_told_apart(normalize: str) -
         torch.manual_seed(0)
         net = Net(act, a=nn.Linear(4, 5), b=nn.Linear(5, 5), o=nn.Linear(5, 3)).double()
         x = torch.randn(30, 4, dtype=torch.float64)
-    key = f"relative_flatness_ggn(normalize={normalize!r})"
+    key = f"relative_flatness_ggn(normalized={normalize!r})"
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, torch.arange(30) % 3))), key)
     assert report[key, "b"].kind == "undefined"
     assert "every sample" in report[key, "b"].note

@@ -16,8 +16,8 @@ from flatlens.tracking.live import as_line
 
 REPORT = Report(
     {
-        ("sharpness(tol=0.01)", None): Estimate(38.1),
-        ("sharpness(tol=0.01)", "fc1"): Estimate(12.0),
+        ("sharpness(rtol=0.01)", None): Estimate(38.1),
+        ("sharpness(rtol=0.01)", "fc1"): Estimate(12.0),
         ("weight_norm", None): Estimate(7.0),
         ("weight_norm.spectral", None): Estimate(3.0),
         ("hessian_trace", None): Estimate(100.0, stderr=2.0, kind="estimate"),
@@ -29,7 +29,7 @@ REPORT = Report(
 
 def test_a_line() -> None:
     """Network values alone; beside the sharpness the edge."""
-    said = "sharpness(tol=0.01) 38.1{}; weight_norm 7; hessian_trace 100 +- 4; mls undefined"
+    said = "sharpness(rtol=0.01) 38.1{}; weight_norm 7; hessian_trace 100 +- 4; mls undefined"
     assert as_line(Moment(5, REPORT, Edge(0.05, 40.0, "2/lr"))) == "step 5: " + said.format(", 2/lr = 40 (95%)")
     assert as_line(Moment(5, REPORT, Edge(0.05))) == "step 5: " + said.format("")
     long = "2(1+momentum)/(lr(1+2momentum)) - weight decay"

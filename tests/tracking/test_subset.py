@@ -55,7 +55,7 @@ def test_the_same_samples_whatever_holds_them(kind: str) -> None:
     data, forward = SOURCES[kind]()
     net, (x, y) = network(), blobs()
     problem = fl.Problem(net, "cross_entropy", data, forward=forward, test=(x, y) if forward is None else None)
-    tracker = fl.Tracker(problem, ["loss", "sharpness"], subset=17, seed=3, live=False)
+    tracker = fl.Tracker(problem, ["loss", "sharpness"], samples=17, seed=3, live=False)
     assert tracker.problem.n == 17
     losses = fl.Lens(tracker.problem).outcomes("data").losses
     every = fl.Lens(fl.Problem(net, "cross_entropy", (x, y))).outcomes("data").losses
@@ -65,9 +65,9 @@ def test_the_same_samples_whatever_holds_them(kind: str) -> None:
     report = tracker.step()
     assert report["loss"].value == pytest.approx(expected["loss"].value, rel=1e-6)
     assert report["sharpness"].value == pytest.approx(expected["sharpness"].value, rel=1e-4)
-    again = fl.Tracker(problem, "loss", subset=17, seed=3, live=False)
+    again = fl.Tracker(problem, "loss", samples=17, seed=3, live=False)
     assert torch.equal(fl.Lens(again.problem).outcomes("data").losses, losses)
-    other = fl.Tracker(problem, "loss", subset=17, seed=4, live=False)
+    other = fl.Tracker(problem, "loss", samples=17, seed=4, live=False)
     assert not torch.equal(fl.Lens(other.problem).outcomes("data").losses, losses)
 
 
@@ -77,7 +77,7 @@ def test_what_the_problem_was_told_stays() -> None:
         net, "cross_entropy", (x, y), test=(x, y), parameters=["4.weight"], dtype=torch.float64, memory="1MB",
         batchnorm="train", ghost_batch=8,
     )  # fmt: skip
-    small = fl.Tracker(problem, ["loss", "test_loss"], subset=16, live=False).problem
+    small = fl.Tracker(problem, ["loss", "test_loss"], samples=16, live=False).problem
     for name in ("model", "loss", "test", "forward", "parameters", "dtype", "memory", "ghost_batch"):
         assert getattr(small, name) == getattr(problem, name), name
 
@@ -100,6 +100,6 @@ def test_batches_padded_to_lengths_of_their_own() -> None:
         return nn.utils.rnn.pad_sequence([t for t, _ in batch], batch_first=True), torch.stack([y for _, y in batch])
 
     problem = fl.Problem(Bag(), "cross_entropy", DataLoader(rows, batch_size=4, collate_fn=pad))
-    whole = fl.Tracker(problem, "loss", subset=30, live=False)
+    whole = fl.Tracker(problem, "loss", samples=30, live=False)
     assert whole.step()["loss"].value == pytest.approx(fl.measure(fl.Lens(problem), "loss")["loss"].value, rel=1e-6)
-    assert fl.Tracker(problem, "loss", subset=9, live=False).problem.n == 9
+    assert fl.Tracker(problem, "loss", samples=9, live=False).problem.n == 9

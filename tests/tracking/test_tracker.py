@@ -60,7 +60,7 @@ def test_a_measurement_that_draws_from_global_generators_is_undone() -> None:
     run = Run()
     problem = fl.Problem(run.net, "cross_entropy", DataLoader(Drawing(run.x, run.y), batch_size=32))
     before = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
-    tracker = fl.Tracker(problem, "loss", subset=40, live=False)
+    tracker = fl.Tracker(problem, "loss", samples=40, live=False)
     tracker.step()
     assert same(before, (random.getstate(), str(np.random.get_state()), torch.get_rng_state()))
 
@@ -118,7 +118,7 @@ def test_it_measures_whatever_the_trainer_has_switched_off(context) -> None:
 
 
 def test_a_killed_run_ends_in_the_same_history() -> None:
-    options = {"every": 6, "subset": 50, "seed": 5, "live": False}
+    options = {"every": 6, "samples": 50, "seed": 5, "live": False}
     whole = Run()
     undisturbed = fl.Tracker(whole.problem, MEASURES, **options)
     whole.train(40, undisturbed)
@@ -176,7 +176,7 @@ def test_a_state_is_not_changed_by_going_on() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"measures": "loss"}, {"every": 3}, {"subset": 20}, {"seed": 1}, {"outputs": 2}, {"n": 80}]
+    "other", [{"measures": "loss"}, {"every": 3}, {"samples": 20}, {"seed": 1}, {"outputs": 2}, {"n": 80}]
 )
 def test_the_state_of_another_tracker_is_refused(other: dict[str, object]) -> None:
     run, theirs = Run(), Run(other.pop("n", 96))
@@ -290,8 +290,8 @@ BAD = {
     r"every=\[\.\.\.\]=-1\): a whole number of at least 0": {"every": [-1, 2]},
     r"budget=1\): a share of wall time": {"budget": 1},
     r"budget=0.0\): a share of wall time": {"budget": 0.0},
-    r"subset=0\): a whole number of at least 1": {"subset": 0},
-    r"subset\(97\): the data has 96 samples": {"subset": 97},
+    r"samples=0\): a whole number of at least 1": {"samples": 0},
+    r"subset\(97\): the data has 96 samples": {"samples": 97},
     r"seed=-1\): a whole number of at least 0": {"seed": -1},
     r"live=3\): True, False or a function": {"live": 3},
     r"outputs='all'\): 'exact', or a number": {"outputs": "all"},

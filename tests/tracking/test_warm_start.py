@@ -48,7 +48,7 @@ def test_any_matrix_remembered_well_or_badly(size: int, seed: int, top: int, cha
     """However much has changed since, the eigenvalues are those of today."""
     A = symmetric(normal(size, seed=seed), seed + 1)
     B = A + change * symmetric(normal(size, seed=seed + 2), seed + 3)
-    pairs = search(B, remembered(A, top=top), top=top, tolerance=1e-9)
+    pairs = search(B, remembered(A, top_k=top), top_k=top, rtol=1e-9)
     truth = torch.linalg.eigvalsh(B)
     assert torch.allclose(pairs.values, truth.flip(0)[:top], atol=1e-7)
     assert pairs.converged
@@ -60,7 +60,7 @@ def decaying(size: int = 300) -> Tensor:
 
 def test_nothing_has_changed() -> None:
     A = symmetric(decaying())
-    pairs = search(A, remembered(A, tolerance=1e-3))
+    pairs = search(A, remembered(A, rtol=1e-3))
     assert pairs.largest == pytest.approx(10, rel=1e-5)
     assert pairs.products <= 3
 
@@ -68,8 +68,8 @@ def test_nothing_has_changed() -> None:
 def test_with_nothing_remembered_it_is_lanczos() -> None:
     A, start = symmetric(decaying()), normal(300, seed=8)
     nothing = Remembered(torch.zeros(1, dtype=torch.float64), (start / start.norm())[None])
-    cold = lanczos(lambda v: A @ v, start, tolerance=1e-6)
-    pairs = search(A, nothing, tolerance=1e-6)
+    cold = lanczos(lambda v: A @ v, start, rtol=1e-6)
+    pairs = search(A, nothing, rtol=1e-6)
     assert pairs.products == cold.products
     assert pairs.largest == pytest.approx(cold.largest, rel=1e-12)
 
@@ -78,7 +78,7 @@ def test_with_nothing_remembered_it_is_lanczos() -> None:
 def test_another_eigenvector_has_taken_the_lead(second: int) -> None:
     """Eigenvectors are exactly as they were: the old leader's residual is zero, and it is the wrong one."""
     spectrum = decaying()
-    known, ahead = remembered(symmetric(spectrum), tolerance=1e-6), spectrum.clone()
+    known, ahead = remembered(symmetric(spectrum), rtol=1e-6), spectrum.clone()
     ahead[second] = 14.0
     pairs = search(symmetric(ahead), known)
     assert pairs.largest == pytest.approx(14, rel=1e-4)
@@ -88,7 +88,7 @@ def test_another_eigenvector_has_taken_the_lead(second: int) -> None:
 def test_one_that_never_led_has_taken_the_lead() -> None:
     """Nothing of it was remembered: a little of everything is in the first direction."""
     spectrum = decaying()
-    known = remembered(symmetric(spectrum), keep=3, tolerance=1e-6)
+    known = remembered(symmetric(spectrum), keep=3, rtol=1e-6)
     for at in (50, 150, 299):
         ahead = spectrum.clone()
         ahead[at] = 25.0
@@ -102,14 +102,14 @@ def test_blocks_that_do_not_touch_each_other() -> None:
         symmetric(torch.cat([torch.tensor([9.0, 8.0, 7.0]), rest])),
         symmetric(torch.cat([torch.tensor([20.0]), rest])),
     )
-    known = remembered(torch.block_diag(left, 0.01 * right), tolerance=1e-6, keep=3)
+    known = remembered(torch.block_diag(left, 0.01 * right), rtol=1e-6, keep=3)
     assert search(torch.block_diag(left, right), known).largest == pytest.approx(20, rel=1e-4)
 
 
 def test_degenerate_matrices() -> None:
     A = symmetric(decaying(80))
     for matrix in (torch.zeros_like(A), torch.eye(80).double(), -torch.eye(80).double(), torch.outer(A[0], A[0])):
-        pairs = search(matrix, remembered(A), top=2)
+        pairs = search(matrix, remembered(A), top_k=2)
         truth = torch.linalg.eigvalsh(matrix)
         assert pairs.largest == pytest.approx(float(truth[-1]), rel=1e-5, abs=1e-8)
         assert pairs.converged
@@ -155,7 +155,7 @@ def test_half_the_products_along_a_run(name: str) -> None:
 
 def test_layers_and_both_ends_begin_warm_too() -> None:
     run = Run()
-    keys = ["sharpness(top=3, bottom=2)", "sharpness(layers=True)", "layer_sharpness"]
+    keys = ["sharpness(top_k=3, bottom_k=2)", "sharpness(layers=True)", "layer_sharpness"]
     tracker = fl.Tracker(run.problem, keys, every=1, live=False)
     first = tracker.step()
     for _ in run.steps(1):

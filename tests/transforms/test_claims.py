@@ -12,10 +12,10 @@ from flatlens.transforms import TRANSFORMS
 from flatlens.transforms.rescaling import between_layers
 
 TABLE_1 = {  # row -> (our name, one value per), and under which moves it stays
-    "kappa^l": ("layer_sharpness(tol=1e-11).kappa", "layer", {"layerwise"}),
+    "kappa^l": ("layer_sharpness(rtol=1e-11).kappa", "layer", {"layerwise"}),
     "kappa_tau^l": ("kappa_trace", "layer", {"layerwise"}),
-    "kappa^max": ("layer_sharpness(tol=1e-11).kappa_max", "network", {"layerwise"}),
-    "kappa^Sigma": ("layer_sharpness(tol=1e-11).kappa", "network", {"layerwise"}),
+    "kappa^max": ("layer_sharpness(rtol=1e-11).kappa_max", "network", {"layerwise"}),
+    "kappa^Sigma": ("layer_sharpness(rtol=1e-11).kappa", "network", {"layerwise"}),
     "kappa_tau^max": ("kappa_trace.max", "network", {"layerwise"}),
     "kappa_tau^Sigma": ("kappa_trace", "network", {"layerwise"}),
     "rho^l": ("neuron_flatness.max", "layer", {"layerwise", "neuronwise"}),
@@ -50,7 +50,7 @@ def test_the_table_speaks_of_the_rows_of_table_1(problem_of):
     for name, per, survives in TABLE_1.values():
         if per == "network":
             for move in ("layerwise", "neuronwise"):
-                cell = report[name.replace("(tol=1e-11)", ""), move]
+                cell = report[name.replace("(rtol=1e-11)", ""), move]
                 assert (cell.declared, cell.unchanged, cell.agrees) == (move in survives, move in survives, True)
 
 
@@ -88,7 +88,7 @@ def test_neuronwise_moves_relative_flatness_of_the_layer_that_reads_the_neurons_
 def test_theorem_4_holds_with_deviations_and_not_with_variances(problem_of):
     problem = problem_of("mlp-relu", 40)
     moved = TRANSFORMS["neuronwise"].apply(problem).problem
-    names = {how: f"relative_flatness(normalize={how!r})" for how in ("std", "variance")}
+    names = {how: f"relative_flatness(normalized={how!r})" for how in ("std", "variance")}
     a, b = (fl.measure(fl.Lens(one), list(names.values())) for one in (problem, moved))
     assert b[names["std"]].value == pytest.approx(a[names["std"]].value, rel=1e-10)
     assert b[names["variance"]].value != pytest.approx(a[names["variance"]].value, rel=0.1)
@@ -98,8 +98,8 @@ def test_theorem_4_holds_with_deviations_and_not_with_variances(problem_of):
 @pytest.mark.parametrize("network", ["mlp-relu", "cnn-1d", "cnn"])
 def test_the_preprocessing_applied_is_the_option_of_relative_flatness(problem_of, network, name, how):
     problem = problem_of(network, 40)
-    moved = TRANSFORMS[f"feature_normalisation{name}"].apply(problem)
-    option = f"relative_flatness(normalize={how!r})"
+    moved = TRANSFORMS[f"feature_normalization{name}"].apply(problem)
+    option = f"relative_flatness(normalized={how!r})"
     before = fl.measure(fl.Lens(problem), [option])
     after = fl.measure(fl.Lens(moved.problem), ["relative_flatness"])
     layers = [link.rpartition(" -> ")[2] for link in moved.links]
@@ -115,7 +115,7 @@ def test_the_preprocessing_chooses_one_of_all_rescaled_networks(problem_of):
     """Cor. 8: V removes the dependence on neuron-wise rescalings; as printed it does not."""
     problem = problem_of("mlp-relu", 40)
     scaled = TRANSFORMS["neuronwise"].apply(problem).problem
-    for name, alike in (("feature_normalisation", True), ("feature_normalisation.published", False)):
+    for name, alike in (("feature_normalization", True), ("feature_normalization.published", False)):
         one, two = (TRANSFORMS[name].apply(each).model for each in (problem, scaled))
         same = all(torch.allclose(a, b, rtol=1e-9) for a, b in zip(one.parameters(), two.parameters(), strict=True))
         assert same == alike
@@ -128,7 +128,7 @@ def test_a_constant_feature_has_its_value_as_unit_and_dead_ones_are_counted(prob
         net[0].weight[:2] = 0
         net[0].bias[:2] = torch.tensor([2.0, -1.0])  # one constant, one dead
     problem = fl.Problem(net, "cross_entropy", (torch.randn(40, 6).double(), torch.arange(40) % 3))
-    moved = TRANSFORMS[f"feature_normalisation{name}"].apply(problem)
+    moved = TRANSFORMS[f"feature_normalization{name}"].apply(problem)
     assert "1 features that 2 reads are 0 for all data" in moved.note
     want = torch.tensor([2.0 / 2.0**power, -1.0]).double()
     torch.testing.assert_close(moved.model[0].bias[:2], want)
@@ -136,7 +136,7 @@ def test_a_constant_feature_has_its_value_as_unit_and_dead_ones_are_counted(prob
     torch.testing.assert_close(columns[:, 0] / columns[:, 1], torch.full((5,), 2.0**power).double())
     with torch.no_grad():
         net[2].weight[:, 1] = 0  # without the dead unit's weights, the option is the flatness of the moved network
-    option = f"relative_flatness(normalize={('std', 'variance')[power - 1]!r})"
-    whole = TRANSFORMS[f"feature_normalisation{name}"].apply(problem).problem
+    option = f"relative_flatness(normalized={('std', 'variance')[power - 1]!r})"
+    whole = TRANSFORMS[f"feature_normalization{name}"].apply(problem).problem
     want = fl.measure(fl.Lens(problem), [option])[option, "2"].value
     assert fl.measure(fl.Lens(whole), ["relative_flatness"])["relative_flatness", "2"].value == pytest.approx(want)

@@ -15,9 +15,9 @@ from flatlens.transforms import TRANSFORMS
 from flatlens.transforms.cells import CELL_COLUMNS, compare
 
 REQUESTED = [
-    "sharpness(tol=1e-11)", "ggn_norm(tol=1e-11)", "hessian_trace", "layer_sharpness(tol=1e-11)", "adaptive_sharpness",
-    "interpolation_gap", "maximal_relative_flatness(tol=1e-11)", "average_sharpness",
-    "relative_flatness(normalize='std')", "worst_sharpness(adaptive=True)",
+    "sharpness(rtol=1e-11)", "ggn_norm(rtol=1e-11)", "hessian_trace", "layer_sharpness(rtol=1e-11)",
+    "adaptive_sharpness", "interpolation_gap", "maximal_relative_flatness(rtol=1e-11)", "average_sharpness",
+    "relative_flatness(normalized='std')", "worst_sharpness(adaptive=True)",
 ]  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def test_every_default_cell_agrees_both_ways(table):
     assert all(cell.agrees for cell in table)
     assert table.disagreeing == []
     default = [one.key for one in MEASURES.values() if not one.on_request]
-    for move in ("layerwise", "neuronwise", "permutation", "feature_normalisation"):
+    for move in ("layerwise", "neuronwise", "permutation", "feature_normalization"):
         assert [name for name in default if (name, move) not in {(c.measure, c.transform) for c in table}] == []
 
 
@@ -51,7 +51,7 @@ def test_the_frame_has_the_columns_and_one_row_a_cell(table):
 def test_what_does_not_apply_is_listed_with_the_reason(table):
     assert set(table.left_out) == {"batchnorm_folding", "batchnorm_scale"}
     assert "no BatchNorm" in table.left_out["batchnorm_scale"]
-    assert set(table.moved) == {"layerwise", "neuronwise", "permutation", "feature_normalisation"}
+    assert set(table.moved) == {"layerwise", "neuronwise", "permutation", "feature_normalization"}
     assert all(one.difference < 1e-10 and one.links for one in table.moved.values())
     with pytest.raises(UnknownName, match="batchnorm_scale does not apply to this network: the network has no"):
         table["mls", "batchnorm_scale"]

@@ -237,7 +237,7 @@ def test_a_half_frozen_float32_network_in_float64(problem_of):
 def test_norms_that_see_the_batch_are_left_alone(problem_of):
     problem = problem_of("cnn", batchnorm="train", ghost_batch=6)
     assert offered(problem, "layerwise") == offered(problem, "permutation") == ["8 -> 11"]
-    assert offered(problem, "batchnorm_scale") == offered(problem, "feature_normalisation") == []
+    assert offered(problem, "batchnorm_scale") == offered(problem, "feature_normalization") == []
     assert TRANSFORMS["layerwise"].apply(problem).difference < 1e-12
 
 

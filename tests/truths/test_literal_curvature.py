@@ -49,8 +49,11 @@ torch.set_num_threads(1)
 
 TOL = 1e-9
 ADAPTIVE, TRACE, GAP = adaptive_sharpness(exact=True), hessian_trace(exact=True), interpolation_gap(exact=True)
-ENDS, GGN = fl.measures.MEASURES["sharpness"](top=3, bottom=2, tol=TOL, layers=True), ggn_norm(tol=TOL, layers=True)
-LAYERS, ROWS, FACTORS = layer_sharpness(tol=TOL), maximal_relative_flatness(tol=TOL), layer_factors(tol=TOL)
+ENDS, GGN = (
+    fl.measures.MEASURES["sharpness"](top_k=3, bottom_k=2, rtol=TOL, layers=True),
+    ggn_norm(rtol=TOL, layers=True),
+)
+LAYERS, ROWS, FACTORS = layer_sharpness(rtol=TOL), maximal_relative_flatness(rtol=TOL), layer_factors(rtol=TOL)
 MEASURED = [
     "input_invariant_mls", "neuron_flatness", "neuron_flatness_ggn", "adaptive_sharpness_ggn",
     "matrix_normalized_sharpness", matrix_normalized_sharpness(frobenius=True),

@@ -177,7 +177,7 @@ class Context:
         elsewhere = Elsewhere(self.lens.problem, model=self.lens.model)
         _, slope = elsewhere.slope(elsewhere.here, elsewhere.chunks(), self.lens.problem.mass)
         pairs = eigenpairs(
-            Hessian(self.lens.problem, model=self.lens.model), top=1, bottom=1, tolerance=0.05, generator=self.generator
+            Hessian(self.lens.problem, model=self.lens.model), top_k=1, bottom_k=1, rtol=0.05, generator=self.generator
         )
         high, low = float(pairs.values[0]), float(pairs.values[-1])
         size = float(elsewhere.here.norm())

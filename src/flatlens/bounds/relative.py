@@ -164,7 +164,7 @@ def worst_of(context: Context, layer: str, weight: Weight) -> Worst:
     assert weight.parameter is not None
     features = RotatedFeatures(context.lens.problem, context.lens.model, weight)
     operator = Hessian(context.lens.problem, [weight.parameter], model=context.lens.model)
-    pairs = eigenpairs(operator, top=1, bottom=1, tolerance=1e-6, generator=context.generator)
+    pairs = eigenpairs(operator, top_k=1, bottom_k=1, rtol=1e-6, generator=context.generator)
     A, expansion = _settled(context, features, pairs.vectors[0].to("cpu", torch.float64).reshape(features.W.shape))
     delta, value = expansion.delta, features.change(expansion.delta * A)
     G = features.slope(torch.zeros_like(A))[1]

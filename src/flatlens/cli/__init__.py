@@ -15,9 +15,11 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from io import TextIOWrapper
+from typing import Any
 
 from cyclopts import App, CycloptsError
 
@@ -28,12 +30,13 @@ from flatlens.cli.data import data
 from flatlens.cli.invariance import invariance
 from flatlens.cli.listing import list_names
 from flatlens.cli.measure import measure
-from flatlens.cli.output import visible
+from flatlens.cli.output import note, visible
 from flatlens.cli.reproduce import reproduce
 from flatlens.cli.sharing import launched, speak, together
 from flatlens.cli.stopping import stoppable, stopped
 from flatlens.cli.study import report, study
 from flatlens.errors import FlatlensError, typed_line
+from flatlens.former import FormerName
 from flatlens.userfile import said
 
 TRACEBACK = "--traceback"
@@ -69,7 +72,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     try:
-        with together(arguments):
+        with together(arguments), _former_names_noted():
             words = [word for word in arguments if word != TRACEBACK]
             status = app(words, exit_on_error=False, print_error=False, result_action="return_value")
             sys.stdout.flush()
@@ -91,6 +94,20 @@ def run(arguments: Sequence[str]) -> int:
 def _pipe_closed(error: BaseException) -> bool:
     """Return whether nobody reads stdout any more; rich then exits, with the system's error as the context."""
     return isinstance(error, BrokenPipeError) or isinstance(error.__context__, BrokenPipeError)
+
+
+@contextmanager
+def _former_names_noted() -> Iterator[None]:
+    """Print each warning of a former name as one line on stderr; Python by itself hides it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", FormerName)
+        show = warnings.showwarning
+
+        def shown(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+            note(str(message)) if issubclass(category, FormerName) else show(message, category, *rest)
+
+        warnings.showwarning = shown  # type: ignore[assignment]
+        yield
 
 
 def _told(error: BaseException) -> tuple[int, str]:

@@ -18,6 +18,7 @@ from flatlens.comparing.direction import direction
 from flatlens.comparing.ranking import Place, places
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Report
+from flatlens.former import present_measure, warn
 from flatlens.measures import LAYERWISE, NEURONWISE, Card, Measure, named
 from flatlens.problem.checks import REDUCED_PRECISION
 from flatlens.result import Result
@@ -130,6 +131,9 @@ class Comparison(Result):
     def __getitem__(self, key: str | tuple[str, str]) -> dict[str, Estimate] | Estimate:
         """Return a measure's estimates by network, or the estimate of (measure, network)."""
         measure, model = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
+        if measure not in self.measures and (present := present_measure(str(measure))) in self.measures:
+            warn(f"comparison[{measure!r}]", "the measure", present)
+            measure = present
         if measure not in self.measures:
             raise UnknownName.among("measure in this comparison", measure, self.measures)
         found = self.estimates(str(measure))
@@ -164,7 +168,9 @@ class Comparison(Result):
             start = f"{number}/"
             arrays = {key.removeprefix(start): tensor for key, tensor in tensors.items() if key.startswith(start)}
             reports[name] = Report._restored({**rows, "about": content["about"][name]}, arrays)
-        measures = {name: _from_plain(name, row) for name, row in content["measures"].items()}
+        measures = {
+            present_measure(name): _from_plain(present_measure(name), row) for name, row in content["measures"].items()
+        }
         return cls(reports, measures, tuple(content["notes"]))
 
 

@@ -41,12 +41,12 @@ class DenseBlock:
         """Return the Gauss-Newton part of D_i[s,s], (n, d) float64."""
         return quadratic(self.C.to(torch.float64), self.J)
 
-    def largest(self, tolerance: float, progress: Progress | None = None) -> Eigenpairs:
+    def largest(self, rtol: float, progress: Progress | None = None) -> Eigenpairs:
         """Return the largest eigenvalue of the block, and its eigenvector."""
         start = torch.randn(
             self.J.shape[2] * self.phi.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
-        return lanczos(self, start.to(self.phi), tolerance=tolerance, progress=progress)
+        return lanczos(self, start.to(self.phi), rtol=rtol, progress=progress)
 
 
 def fits(problem: Problem, layout: Layout, layer: str) -> bool:
@@ -79,7 +79,7 @@ def dense_blocks(
     }
 
 
-def row_block_maxima(D: Tensor, phi: Tensor, tolerance: float, progress: Progress | None = None) -> Tensor:
+def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | None = None) -> Tensor:
     """Return lmax(mean_i D_is phi_i phi_i^T) of each row s, (d,) float64, from D (n, d) and phi (n, m)."""
     phi, maxima = phi.to(torch.float64), []
     for s, weight in enumerate(D.to(torch.float64).T):
@@ -91,7 +91,7 @@ def row_block_maxima(D: Tensor, phi: Tensor, tolerance: float, progress: Progres
                 return phi.T @ (weight * (phi @ v)) / len(phi)
 
             start = phi.T @ weight if bool(weight.any()) else torch.ones_like(phi[0])
-            found = lanczos(apply, start + 1e-3 * start.norm() * torch.ones_like(start), tolerance=tolerance)
+            found = lanczos(apply, start + 1e-3 * start.norm() * torch.ones_like(start), rtol=rtol)
             maxima.append(found.values[0])
         if progress is not None:
             progress("rows", s + 1, D.shape[1])

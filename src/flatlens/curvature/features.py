@@ -37,7 +37,7 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             return total
 
         start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), tolerance=_TOLERANCE).largest) ** 0.5
+        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), rtol=_TOLERANCE).largest) ** 0.5
     return norms
 
 

@@ -50,13 +50,13 @@ def jacobian_norms(
     places: list[CallOrInput],
     *,
     softmax: bool,
-    tolerance: float,
+    rtol: float,
     generator: torch.Generator,
     progress: Progress | None = None,
 ) -> Generator[TopGrams, None, None]:
     """Yield lmax(J_i J_i^T) of every sample, J_i the Jacobian of f, or of softmax(f), with respect to some places.
 
-    Residuals are at most `tolerance` times the value, unless the steps run out.
+    Residuals are at most `rtol` times the value, unless the steps run out.
     """
     problem = problem.as_asked()
     probe = problem.place(problem.probes[0])
@@ -79,7 +79,7 @@ def jacobian_norms(
                 at, x = _at(tape, inputs, layout, place, len(f))
                 in_front = place is None or layout.batch_axis[place] == 0  # samples on the first axis of x
                 apply, shape = _squared(f, at, softmax, tokens, in_front)
-                values, residual, steps = top_of_each(apply, shape, tolerance, own)
+                values, residual, steps = top_of_each(apply, shape, rtol, own)
                 residuals[place] = residual / values.clamp(min=1e-300)
                 products += steps
                 grams[place] = _with_top_alone(f, x, values.to(f.device), softmax, problem.precision)
@@ -151,7 +151,7 @@ def _with_top_alone(f: Tensor, x: Tensor, values: Tensor, softmax: bool, precisi
 
 
 def top_of_each(
-    apply: Callable[[Tensor], Tensor], shape: torch.Size, tolerance: float, generator: torch.Generator
+    apply: Callable[[Tensor], Tensor], shape: torch.Size, rtol: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor, int]:
     """Return (largest eigenvalues (n,), residuals (n,), steps) of n symmetric N x N matrices, known by their products.
 
@@ -181,7 +181,7 @@ def top_of_each(
         top, residual = theta[:, -1].clamp(min=0), beta * S[:, -1, -1].abs()
         alive = beta > 1e-12 * theta.abs().amax(1).clamp(min=1e-300)  # else Ritz values are eigenvalues
         residual = torch.where(alive, residual, 0.0)
-        if j >= 2 and bool((residual <= tolerance * top).all()):
+        if j >= 2 and bool((residual <= rtol * top).all()):
             break
         q = torch.where(alive[:, None], w / beta.clamp(min=1e-300)[:, None], 0.0)
     return top, residual, j + 1

@@ -5,7 +5,7 @@ In each step A Q = Q T + r e_last^T with Q orthonormal. So a Ritz pair (theta, Q
 iteration that stops when its value changes little is 1 to 10% off.
 
 >>> A = torch.diag(torch.tensor([5.0, 2.0, -1.0], dtype=torch.float64))
->>> pairs = lanczos(lambda v: A @ v, torch.ones(3, dtype=torch.float64), top=1, bottom=1)
+>>> pairs = lanczos(lambda v: A @ v, torch.ones(3, dtype=torch.float64), top_k=1, bottom_k=1)
 >>> [round(float(v), 6) for v in pairs.values], pairs.exact
 ([5.0, -1.0], True)
 """
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flatlens.errors import Overflows
 from flatlens.estimate import Progress
+from flatlens.former import renamed
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -160,13 +161,14 @@ class Krylov:
         self.steps = len(keep)
 
 
+@renamed(top="top_k", bottom="bottom_k", tolerance="rtol")
 def lanczos(
     apply: Apply,
     start: Tensor,
     *,
-    top: int = 1,
-    bottom: int = 0,
-    tolerance: float = 1e-3,
+    top_k: int = 1,
+    bottom_k: int = 0,
+    rtol: float = 1e-3,
     most: int = 300,
     room: int = 300,
     keep: int = 0,
@@ -174,10 +176,10 @@ def lanczos(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """Return the `top` largest and `bottom` smallest eigenvalues, to residuals of `tolerance` times their size.
+    """Return the `top_k` largest and `bottom_k` smallest eigenvalues, to residuals of `rtol` times their size.
 
     The residuals of the smallest are compared with the largest eigenvalue in size, because they may be 0. While
-    products are left, the first residual falls to `FIRST_SHARE` of the tolerance: a mixture of two eigenvectors has a
+    products are left, the first residual falls to `FIRST_SHARE` of the rtol: a mixture of two eigenvectors has a
     residual of at most half their gap, so at the tolerance itself two eigenvalues often pass for one.
 
     If the basis becomes invariant, it is continued from a random vector until nothing better can be found. Then a start
@@ -187,9 +189,9 @@ def lanczos(
     Args:
         apply: v -> A v.
         start: The first vector, (P,).
-        top: The number of largest eigenvalues.
-        bottom: The number of smallest eigenvalues.
-        tolerance: The relative residual allowed.
+        top_k: The number of largest eigenvalues.
+        bottom_k: The number of smallest eigenvalues.
+        rtol: The relative residual allowed.
         most: The largest number of products.
         room: The largest number of basis vectors; beyond it follows a thick restart.
         keep: The number of Ritz pairs returned as `remembered`.
@@ -203,8 +205,8 @@ def lanczos(
         return torch.randn(len(start), generator=generator, dtype=torch.float64).to(start)
 
     usable = bool(torch.isfinite(start).all()) and length(start) > 0
-    wanted = StoppingRule(min(top, len(start)), min(bottom, len(start) - min(top, len(start))), tolerance)
-    krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top + bottom) + 4))
+    wanted = StoppingRule(min(top_k, len(start)), min(bottom_k, len(start) - min(top_k, len(start))), rtol)
+    krylov = Krylov(apply, start if usable else fresh(), max(room, 2 * (top_k + bottom_k) + 4))
     block, block_is_random, closed = 0, not usable, False
     grown: Tensor | None = None  # the Ritz values before the first restart or continuation
     while krylov.products < most:
@@ -224,10 +226,10 @@ def lanczos(
             theta, _, _ = krylov.ritz()
             grown = theta if grown is None else grown
             half = len(theta) // 2
-            krylov.compress(ends_of(len(theta), min(top + 3, half), min(bottom + 1, half)))
+            krylov.compress(ends_of(len(theta), min(top_k + 3, half), min(bottom_k + 1, half)))
             block = 0
     theta, S, residuals = krylov.ritz()
-    ends = ends_of(len(theta), top, bottom)
+    ends = ends_of(len(theta), top_k, bottom_k)
     return Eigenpairs(
         theta[ends],
         krylov.vectors(S[:, ends]),
@@ -235,40 +237,40 @@ def lanczos(
         krylov.products,
         wanted.met(krylov, 0),
         closed,
-        remembered(theta, krylov.vectors, S, keep, top, bottom) if keep else None,
+        remembered(theta, krylov.vectors, S, keep, top_k, bottom_k) if keep else None,
         unseen(theta if grown is None else grown, len(start), random if usable else 1.0),
     )
 
 
 def remembered(
-    theta: Tensor, vectors: Callable[[Tensor], Tensor], S: Tensor, keep: int, top: int, bottom: int = 0
+    theta: Tensor, vectors: Callable[[Tensor], Tensor], S: Tensor, keep: int, top_k: int, bottom_k: int = 0
 ) -> Remembered:
     """Return `keep` pairs: those asked for, then the next largest."""
-    kept = ends_of(len(theta), top, bottom).tolist()
+    kept = ends_of(len(theta), top_k, bottom_k).tolist()
     kept += [i for i in range(len(theta) - 1, -1, -1) if i not in kept][: max(keep - len(kept), 0)]
     return Remembered(theta[kept], vectors(S[:, kept]))
 
 
 @dataclass(frozen=True)
 class StoppingRule:
-    """The number of eigenvalues asked for at both ends, their tolerance, and whether a basis has reached it."""
+    """The number of eigenvalues asked for at both ends, their rtol, and whether a basis has reached it."""
 
-    top: int
-    bottom: int
-    tolerance: float
+    top_k: int
+    bottom_k: int
+    rtol: float
 
     def met(self, krylov: Krylov, block: int, aim: float = 1.0) -> bool:
         """Return whether the basis from number `block` on has all that is asked for, with the residuals allowed."""
         theta, _, residuals = krylov.ritz(block)
-        ends = ends_of(len(theta), self.top, self.bottom)
+        ends = ends_of(len(theta), self.top_k, self.bottom_k)
         allowed = self.allowed(theta, krylov.Q.dtype, aim)
-        return len(ends) == self.top + self.bottom and bool((residuals[ends] <= allowed).all())
+        return len(ends) == self.top_k + self.bottom_k and bool((residuals[ends] <= allowed).all())
 
     def allowed(self, theta: Tensor, dtype: torch.dtype, aim: float = 1.0) -> Tensor:
         """Return the largest residual allowed for each eigenvalue; for the first one, `aim` times that."""
         scale = float(theta.abs().max())
-        allowed = self.tolerance * theta[ends_of(len(theta), self.top, self.bottom)].abs()
-        allowed[self.top :] = self.tolerance * scale
+        allowed = self.rtol * theta[ends_of(len(theta), self.top_k, self.bottom_k)].abs()
+        allowed[self.top_k :] = self.rtol * scale
         allowed[:1] *= aim
         return allowed.clamp(min=100 * torch.finfo(dtype).eps * scale)
 
@@ -277,24 +279,24 @@ class StoppingRule:
 
         A start near any eigenvector has a small residual at once, even if another eigenvalue is larger.
         """
-        least = min(self.top + self.bottom + 3, krylov.Q.shape[1] - block)
+        least = min(self.top_k + self.bottom_k + 3, krylov.Q.shape[1] - block)
         return krylov.steps - block >= least and (block == 0 or self.met(krylov, block, FIRST_SHARE))
 
     def cannot_improve(self, krylov: Krylov, block: int) -> bool:
         """Return whether the newest invariant block, begun at random, has no eigenvalue beyond those found."""
         theta, _, _ = krylov.ritz()
-        if len(theta) < self.top + self.bottom:
+        if len(theta) < self.top_k + self.bottom_k:
             return False
         if block == 0:  # it holds every eigenvalue, but each only once
-            return self.top <= 1 and self.bottom <= 1
+            return self.top_k <= 1 and self.bottom_k <= 1
         newest, _, _ = krylov.ritz(block)
         slack = 1e-9 * float(theta.abs().max())
-        above = self.top == 0 or float(newest[-1]) <= float(theta[-self.top]) + slack
-        return above and (self.bottom == 0 or float(newest[0]) >= float(theta[self.bottom - 1]) - slack)
+        above = self.top_k == 0 or float(newest[-1]) <= float(theta[-self.top_k]) + slack
+        return above and (self.bottom_k == 0 or float(newest[0]) >= float(theta[self.bottom_k - 1]) - slack)
 
 
-def ends_of(count: int, top: int, bottom: int) -> Tensor:
+def ends_of(count: int, top_k: int, bottom_k: int) -> Tensor:
     """Return the positions of the largest values, descending, then of the smallest, ascending; none twice."""
-    top = min(top, count)
-    bottom = min(bottom, count - top)
-    return torch.tensor([*range(count - 1, count - 1 - top, -1), *range(bottom)], dtype=torch.long)
+    top_k = min(top_k, count)
+    bottom_k = min(bottom_k, count - top_k)
+    return torch.tensor([*range(count - 1, count - 1 - top_k, -1), *range(bottom_k)], dtype=torch.long)

@@ -41,41 +41,43 @@ def recall(
     known: Remembered,
     fresh: Tensor,
     *,
-    top: int = 1,
-    tolerance: float = 1e-3,
+    top_k: int = 1,
+    rtol: float = 1e-3,
     most: int = 300,
     keep: int = 0,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """Return the `top` largest eigenvalues, to the same residuals as `lanczos`.
+    """Return the `top_k` largest eigenvalues, to the same residuals as `lanczos`.
 
     `known` holds pairs of the matrix at an earlier time; `fresh` is a random vector. The basis is not restarted: after
     `most` products the search ends, perhaps not `converged`. `keep` Ritz pairs are returned as `remembered`, from the
     model where the basis has too few.
     """
-    wanted = StoppingRule(top, 0, tolerance)
-    model = _Model(known, mixed_start(known, top, fresh))
+    wanted = StoppingRule(top_k, 0, rtol)
+    model = _Model(known, mixed_start(known, top_k, fresh))
     while True:
         model.multiply(apply)
         if progress is not None:
             progress("curvature products", len(model.W), most)
         theta, S = model.ritz()
-        ends = ends_of(len(theta), top, 0)
+        ends = ends_of(len(theta), top_k, 0)
         residuals = model.residuals(theta[ends], S[:, ends])
         lengths = torch.tensor([length(r) for r in residuals], dtype=torch.float64)
         met = lengths <= wanted.allowed(theta, fresh.dtype, FIRST_SHARE)
-        unmet = int(met.cumprod(0).sum())  # position of the first unmet pair; `top` if all are met
+        unmet = int(met.cumprod(0).sum())  # position of the first unmet pair; `top_k` if all are met
         values, vectors, coefficients = model.spectrum(residuals[min(unmet, len(ends) - 1)])
-        if (unmet == top and len(model.W) > top) or len(model.W) >= min(most, len(fresh)):
+        if (unmet == top_k and len(model.W) > top_k) or len(model.W) >= min(most, len(fresh)):
             break
-        target = ends_of(len(values), top, 0)[min(unmet, top - 1)]
+        target = ends_of(len(values), top_k, 0)[min(unmet, top_k - 1)]
         model.set_next(vectors, coefficients[:, target], fresh)
 
     def combine(columns: Tensor) -> Tensor:
         return columns.T.to(vectors) @ vectors
 
-    converged = len(model.W) > top and bool((lengths <= wanted.allowed(theta, fresh.dtype)).all()) and len(ends) == top
-    handed_on = remembered(values, combine, coefficients, keep, top) if keep else None
+    converged = (
+        len(model.W) > top_k and bool((lengths <= wanted.allowed(theta, fresh.dtype)).all()) and len(ends) == top_k
+    )
+    handed_on = remembered(values, combine, coefficients, keep, top_k) if keep else None
     found = S[:, ends].T.to(model.Q) @ model.Q
     return Eigenpairs(theta[ends], found, lengths, len(model.W), converged, False, handed_on)
 

@@ -13,6 +13,7 @@ from flatlens.curvature.probes import skewed
 from flatlens.curvature.recall import RANDOM_SHARE, mixed_start, recall
 from flatlens.errors import BadInput
 from flatlens.estimate import Progress
+from flatlens.former import renamed
 from flatlens.grams.sketch import random_signs
 
 _SHARE = 8  #: the start vector is computed on every 8th sample...
@@ -24,42 +25,41 @@ _RESOLVED = 0.75  #: width of a Gaussian, times steps / range, that Gauss quadra
 _LONG = 40  #: products after which a search from old pairs continues with Lanczos
 
 
+@renamed(top="top_k", bottom="bottom_k", tolerance="rtol")
 def eigenpairs(
     operator: Operator,
     *,
-    top: int = 1,
-    bottom: int = 0,
-    tolerance: float = 1e-3,
+    top_k: int = 1,
+    bottom_k: int = 0,
+    rtol: float = 1e-3,
     most: int = 300,
     start: Tensor | Remembered | None = None,
     keep: int = 0,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """Return the `top` largest and `bottom` smallest eigenvalues of an operator, to a residual of `tolerance`.
+    """Return the `top_k` largest and `bottom_k` smallest eigenvalues of an operator, to a residual of `rtol`.
 
     The `start` is a vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator (a search
     keeps up to `keep` pairs, as memory allows). If None, the start is a mixture of the leading Ritz vectors of the
     operator on every 8th sample: `_WARMING` products there cost as much as 1.5 on all samples, and save more.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
-    for what, count, least in (("top", top, 1), ("bottom", bottom, 0), ("most", most, 1)):
+    for what, count, least in (("top_k", top_k, 1), ("bottom_k", bottom_k, 0), ("most", most, 1)):
         if not (isinstance(count, int) and count >= least):
             raise BadInput(f"eigenpairs({what}={count!r}): a whole number of at least {least} is needed")
-    if not (isinstance(tolerance, int | float) and 0 < tolerance < 1):
-        raise BadInput(f"eigenpairs(tolerance={tolerance!r}): a number between 0 and 1 is needed")
+    if not (isinstance(rtol, int | float) and 0 < rtol < 1):
+        raise BadInput(f"eigenpairs(rtol={rtol!r}): a number between 0 and 1 is needed")
     _require_start(operator, start)
     vectors = operator.problem.memory // (operator.size * torch.empty(0, dtype=operator.dtype).element_size())
-    room, keep = max(8, vectors // 4), min(keep, max(top + bottom, vectors // 16))
+    room, keep = max(8, vectors // 4), min(keep, max(top_k + bottom_k, vectors // 16))
     before, spent, random = operator.products, 0, 0.0
     if isinstance(start, Remembered):
         known, fresh = start, _random(operator, generator)
-        start = mixed_start(known, top + bottom, fresh)
-        if bottom == 0 and top <= _FEW and operator.size >= _SMALL:
+        start = mixed_start(known, top_k + bottom_k, fresh)
+        if bottom_k == 0 and top_k <= _FEW and operator.size >= _SMALL:
             most_here = min(most, room, _LONG)
-            pairs = recall(
-                operator, known, fresh, top=top, tolerance=tolerance, most=most_here, keep=keep, progress=progress
-            )
+            pairs = recall(operator, known, fresh, top_k=top_k, rtol=rtol, most=most_here, keep=keep, progress=progress)
             spent = pairs.products
             if pairs.converged or spent == most:
                 return pairs
@@ -70,9 +70,9 @@ def eigenpairs(
     pairs = lanczos(
         operator,
         start.to(operator.space.device, operator.dtype),
-        top=top,
-        bottom=bottom,
-        tolerance=tolerance,
+        top_k=top_k,
+        bottom_k=bottom_k,
+        rtol=rtol,
         most=most - spent,
         room=min(most, room),
         keep=keep,
@@ -137,21 +137,22 @@ class Density:
     weights: Tensor  #: (probes, steps), the nodes' weights
 
 
+@renamed(width="bandwidth")
 def spectral_density(
     operator: Operator,
     *,
     probes: int = 8,
     steps: int = 40,
     points: int = 400,
-    width: float | None = None,
+    bandwidth: float | None = None,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Density:
     """Return the density of eigenvalues by stochastic Lanczos quadrature.
 
     It is the mean over `probes` random vectors of the Gauss quadrature from `steps` Lanczos steps; the standard error
-    is over the probes. A `width` of None means 1% of the spectrum's range, or 0.75 / `steps` of it if that is more and
-    the matrix has more rows than `steps`: the quadrature does not resolve finer detail, and no error over probes
+    is over the probes. A `bandwidth` of None means 1% of the spectrum's range, or 0.75 / `steps` of it if that is more
+    and the matrix has more rows than `steps`: the quadrature does not resolve finer detail, and no error over probes
     would show it.
     """
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
@@ -177,7 +178,7 @@ def spectral_density(
     size = max(abs(low), abs(high))
     spread = high - low if high - low > 1e-6 * size else size or 1.0
     finest = _RESOLVED / nodes.shape[1] if open_ended else 0.0
-    width = max(0.01, finest) * spread if width is None else width
+    width = max(0.01, finest) * spread if bandwidth is None else bandwidth
     grid = torch.linspace(low - 4 * width, high + 4 * width, points, dtype=torch.float64)
     bumps = torch.exp(-0.5 * ((grid - nodes.nan_to_num()[..., None]) / width).square()) / (
         width * (2 * torch.pi) ** 0.5

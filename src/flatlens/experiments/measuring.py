@@ -75,7 +75,7 @@ def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tra
         return None
     problem = _problem(model, split, settings)
     every = followed.every if isinstance(followed.every, int) else list(followed.every)
-    return Tracker(problem, followed.measures, every, subset=followed.samples, seed=settings.training.seed, live=False)
+    return Tracker(problem, followed.measures, every, samples=followed.samples, seed=settings.training.seed, live=False)
 
 
 def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Problem:

@@ -29,6 +29,9 @@ class Quantity:
     transform: AxisTransform = "identity"
     role: QuantityRole = "measure"
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", str(Column.parse(self.column)))
+
     def of(self, networks: pd.DataFrame) -> pd.Series:
         """Return the values; NaN if the column is missing, or the root or logarithm undefined.
 

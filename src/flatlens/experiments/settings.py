@@ -13,6 +13,7 @@ from flatlens.data.named import DataSettings
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.experiments.vary import paths, vary
+from flatlens.former import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
 from flatlens.measures.registry import named
 from flatlens.models import ARCHITECTURES, MLP, Architecture
 from flatlens.plain import as_plain, digest, from_plain
@@ -32,14 +33,17 @@ class Followed:
     samples: int | None = None  #: on so many of the training samples, drawn once; all by default
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "measures", tuple(self.measures))
         named(self.measures)  # refuses an unknown one now rather than in a worker
+        object.__setattr__(self, "measures", tuple(map(present_measure, self.measures)))
         Schedule(self.every)
 
 
 @dataclass(frozen=True)
 class NetworkSettings:
-    """Everything that decides the digits of one network's results; `key` is its folder's name."""
+    """Everything that decides the digits of one network's results; `key` is its folder's name.
+
+    Former names of options and transforms become the present ones.
+    """
 
     data: DataSettings
     model: Architecture
@@ -55,11 +59,21 @@ class NetworkSettings:
             if name not in BOUNDS:
                 raise UnknownName.among("bound", name, BOUNDS)
         named_transforms(self.moved or None)  # refuses an unknown one now rather than in a worker
+        object.__setattr__(self, "moved", tuple(FORMER_TRANSFORMS.get(name, name) for name in self.moved))
+        object.__setattr__(self, "measures", tuple(map(present_measure, self.measures)))
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters."""
-        return digest(self)
+        """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters.
+
+        Names enter as they were first spelt, so that a study from before a renaming keeps its folders.
+        """
+        plain = self.as_json()
+        plain["measures"] = [former_measure(name) for name in self.measures]
+        plain["moved"] = [former_transform(name) for name in self.moved]
+        if self.followed is not None:
+            plain["followed"]["measures"] = [former_measure(name) for name in self.followed.measures]
+        return digest(plain)
 
     def as_json(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers; `from_json` undoes it."""
@@ -218,7 +232,8 @@ _S = TypeVar("_S", NetworkSettings, Study)
 
 def _read(kind: type[_S], plain: Mapping[str, Any], what: str) -> _S:
     try:
-        found = from_plain(dict(plain), KNOWN)
+        with silent():
+            found = from_plain(dict(plain), KNOWN)
     except BadInput as error:
         raise BadInput(f"these settings do not describe a {what}: {error}") from error
     if not isinstance(found, kind):

@@ -264,7 +264,10 @@ class Store:
             )
 
     def _refuse_other_study(self, study: Study) -> None:
-        there, here = _by_name(_read_json(self.out / "study.json")), _by_name(study.as_json())
+        plain = _read_json(self.out / "study.json")
+        with contextlib.suppress(BadInput):  # the names of this version, where it can read the settings
+            plain = Study.from_json(plain).as_json()
+        there, here = _by_name(plain), _by_name(study.as_json())
         names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if names:
             what = "; ".join(f"{n}: {_short(there.get(n))} there, {_short(here.get(n))} asked for" for n in names[:2])

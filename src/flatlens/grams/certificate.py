@@ -40,18 +40,18 @@ class Certificate:
     raw: dict[str, Tensor | None]  #: the same in the shape that autograd returned
     parameters: dict[str, Tensor]  #: ds/dtheta, by parameter
 
-    def holds(self, found: dict[str, Tensor], tolerance: float) -> Tensor:
+    def holds(self, found: dict[str, Tensor], rtol: float) -> Tensor:
         """Return a flag for each place: whether the Jacobians `found`, combined by u, give the same derivative."""
-        flags = [_same(self.u, found[name], total, tolerance) for name, total in self.totals.items()]
+        flags = [_same(self.u, found[name], total, rtol) for name, total in self.totals.items()]
         return torch.stack(flags) if flags else self.u.new_ones(0, dtype=torch.bool)
 
 
-def _same(u: Tensor, J: Tensor, total: Tensor, tolerance: float) -> Tensor:
+def _same(u: Tensor, J: Tensor, total: Tensor, rtol: float) -> Tensor:
     """Return whether sum_k u_ik J_ik is sample i's row of `total`, to rounding; overflows are not compared."""
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
     total = total.reshape(combined.shape)
     apart, size = norm2(combined - total), norm2(total).max()
-    return ((apart <= tolerance**2 * size) | ~apart.isfinite()).all()
+    return ((apart <= rtol**2 * size) | ~apart.isfinite()).all()
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class Checker:
     layout: Layout
 
     @property
-    def tolerance(self) -> float:
+    def rtol(self) -> float:
         """Return the tolerated relative difference between a derivative and the same one from other passes."""
         return max(1e4 * torch.finfo(self.problem.dtype).eps, min(0.3, 30 * self.problem.precision))
 
@@ -80,7 +80,7 @@ class Checker:
 
         The flags stay on the device: reading them would wait for it. `require` reads them.
         """
-        flags = torch.cat([certificate.holds(found, self.tolerance), *self.same_gradients(certificate, rebuilt)])
+        flags = torch.cat([certificate.holds(found, self.rtol), *self.same_gradients(certificate, rebuilt)])
         padding_holds = flags.new_ones(())
         if self.layout.ignores_padding and tape.mask is not None:
             at_inputs = [raw for name, raw in certificate.raw.items() if name.startswith(("x:", "input:"))]
@@ -93,7 +93,7 @@ class Checker:
         for name, (gradient, size) in rebuilt.items():
             true = certificate.parameters[name].to(torch.float64).flatten()
             off, scale = (gradient - true).norm(), torch.maximum(true.norm(), size.max())
-            yield ((off <= self.tolerance * scale) | ~off.isfinite())[None]
+            yield ((off <= self.rtol * scale) | ~off.isfinite())[None]
 
     def place_of(self, tape: Tape, parameter: str) -> str:
         """Return the first place where a parameter acts; if it is distrusted, the parameter becomes unexplained."""
@@ -160,7 +160,7 @@ class Checker:
             together = self.problem.run(self.model, batch)[0]
             alone = [self.problem.run(self.model, take(batch, i, i + 1))[0] for i in range(len(together))]
         off = (torch.cat(alone) - together).abs().max()
-        return float(off) > self.tolerance * float(together.abs().max())
+        return float(off) > self.rtol * float(together.abs().max())
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,8 +81,8 @@ class Weight:
         """Return ||W||_2 of the map from one sample's input to its output: of the convolution, not of its kernel."""
         assert self.linear_map is not None
         adapter, size = self.linear_map
-        tolerance = 1e-10 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
-        return map_norm(adapter, self.value, size, tolerance)
+        rtol = 1e-10 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
+        return map_norm(adapter, self.value, size, rtol)
 
 
 _GRAM_BYTES = 2 * 5 * 8

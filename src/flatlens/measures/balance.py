@@ -46,8 +46,8 @@ class Balance:
     sweeps: int  #: rounds of half steps and one Newton step
 
 
-def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> Balance:
-    """Minimise F until gap <= tolerance * value, or as far as rounding or `most` sweeps allow.
+def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balance:
+    """Minimise F until gap <= rtol * value, or as far as rounding or `most` sweeps allow.
 
     Return the point and its gap.
 
@@ -59,7 +59,7 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
     """
     h, w = _checked(h, w)
     if h.shape[0] > h.shape[1]:  # solve for the smaller side
-        turned = balance(h.T, w.T, tolerance, most)
+        turned = balance(h.T, w.T, rtol, most)
         return Balance(turned.value, turned.gap, turned.v, turned.u, turned.sweeps)
     u, v = h.new_ones(h.shape[0]), h.new_ones(h.shape[1])
     top_h, top_w = (float(x.max()) or 1.0 if x.numel() else 1.0 for x in (h, w))
@@ -74,13 +74,13 @@ def balance(h: Tensor, w: Tensor, tolerance: float = 1e-12, most: int = 100) -> 
         value = float(p.sum() + q.sum())
         alpha, beta, decrement = _newton(p, q)
         last = len(gaps) + 1 >= most
-        if decrement > max(NEARLY, 10 * tolerance) * value and not last:  # the decrement is about twice the gap
+        if decrement > max(NEARLY, 10 * rtol) * value and not last:  # the decrement is about twice the gap
             gaps.append(min(1.0, decrement / value))
         else:
-            enough = math.inf if last else max(tolerance, NEARLY)
+            enough = math.inf if last else max(rtol, NEARLY)
             gaps.append(_gap(p.div_(value), q.div_(value), alpha, beta, roots, enough))
         stuck = len(gaps) > 5 and NEARLY > gaps[-1] > gaps[-6] / 2
-        if stuck or gaps[-1] <= tolerance or len(gaps) >= most:
+        if stuck or gaps[-1] <= rtol or len(gaps) >= most:
             break
         u, v = _moved(h, w, u, v, alpha, beta)
     scale, stretch = math.sqrt(top_h) * math.sqrt(top_w), (top_w**0.25 / top_h**0.25)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.estimate import Estimate, Progress
+from flatlens.former import FORMER_OPTIONS, present_options
 from flatlens.grams import Weight
 from flatlens.measures.reduce import Reduced, mean
 from flatlens.registry import Registry, first_line
@@ -95,7 +96,8 @@ class Measure:
         return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
 
     def __call__(self, **options: Option) -> Self:
-        """Return the same measure with options set."""
+        """Return the same measure with options set; former names of options are accepted with a warning."""
+        options = present_options(f"measure {self.card.name}", options, FORMER_OPTIONS.get(self.card.name, {}))
         defaults = self._defaults()
         for name in options:
             if name not in defaults:

@@ -25,7 +25,7 @@ from flatlens.perturbation.labels import seen
     symbol=r"\mathcal{E}_{Rep}",
     source="relative2021 Eq. 3, 5, section 6, C.1",
     unit="loss",
-    cost="one forward, kernel densities; 2 draws forwards for the split",
+    cost="one forward, kernel densities; 2 probes forwards for the split",
     invariant_under=FUNCTION,
     invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
     of_parameters=False,
@@ -39,7 +39,7 @@ def representativeness(
     folds: int = 3,
     bandwidth: str = "scott",
     delta: float = 0.1,
-    draws: int = 16,
+    probes: int = 16,
 ) -> Parts:
     """Representativeness of the sample, approximated: |int (p - p_hat) l| with both densities estimated from splits.
 
@@ -54,7 +54,7 @@ def representativeness(
     noise uniform on spheres of radius `delta` ||phi||, labels kept: test loss - loss at moved features, and loss at
     moved weights - training loss. Their sum is the gap but for the draws; the note says by how much it misses.
     """
-    require_count(2, splits=splits, folds=folds, draws=draws)
+    require_count(2, splits=splits, folds=folds, probes=probes)
     require_positive(delta=delta)
     if bandwidth not in BANDWIDTHS:
         known = ", ".join(map(repr, BANDWIDTHS))
@@ -67,7 +67,7 @@ def representativeness(
         return {("", None): undefined(why)}
     return {
         **_by_splits(lens, run, weight, splits, folds, bandwidth),
-        **(_split_gap(lens, run, weight, delta, draws) if lens.problem.test is not None else {}),
+        **(_split_gap(lens, run, weight, delta, probes) if lens.problem.test is not None else {}),
     }
 
 
@@ -107,20 +107,20 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
     }
 
 
-def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Parts:
+def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int) -> Parts:
     """Return E_Rep (by moved features) and E_F (by moved weights): by the key identity they add up to the gap."""
     if why := unmovable(weight) or ("" if weight.dense else "the layer acts at several positions of a sample"):
         return {("split.representativeness", None): undefined(why)}
     test = lens.outcomes("test").losses
     features = RotatedFeatures(lens.problem, lens.model, weight)
-    at_features, at_weights = torch.empty(2, draws, dtype=torch.float64)
-    for number in range(draws):
+    at_features, at_weights = torch.empty(2, probes, dtype=torch.float64)
+    for number in range(probes):
         move = noise(delta, 1.0, run.generator)
         moved = with_moved_features(lens.problem, lens.model, lens.layout, weight, move)
         at_features[number] = moved.risk
         at_weights[number] = features.change(features.draw(delta, "rotations", 1.0, run.generator))
         if run.progress is not None:
-            run.progress("moved features", number + 1, draws)
+            run.progress("moved features", number + 1, probes)
     nearby, error = (float(v) for v in student(at_features))
     robust, robust_error = (float(v) for v in student(at_weights))
     held_out = float(test.mean())

@@ -35,7 +35,7 @@ from flatlens.measures.lens import Lens
     invariant_under={PERMUTATION},
     on_request=True,
 )
-def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     """The summands of the Gauss-Newton matrix's conjugate, one a layer: lmax of each, and of its factors; summed.
 
     A row is lmax of the layer's Gauss-Newton block, in its weight alone: it couples the samples, so it is matrix-free.
@@ -45,7 +45,7 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     For an unshared layer the block is at most the product of the squares of the three; a layer with shared weights has
     no such bound.
     """
-    require_tolerance(tol)
+    require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_MEASURED_LAYER)}
@@ -66,17 +66,17 @@ def layer_factors(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     blocks = dense_blocks(lens.problem, lens.model, lens.layout, closed, run.progress) if closed else {}
     for name, weight in weights.items():
         if name in blocks:
-            parts["", name] = as_estimate(blocks[name].largest(tol, run.progress), 0)
+            parts["", name] = as_estimate(blocks[name].largest(rtol, run.progress), 0)
         else:
             assert weight.parameter is not None
             operator = GaussNewton(lens.problem, [weight.parameter], model=lens.model)
-            parts["", name] = top_of(lens, run, f"layer_factors {name}", operator, tol)
+            parts["", name] = top_of(lens, run, f"layer_factors {name}", operator, rtol)
         elsewhere = undefined("the weight acts by more than products in the layer's calls")
         parts["features", name] = Estimate(features[name], unit="feature") if name in features else elsewhere
         root = Estimate(max(0.0, above[name]) ** 0.5, unit="output / feature")
         parts["jacobian", name] = root if weight.explained else elsewhere
     kinds = {parts["", name].kind for name in weights}
-    said = ("" if kinds == {"exact"} else f"each to a residual of {tol:g} of its size", left_out(lens, weights))
+    said = ("" if kinds == {"exact"} else f"each to a residual of {rtol:g} of its size", left_out(lens, weights))
     parts["", None] = Estimate(
         sum(parts["", name].value for name in weights),
         kind="exact" if kinds == {"exact"} else "lower bound",

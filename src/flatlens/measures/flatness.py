@@ -13,26 +13,26 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, mean
 
 # features in units of their standard deviation have no scale
-UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalize", "std"): FUNCTION}
+UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): FUNCTION}
 
 
-def in_units_of_features(g: LayerGrams, normalize: str | None) -> Tensor:
-    """Return R of the layer; with `normalize`, after Theorem 4's preprocessing: features divided by their spread."""
-    if normalize is None:
+def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
+    """Return R of the layer; with `normalized`, after Theorem 4's preprocessing: features divided by their spread."""
+    if normalized is None:
         return g.R
-    if normalize not in ("std", "variance"):
-        raise BadInput(f"relative_flatness(normalize={normalize!r}): None, 'std' or 'variance' (as printed) is needed")
+    if normalized not in ("std", "variance"):
+        raise BadInput(f"relative_flatness(normalized={normalized!r}): None, 'std' or 'variance' (as printed) needed")
     assert g.feature_scale is not None
-    return g.relative_gram(g.feature_scale if normalize == "std" else g.feature_scale.square())
+    return g.relative_gram(g.feature_scale if normalized == "std" else g.feature_scale.square())
 
 
 def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
-    weight, normalize = lens.layout.weights[layer].matrix, measure.option("normalize")
-    if normalize is None:
+    weight, normalized = lens.layout.weights[layer].matrix, measure.option("normalized")
+    if normalized is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
-    scale = spread if normalize == "std" else spread.square()
+    scale = spread if normalized == "std" else spread.square()
     return lens.functional_hessian(layer, RowDirections(row_factor(weight.W * scale[:, None]), scale), run)
 
 
@@ -51,20 +51,20 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
     curvature=curvature_of_relative_flatness,
-    needs_feature_scale="normalize",
+    needs_feature_scale="normalized",
 )
-def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
+def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
     H_{s,s'} is its block of rows s and s'. Equals `relative_flatness_ggn` for the last linear layer and in
     piecewise-linear networks that use the weight once; elsewhere min(d, m) curvature products are run, when asked
     for by name. A convolution's kernel is read out x (in k k), a grouped one as diagonal blocks.
 
-    `normalize="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the
-    features feeding the layer. As printed, with variances, it does not: `normalize="variance"` is there to show it.
+    `normalized="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the
+    features feeding the layer. As printed, with variances, it does not: `normalized="variance"` is there to show it.
     A feature that is 0 for all data is dropped, and a constant one is measured in units of its value.
     """
-    return trace(g.C, in_units_of_features(g, normalize))
+    return trace(g.C, in_units_of_features(g, normalized))
 
 
 @per_sample(
@@ -80,15 +80,15 @@ def relative_flatness(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
     answer="last",
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
-    needs_feature_scale="normalize",
+    needs_feature_scale="normalized",
 )
-def relative_flatness_ggn(g: LayerGrams, *, normalize: str | None = None) -> Tensor:
+def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
     R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer
     is the last linear layer's, as published; `.sum` and `.max` over layers stand beside it.
     """
-    return trace(g.C, in_units_of_features(g, normalize))
+    return trace(g.C, in_units_of_features(g, normalized))
 
 
 def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:

@@ -92,7 +92,7 @@ class Gatherer:
         products = 0
         walk = jacobian_norms(
             self.problem, self.model, self.layout, wanted,
-            softmax=softmax, tolerance=TOLERANCE, generator=generator, progress=self.progress,
+            softmax=softmax, rtol=TOLERANCE, generator=generator, progress=self.progress,
         )  # fmt: skip
         with agreed(self.problem.ranks), closing(walk) as chunks:
             for chunk in chunks:

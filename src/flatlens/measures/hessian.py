@@ -53,16 +53,18 @@ def _near(residual: float, highest: float) -> str:
     return f"{said}, but above {highest:.3g} with a chance of {CHANCE:.0%} at most" if highest < math.inf else said
 
 
-def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: int = 1, bottom: int = 0) -> Estimate:
+def top_of(
+    lens: Lens, run: Run, key: str, operator: Operator, rtol: float, top_k: int = 1, bottom_k: int = 0
+) -> Estimate:
     """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
     earlier = lens.remembered.get((key, None))
     pairs = eigenpairs(
         operator,
-        top=top,
-        bottom=bottom,
-        tolerance=tol,
+        top_k=top_k,
+        bottom_k=bottom_k,
+        rtol=rtol,
         start=earlier if earlier is not None and earlier.vectors.shape[1] == operator.size else None,
-        keep=max(REMEMBERED, top + bottom),
+        keep=max(REMEMBERED, top_k + bottom_k),
         generator=run.generator,
         progress=run.progress,
     )
@@ -72,10 +74,10 @@ def top_of(lens: Lens, run: Run, key: str, operator: Operator, tol: float, top: 
     return as_estimate(pairs, operator.products)
 
 
-def require_tolerance(tol: object) -> None:
+def require_tolerance(rtol: object) -> None:
     """Refuse a tolerance outside (0, 1)."""
-    if not (isinstance(tol, int | float) and 0 < tol < 1):
-        raise BadInput(f"option tol={tol!r}: a number between 0 and 1 is needed")
+    if not (isinstance(rtol, int | float) and 0 < rtol < 1):
+        raise BadInput(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
@@ -96,9 +98,9 @@ def owners(lens: Lens) -> dict[str, list[str]]:
     return found | {name: [name] for name in sorted(lens.problem.parameters - known)}
 
 
-def by_layer(lens: Lens, run: Run, of: _Block, name: str, tol: float) -> Parts:
+def by_layer(lens: Lens, run: Run, of: _Block, name: str, rtol: float) -> Parts:
     """Return the largest eigenvalue of each layer's block: its weight and bias together."""
-    return {("", place): top_of(lens, run, f"{name} {place}", of(names), tol) for place, names in owners(lens).items()}
+    return {("", place): top_of(lens, run, f"{name} {place}", of(names), rtol) for place, names in owners(lens).items()}
 
 
 @on_lens(
@@ -116,26 +118,26 @@ def sharpness(
     lens: Lens,
     run: Run,
     *,
-    top: int = 1,
-    bottom: int = 0,
-    tol: float = 1e-3,
+    top_k: int = 1,
+    bottom_k: int = 0,
+    rtol: float = 1e-3,
     layers: bool = False,
     batch_statistics: int | None = None,
 ) -> Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
 
-    Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `tol` times the value: a
-    lower bound, with an eigenvalue that close to it. That need not be the largest: with `tol` at 1e-3, searches of
+    Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `rtol` times the value:
+    a lower bound, with an eigenvalue that close to it. That need not be the largest: with `rtol` at 1e-3, searches of
     random spectra took the second eigenvalue for it in 9 to 16% of cases where it lay 0.2% below the first, in 4% where
-    0.5%, in 1% where 2%. A smaller `tol` makes it rarer. The note gives a bound for a start at random (Kuczynski and
-    Wozniakowski 1992), which says something from some fifteen products on. `arrays` has the `top` largest and `bottom`
-    smallest eigenvalues with their residuals. `layers` adds the diagonal block of each layer, weight and bias.
+    0.5%, in 1% where 2%. A smaller `rtol` makes it rarer. The note gives a bound for a start at random (Kuczynski and
+    Wozniakowski 1992), which says something from some fifteen products on. `arrays` has the `top_k` largest and
+    `bottom_k` smallest eigenvalues with their residuals. `layers` adds each layer's diagonal block, weight and bias.
     `batch_statistics`: BatchNorm normalises so many samples together by their own statistics, as in training
     (sharpening A.1), where the problem has it in eval mode.
     """
     of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
-    whole = top_of(lens, run, name, of(None), tol, top, bottom)
-    return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
+    whole = top_of(lens, run, name, of(None), rtol, top_k, bottom_k)
+    return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
 @on_lens(
@@ -150,12 +152,18 @@ def sharpness(
     on_request=True,
 )
 def ggn_norm(
-    lens: Lens, run: Run, *, top: int = 1, tol: float = 1e-3, layers: bool = False, batch_statistics: int | None = None
+    lens: Lens,
+    run: Run,
+    *,
+    top_k: int = 1,
+    rtol: float = 1e-3,
+    layers: bool = False,
+    batch_statistics: int | None = None,
 ) -> Parts:
     """Operator norm of the Gauss-Newton matrix. Options, and what may be missed, are those of `sharpness`."""
     of, name = _seen(lens, GaussNewton, "ggn_norm", batch_statistics)
-    whole = top_of(lens, run, name, of(None), tol, top)
-    return {("", None): whole, **(by_layer(lens, run, of, name, tol) if layers else {})}
+    whole = top_of(lens, run, name, of(None), rtol, top_k)
+    return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
 def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[_Block, str]:
@@ -176,13 +184,13 @@ def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | N
     invariant_under={PERMUTATION},
     on_request=True,
 )
-def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
 
     `.kappa` is ||W_l||_F^2 lmax(H_l), the 2019 flatness measure, which survives a layer-wise rescaling; `.max` and
     `.kappa_max` are the largest layer's. Of a convolution, H_l is the Hessian in its kernel.
     """
-    require_tolerance(tol)
+    require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_MEASURED_LAYER)}
@@ -191,15 +199,17 @@ def layer_sharpness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name, weight in weights.items():
         if name in blocks:
-            found = as_estimate(blocks[name].largest(tol, run.progress), 0)
+            found = as_estimate(blocks[name].largest(rtol, run.progress), 0)
         else:
             assert weight.parameter is not None
             operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
-            found = top_of(lens, run, f"layer_sharpness {name}", operator, tol)
+            found = top_of(lens, run, f"layer_sharpness {name}", operator, rtol)
         parts["", name] = found
         parts["kappa", name] = _scaled(found, float(weight.matrix.W.square().sum()))
     for part, of, combine in (("", "", sum), ("max", "", max), ("kappa", "kappa", sum), ("kappa_max", "kappa", max)):
-        parts[part, None] = _noted(lens, weights, _combined([parts[of, name] for name in weights], combine is sum, tol))
+        parts[part, None] = _noted(
+            lens, weights, _combined([parts[of, name] for name in weights], combine is sum, rtol)
+        )
     return parts
 
 
@@ -208,8 +218,8 @@ def closed_form(lens: Lens, layers: Iterable[str]) -> list[str]:
     return [name for name in layers if lens.probes is None and fits(lens.problem, lens.layout, name)]
 
 
-def _within(tol: float) -> str:
-    return f"each to a residual of {tol:g} of its size; a larger one can be missed"
+def _within(rtol: float) -> str:
+    return f"each to a residual of {rtol:g} of its size; a larger one can be missed"
 
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
@@ -222,13 +232,13 @@ def _noted(lens: Lens, layers: Iterable[str], estimate: Estimate) -> Estimate:
     return replace(estimate, note="; ".join(part for part in (estimate.note, left_out(lens, layers)) if part))
 
 
-def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
+def _combined(layers: list[Estimate], add: bool, rtol: float) -> Estimate:
     values = [e.value for e in layers]
     exact = all(e.kind == "exact" for e in layers)
     return Estimate(
         sum(values) if add else max(values),
         kind="exact" if exact else "lower bound",
-        note="" if exact else _within(tol),
+        note="" if exact else _within(rtol),
         unit=layers[0].unit,
         products=sum(e.products for e in layers),
     )
@@ -244,13 +254,13 @@ def _combined(layers: list[Estimate], add: bool, tol: float) -> Estimate:
     invariant_under={LAYERWISE, PERMUTATION},
     on_request=True,
 )
-def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Parts:
+def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     """Maximal relative flatness: sum_s ||w_s||^2 lmax(H_ss), over the rows s of a layer's weight.
 
     H_ss is the Hessian of the risk in row s alone. The network's answer is the last linear layer's; `.sum` and `.max`
     over layers beside it. Rows of a convolution are its output channels.
     """
-    require_tolerance(tol)
+    require_tolerance(rtol)
     weights = whole_weights(lens, run)
     if not weights:
         return {("", None): undefined(NO_MEASURED_LAYER)}
@@ -263,23 +273,23 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, tol: float = 1e-3) -> Par
             D = blocks[name].row_curvatures()
             if name not in lens.layout.affine:
                 D = D + _functional_hessian_rows(lens, name, run).to(D)
-            maxima = row_block_maxima(D, blocks[name].phi, tol, run.progress)
+            maxima = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
             assert weight.parameter is not None
-            maxima = _rows_one_by_one(lens, run, weight.parameter, weight.row_axis, tol)
+            maxima = _rows_one_by_one(lens, run, weight.parameter, weight.row_axis, rtol)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
         parts["", name] = Estimate(
             float((norms * maxima).sum()),
             kind="exact" if outright else "lower bound",
-            note="" if outright else _within(tol),
+            note="" if outright else _within(rtol),
             products=lens.products - before,
             arrays={"rows": maxima},
         )
     layers = [parts["", name] for name in weights]
     parts["", None] = layers[-1]
     for part, add in (("sum", True), ("max", False)):
-        parts[part, None] = _noted(lens, weights, _combined(layers, add, tol))
+        parts[part, None] = _noted(lens, weights, _combined(layers, add, rtol))
     return parts
 
 
@@ -292,7 +302,7 @@ def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
     return rows
 
 
-def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, tol: float) -> Tensor:
+def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, rtol: float) -> Tensor:
     """Return lmax of each row's block of a weight, (rows,), by Lanczos on the Hessian restricted to that row.
 
     `axis` is the axis of the weight that counts rows.
@@ -310,7 +320,7 @@ def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, tol: float
             return operator(whole.flatten()).reshape(shape).select(axis, s).reshape(-1)
 
         start = torch.randn(operator.size // rows, generator=run.generator, dtype=torch.float64)
-        maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), tolerance=tol).values[0])
+        maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol).values[0])
         if run.progress is not None:
             run.progress("rows", s + 1, rows)
     lens.count(operator.products)

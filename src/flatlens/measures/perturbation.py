@@ -61,39 +61,39 @@ _PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozens
     symbol=r"S^\rho_{avg}",
     source="compression Eq. 38, 46",
     unit="loss",
-    cost="two forwards a pair",
+    cost="two forwards a probe",
     invariant_under=FUNCTION,
     invariances=_PLAIN,
     works_coupled=True,
     on_request=True,
 )
 def average_sharpness(
-    lens: Lens, run: Run, *, rho: float = 0.1, adaptive: bool = True, scale: str = "curvature", pairs: int = 32
+    lens: Lens, run: Run, *, rho: float = 0.1, adaptive: bool = True, scale: str = "curvature", probes: int = 32
 ) -> Estimate:
     """Average-case sharpness: (2 / rho^2) E[L(theta + d) - L(theta)], d normal with standard deviation rho |theta_j|.
 
     Without `adaptive` the standard deviation is rho in every parameter. Tends to `adaptive_sharpness` (to
     `hessian_trace`) as rho -> 0; at rho = 0.1 a ReLU network is not there yet. Drawn in antithetic pairs (+d, -d), so
-    that the risk's slope drops out; the standard error is over `pairs`, `arrays["pairs"]` has them.
+    that the risk's slope drops out; the standard error is over the pairs, `probes` of them: `arrays["pairs"]`.
     `scale="published46"` is Eq. 46, which has no 2 / rho^2 (and rho = 0.1).
     """
     require_positive(rho=rho)
     require_flag(adaptive=adaptive)
-    require_count(2, pairs=pairs)
+    require_count(2, probes=probes)
     if scale not in _SCALES:
         raise BadInput(f"average_sharpness(scale={scale!r}): one of {', '.join(map(repr, _SCALES))} is needed")
     elsewhere = Elsewhere(lens.problem, model=lens.model)
     here = elsewhere.outcomes(elsewhere.here).losses
     factor = 2 / rho**2 if scale == "curvature" else 1.0
     step = rho * _units(elsewhere, adaptive)
-    changes, samples = torch.empty(pairs, dtype=torch.float64), torch.zeros_like(here)
-    for pair in range(pairs):
+    changes, samples = torch.empty(probes, dtype=torch.float64), torch.zeros_like(here)
+    for probe in range(probes):
         d = step * torch.randn(len(step), generator=run.generator, dtype=step.dtype).to(step.device)
         both = (elsewhere.outcomes(elsewhere.here + d).losses + elsewhere.outcomes(elsewhere.here - d).losses) / 2
-        changes[pair] = factor * (both - here).mean()
-        samples += factor * (both - here) / pairs
+        changes[probe] = factor * (both - here).mean()
+        samples += factor * (both - here) / probes
         if run.progress is not None:
-            run.progress("moved weights", pair + 1, pairs)
+            run.progress("moved weights", probe + 1, probes)
     if not bool(torch.isfinite(changes).all()):
         return undefined(NO_LOSS)
     return replace(of_draws(changes, factor * elsewhere.rounding()), samples=samples, arrays={"pairs": changes})
@@ -188,26 +188,26 @@ def _worst_of(
     symbol=r"1/\sigma^2",
     source="relative2021 Fig. 5 (Jiang et al. 2020)",
     unit="1 / parameter^2",
-    cost="some 20 x draws x 2 forwards",
+    cost="some 20 x probes x 2 forwards",
     invariant_under={PERMUTATION},
     invariances=IN_UNITS_OF_WEIGHTS,
     works_coupled=True,
     on_request=True,
 )
 def pac_bayes_flatness(
-    lens: Lens, run: Run, *, level: float = 0.1, of: str = "accuracy", adaptive: bool = False, draws: int = 16
+    lens: Lens, run: Run, *, level: float = 0.1, of: str = "accuracy", adaptive: bool = False, probes: int = 16
 ) -> Parts:
     """PAC-Bayes flatness: 1 / sigma^2, sigma the largest noise that costs no more than `level` of accuracy on average.
 
     Weights + normal noise of standard deviation sigma (with `adaptive` sigma |theta_j|, in which a weight at 0 stays
     there); a widely copied implementation passes sigma^2 for it. `of="loss"`: a rise of the risk by `level`. The noise
-    is doubled until the mean over `draws`, each with its opposite, first passes the level, then bisected, the same
-    draws throughout; the error is over draws (jackknife). `.sigma` is sigma itself; `arrays` has the curve: `sigmas`
+    is doubled until the mean over `probes`, each with its opposite, first passes the level, then bisected, the same
+    probes throughout; the error is over probes (jackknife). `.sigma` is sigma itself; `arrays` has the curve: `sigmas`
     and `changes`.
     """
     require_positive(level=level)
     require_flag(adaptive=adaptive)
-    require_count(2, draws=draws)
+    require_count(2, probes=probes)
     if of not in ("accuracy", "loss"):
         raise BadInput(f"pac_bayes_flatness(of={of!r}): 'accuracy' or 'loss' is needed")
     elsewhere = Elsewhere(lens.problem, model=lens.model)
@@ -216,7 +216,7 @@ def pac_bayes_flatness(
     if here is None:
         return {("", None): undefined("the targets are no classes: of='loss' needs none")}
     looks: list[float] = []
-    seeds = torch.randint(2**62, (draws,), generator=run.generator).tolist()
+    seeds = torch.randint(2**62, (probes,), generator=run.generator).tolist()
 
     def change(sigma: float) -> Tensor:
         found = []

@@ -27,7 +27,7 @@ NO_LINEAR_LAYER = "the network has no linear layer"
     symbol=r"\mathcal{E}_F^\phi(f, S, \mathcal{A})",
     source="relative2021 Eq. 4, Def. 1, Prop. 2; reparam2019 D.1",
     unit="loss",
-    cost="two forwards a draw",
+    cost="two forwards a probe",
     invariant_under={LAYERWISE, PERMUTATION},
     of_parameters=False,
     on_request=True,
@@ -39,7 +39,7 @@ def feature_robustness(
     delta: float = 0.1,
     over: str = "rotations",
     sigma: float = 1.0,
-    draws: int = 16,
+    probes: int = 16,
     restarts: int = 3,
     steps: int = 50,
     layers: bool = False,
@@ -50,12 +50,12 @@ def feature_robustness(
     leading order); "ball", r O with A phi uniform in the ball of radius delta ||phi||, and "truncated_normal", with
     Prop. 2's density (of width `sigma` before it is cut off at 1); "noise", a direction for each sample apart
     (reparam2019 D.1; for a layer used once per sample the mean is that over rotations, with a smaller error); "worst",
-    the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Drawn in pairs A and -A. The
+    the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Each probe is a pair A and -A. The
     network's answer is the last linear layer's; `layers` adds the others.
     """
     require_positive(delta=delta, sigma=sigma)
     require_flag(layers=layers)
-    require_count(2, draws=draws)
+    require_count(2, probes=probes)
     require_count(1, restarts=restarts, steps=steps)
     if over not in (*ROTATION_LAWS, "noise", "worst"):
         known = ", ".join(map(repr, (*ROTATION_LAWS, "noise", "worst")))
@@ -65,13 +65,13 @@ def feature_robustness(
         if why := unmovable(weight, by_noise=over == "noise"):
             return undefined(why)
         if over == "noise":
-            return _by_noise(lens, run, weight, delta, draws)
+            return _by_noise(lens, run, weight, delta, probes)
         features = RotatedFeatures(lens.problem, lens.model, weight)
         if over == "worst":
             value, reached = features.worst(delta, restarts, steps, run.generator)
             found = Estimate(value, kind="lower bound", arrays={"restarts": reached})
             return found if value >= 0 else undefined(NO_LOSS)
-        return _by_rotations(features, run, delta, over, sigma, draws)
+        return _by_rotations(features, run, delta, over, sigma, probes)
 
     weights = lens.layout.weights
     if not weights:
@@ -82,31 +82,31 @@ def feature_robustness(
     return {("", None): found[last], **({("", name): e for name, e in found.items()} if layers else {})}
 
 
-def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, draws: int) -> Estimate:
+def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, probes: int) -> Estimate:
     """Return the estimate from several pairs A and -A."""
     changes = []
-    for number in range(draws):
+    for number in range(probes):
         WA = features.draw(delta, law, sigma, run.generator)
         changes.append((features.change(WA) + features.change(-WA)) / 2)
         if run.progress is not None:
-            run.progress("moved features", number + 1, draws)
+            run.progress("moved features", number + 1, probes)
     return of_draws(torch.tensor(changes, dtype=torch.float64), features.rounding())
 
 
-def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) -> Estimate:
+def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, probes: int) -> Estimate:
     """Return the estimate that moves every sample in its own random direction, and in the opposite one."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     here = lens.outcomes("data").losses
-    changes, samples = torch.empty(draws, dtype=torch.float64), torch.zeros_like(here)
-    for number in range(draws):
+    changes, samples = torch.empty(probes, dtype=torch.float64), torch.zeros_like(here)
+    for number in range(probes):
         seed = int(torch.randint(2**62, (), generator=run.generator))
         both = torch.zeros_like(here)
         for sign in (1.0, -1.0):
             move = noise(delta, sign, torch.Generator().manual_seed(seed))
             both += (with_moved_features(problem, model, layout, weight, move).losses - here) / 2
-        changes[number], samples = both.mean(), samples + both / draws
+        changes[number], samples = both.mean(), samples + both / probes
         if run.progress is not None:
-            run.progress("moved features", number + 1, draws)
+            run.progress("moved features", number + 1, probes)
     rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
     found = of_draws(changes, rounding)
     whole = "" if weight.dense else "noise on the layer's whole input"
@@ -119,12 +119,12 @@ def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, draws: int) ->
     symbol=r"\overline{|\ell(f', y[\phi']) - \ell(f', y)|}",
     source="relative2021 Def. 9",
     unit="loss",
-    cost="one forward a draw, nearest neighbours",
+    cost="one forward a probe, nearest neighbours",
     invariant_under={LAYERWISE, PERMUTATION},
     of_parameters=False,
     on_request=True,
 )
-def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: int = 16) -> Parts:
+def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes: int = 16) -> Parts:
     """Change of the loss through labels alone, near the samples: mean_i |l(f', y[phi']) - l(f', y_i)|.
 
     phi' = phi_i + delta ||phi_i|| xi at the last linear layer, xi of uniform law on the sphere; f' the outputs there.
@@ -134,7 +134,7 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
     takes it.
     """
     require_positive(delta=delta)
-    require_count(2, draws=draws)
+    require_count(2, probes=probes)
     last = lens.layout.last()
     if last is None:
         return {("", None): undefined(NO_LINEAR_LAYER)}
@@ -146,13 +146,13 @@ def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, draws: 
     except BadInput as error:
         return {("", None): undefined(str(error))}
     changes, changed = [], []
-    for number in range(draws):
+    for number in range(probes):
         move = noise(delta, 1.0, run.generator)
         found = relabelled(lens.problem, lens.model, lens.layout, weight, labels, move)
         changes.append((found.told - found.kept).abs())
         changed.append(found.changed.nanmean())
         if run.progress is not None:
-            run.progress("moved features", number + 1, draws)
+            run.progress("moved features", number + 1, probes)
     values = torch.stack(changes)
     worst = values.max(0).values
     return {

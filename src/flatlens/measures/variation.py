@@ -66,21 +66,21 @@ def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
     on_request=True,
 )
 def mls_by_search(
-    lens: Lens, run: Run, *, radius: float = 1e-3, restarts: int = 4, steps: int = 20, normalized: bool = False
+    lens: Lens, run: Run, *, delta: float = 1e-3, restarts: int = 4, steps: int = 20, normalized: bool = False
 ) -> Estimate:
-    """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||.
+    """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||.
 
-    `radius` is relative to each input's own norm, so that it means the same at any scale of the data, and rounding with
+    `delta` is relative to each input's own norm, so that it means the same at any scale of the data, and rounding with
     it. A lower bound of the steepest secants of that length, by gradient ascent from random starts. The slope itself,
-    which they tend to as the radius shrinks, is `mls`: exact, in one pass. `normalized` is Definition F.1 of the slopes
+    which they tend to as delta shrinks, is `mls`: exact, in one pass. `normalized` is Definition F.1 of the slopes
     found, mean_i ||x_i||^2 slope_i^2, as Appendix F approximates `normalized_mls`; its unit is output^2.
     """
-    require_positive(radius=radius)
+    require_positive(delta=delta)
     require_count(1, restarts=restarts, steps=steps)
     require_flag(normalized=normalized)
     try:
         slopes, coarse = steepest_secants(
-            lens.problem, lens.model, radius, restarts=restarts, steps=steps, generator=run.generator,
+            lens.problem, lens.model, delta, restarts=restarts, steps=steps, generator=run.generator,
             normalized=normalized, progress=run.progress,
         )  # fmt: skip
     except Refused as why:
@@ -89,6 +89,6 @@ def mls_by_search(
     notes = ["of the steepest secants of that length, not of the slope"] if reduced.kind == "exact" else []
     notes += [reduced.note] if reduced.note else []
     if coarse:
-        notes.append(f"{coarse} of {len(slopes)} differences are but a few roundings: try a larger radius, or float64")
+        notes.append(f"{coarse} of {len(slopes)} differences are but a few roundings: try a larger delta, or float64")
     kind = "lower bound" if reduced.kind == "exact" else reduced.kind
     return Estimate(reduced.value, kind=kind, note="; ".join(notes), samples=reduced.samples)

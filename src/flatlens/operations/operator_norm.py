@@ -44,12 +44,12 @@ def _matrix_norm(W: Tensor) -> float:
     return top * _largest_root(lambda v: W.T @ (W @ v), W[0], 1e-10)
 
 
-def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], tolerance: float = 1e-10) -> float:
+def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
     """Return ||A||_2 of the layer's map x -> A x (no bias) on one input of shape `size`, (C, spatial...).
 
     For a dense layer it is ||W||_2, whatever the size. For a convolution it takes stride, padding, dilation and groups
     into account: Lanczos on the smaller of A^T A and A A^T, from a fixed start, where A^T is the vector-Jacobian
-    product of A. Lanczos stops when the residual of sigma^2 is below `tolerance` sigma^2, or after `_MOST` products.
+    product of A. Lanczos stops when the residual of sigma^2 is below `rtol` sigma^2, or after `_MOST` products.
     Then a singular value lies within half of the residual; it is the largest one unless the start is orthogonal to its
     vector. The result is never above the norm, except for rounding.
 
@@ -58,10 +58,10 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], toler
     >>> round(operator_norm(layer, (1, 99)), 9)  # constants are doubled
     2.0
     """
-    return map_norm(layer_of(module), module.weight.detach(), size, tolerance)
+    return map_norm(layer_of(module), module.weight.detach(), size, rtol)
 
 
-def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], tolerance: float = 1e-10) -> float:
+def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
     """Return ||A||_2 of a layer given as its geometry and its weight, as `operator_norm` does."""
     weight = weight.to(torch.float64)
     if adapter.token_wise:
@@ -75,10 +75,10 @@ def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...
         def forward(x: Tensor) -> Tensor:
             return adapter.apply(x, weight)  # without hooks, in float64, with the layer's own padding
 
-        return top * _largest_singular_value(forward, weight.new_zeros(1, *size, requires_grad=True), tolerance)
+        return top * _largest_singular_value(forward, weight.new_zeros(1, *size, requires_grad=True), rtol)
 
 
-def _largest_singular_value(forward: Callable[[Tensor], Tensor], x: Tensor, tolerance: float) -> float:
+def _largest_singular_value(forward: Callable[[Tensor], Tensor], x: Tensor, rtol: float) -> float:
     """Return ||A||_2 of the linear map `forward`, on tensors of x's shape."""
     y = forward(x)
 
@@ -92,10 +92,10 @@ def _largest_singular_value(forward: Callable[[Tensor], Tensor], x: Tensor, tole
         rows = [there(unit.reshape(shape)).flatten() for unit in units]
         return float(torch.linalg.matrix_norm(torch.stack(rows), 2))
 
-    return _largest_root(lambda v: again(there(v)), small, tolerance)
+    return _largest_root(lambda v: again(there(v)), small, rtol)
 
 
-def _largest_root(gram: Callable[[Tensor], Tensor], like: Tensor, tolerance: float) -> float:
+def _largest_root(gram: Callable[[Tensor], Tensor], like: Tensor, rtol: float) -> float:
     """Return the root of the largest eigenvalue of A^T A, a matrix known by its products with tensors of one shape.
 
     Lanczos with its recurrence of three vectors. Other vectors are not kept orthogonal to these, so values are found
@@ -113,7 +113,7 @@ def _largest_root(gram: Callable[[Tensor], Tensor], like: Tensor, tolerance: flo
         before, beta = v, float(vector_norm(w))
         if len(diagonal) % CHECKED == 0 or beta <= _EPS * diagonal[0]:
             top, last = _top(diagonal, beside)
-            if beta * last <= tolerance * top or len(diagonal) >= _MOST:
+            if beta * last <= rtol * top or len(diagonal) >= _MOST:
                 return math.sqrt(top)
         beside.append(beta)
         v = w / beta

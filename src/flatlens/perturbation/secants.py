@@ -13,7 +13,7 @@ from flatlens.problem import Problem
 def steepest_secants(
     problem: Problem,
     model: nn.Module,
-    radius: float,
+    delta: float,
     *,
     restarts: int,
     steps: int,
@@ -21,7 +21,7 @@ def steepest_secants(
     normalized: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Tensor, int]:
-    """Return (max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = radius ||x_i||, (n,) float64; how many are rounding).
+    """Return (max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||, (n,) float64; how many are rounding).
 
     compression Eq. (47). A lower bound of each maximum: the largest met by `restarts` ascents of `steps` gradients. NaN
     where x_i = 0. `normalized`: each times ||x_i||. Differences are taken in float64, of outputs in the model's dtype.
@@ -36,11 +36,11 @@ def steepest_secants(
     >>> round(float(slopes), 9)
     5.0
     """
-    require_seen(f"radius={radius!r}", radius, problem.dtype)
+    require_seen(f"delta={delta!r}", delta, problem.dtype)
     parts = []
     with problem.measuring(model):
         for inputs in inputs_of(problem, model, lambda _: restarts):
-            slopes, coarse = _steepest(inputs, radius, restarts, steps, generator)
+            slopes, coarse = _steepest(inputs, delta, restarts, steps, generator)
             norms = inputs.x.to(torch.float64).norm(dim=1).to(slopes.device) if normalized else 1.0
             parts.append((slopes * norms, coarse))
             if progress is not None:
@@ -49,11 +49,11 @@ def steepest_secants(
 
 
 def _steepest(
-    inputs: Inputs, radius: float, restarts: int, steps: int, generator: torch.Generator
+    inputs: Inputs, delta: float, restarts: int, steps: int, generator: torch.Generator
 ) -> tuple[Tensor, int]:
     """Return (the steepest secant from each sample, how many are differences of a few roundings)."""
     base = inputs.x.repeat_interleave(restarts, 0)
-    length = radius * base.norm(dim=1, keepdim=True)
+    length = delta * base.norm(dim=1, keepdim=True)
     with torch.no_grad():
         f = inputs.outputs(base).to(torch.float64)
     d = _starts(len(inputs.x), restarts, base.shape[1], generator).to(base)

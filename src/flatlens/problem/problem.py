@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.estimate import Progress
+from flatlens.former import renamed
 from flatlens.problem.checks import (
     REDUCED_PRECISION,
     Arithmetic,
@@ -170,11 +171,14 @@ class Problem:
         coupled.ghost_batch = min(most, self.n)
         return coupled
 
-    def subset(self, k: int, generator: torch.Generator) -> Problem:
-        """Return the same problem on `k` of its samples, drawn without replacement, in the data's order."""
-        if not 1 <= k <= self.n:
-            raise BadInput(f"Problem.subset({k}): the data has {self.n} samples: between 1 and {self.n} can be drawn")
-        part = self.with_changes(data=self.data.picked(torch.randperm(self.n, generator=generator)[:k]))
+    @renamed(k="samples")
+    def subset(self, samples: int, generator: torch.Generator) -> Problem:
+        """Return the same problem on `samples` of its samples, drawn without replacement, in the data's order."""
+        if not 1 <= samples <= self.n:
+            raise BadInput(
+                f"Problem.subset({samples}): the data has {self.n} samples: between 1 and {self.n} can be drawn"
+            )
+        part = self.with_changes(data=self.data.picked(torch.randperm(self.n, generator=generator)[:samples]))
         part.origin = dict(self.origin)
         return part
 

@@ -19,8 +19,8 @@ SHORT = {
     **{move: short for move, short, _ in MOVES},
     "batchnorm_folding": "bn fold",
     "batchnorm_scale": "bn scale",
-    "feature_normalisation": "std",
-    "feature_normalisation.published": "variance",
+    "feature_normalization": "std",
+    "feature_normalization.published": "variance",
 }
 """Column headings; a transform of the user's own has its name."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from flatlens.column import Column
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Report
 from flatlens.files import write_whole
@@ -69,7 +70,9 @@ class History:
                 f"Tracker.load_state_dict(...): the saved history has other columns ({', '.join(state['columns'])}): "
                 f"was it saved by another version?"
             )
-        self._rows, self._skipped = [list(row) for row in state["rows"]], int(state["skipped"])
+        measure = list(TYPES).index("measure")
+        rows = [[*row[:measure], str(Column.parse(row[measure])), *row[measure + 1 :]] for row in state["rows"]]
+        self._rows, self._skipped = rows, int(state["skipped"])
 
 
 def save_history(table: pd.DataFrame, path: str | os.PathLike[str]) -> Path:
@@ -99,6 +102,7 @@ def load_history(path: Path) -> pd.DataFrame:
         numbers = [name for name, kind in types.items() if kind != "str"]
         table[numbers] = table[numbers].replace("", "nan")
         table = table.astype(types)
+        table["measure"] = [str(Column.parse(name)) for name in table["measure"]]
     except (OSError, ValueError) as error:
         raise BadFolder(f"the history {str(path)!r} is damaged: {one_line(error)}") from error
     return table.assign(seconds=math.nan)[list(TYPES)]

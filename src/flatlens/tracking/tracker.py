@@ -15,6 +15,7 @@ import torch
 from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
+from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
@@ -33,10 +34,10 @@ class Tracker:
     `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that starts
     from the last one's eigenpairs, and draws from its own generator, seeded by `seed` and the step.
 
-    `every`: a number of steps, a list of steps, or a function of the step. `subset`: that many samples of the problem's
-    data, drawn once by `seed`. `budget`: the largest share of wall time, between 0 and 1, that measuring may take;
-    measurements beyond it are skipped, and the history says that it is not reproducible. `outputs`: as for `Lens`.
-    `live`: True for a line on stderr, False for none, or a function of a `Moment`.
+    `every`: a number of steps, a list of steps, or a function of the step. `samples`: that many samples of the
+    problem's data, drawn once by `seed`. `budget`: the largest share of wall time, between 0 and 1, that measuring may
+    take; measurements beyond it are skipped, and the history says that it is not reproducible. `outputs`: as for
+    `Lens`. `live`: True for a line on stderr, False for none, or a function of a `Moment`.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -51,13 +52,14 @@ class Tracker:
     2     4  40.0  sharpness   25.0
     """
 
+    @renamed(samples="samples")
     def __init__(
         self,
         problem: Problem,
         measures: str | Measure | Iterable[str | Measure],
         every: Every = 100,
         *,
-        subset: int | None = None,
+        samples: int | None = None,
         seed: int = 0,
         budget: float | None = None,
         outputs: Literal["exact"] | int | None = None,
@@ -80,13 +82,13 @@ class Tracker:
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
-            "subset": None if subset is None else whole(subset, "subset", 1),
+            "subset": None if samples is None else whole(samples, "samples", 1),  # the name in saved states
             "seed": self._seed,
             "outputs": outputs,
             "samples": problem.n,
         }
         with isolated(problem.model):
-            self.problem = problem if subset is None else problem.subset(subset, self._generator(-1))
+            self.problem = problem if samples is None else problem.subset(samples, self._generator(-1))
             Lens(self.problem, outputs=outputs)  # refuses bad outputs now rather than at the first step
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
@@ -196,8 +198,10 @@ class Tracker:
         """
         if not isinstance(state, dict) or state.get("version") != 1:
             raise BadInput("Tracker.load_state_dict(...): the argument is not the result of Tracker.state_dict()")
+        saved = dict(state["tracker"])
+        saved["measures"] = [present_measure(name) for name in saved.get("measures", ())]
         for key, own in self._identity.items():
-            if (theirs := state["tracker"].get(key)) != own:
+            if (theirs := saved.get(key)) != own:
                 raise BadInput(
                     f"Tracker.load_state_dict(...): the saved tracker has {key}={theirs!r}, this one {own!r}: make the "
                     f"Tracker with the same settings"

@@ -1,11 +1,14 @@
 """Transforms of the weights that keep a network's function, and the check of which numbers they keep."""
 
+from typing import Any
+
+from flatlens.former import FORMER_TRANSFORMS
 from flatlens.transforms.batchnorm import batchnorm_folding, batchnorm_scale
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport
 from flatlens.transforms.invariance import check_invariance
 from flatlens.transforms.permutation import permutation
 from flatlens.transforms.registry import TRANSFORMS
-from flatlens.transforms.rescaling import feature_normalisation, layerwise, neuronwise
+from flatlens.transforms.rescaling import feature_normalization, layerwise, neuronwise
 from flatlens.transforms.transform import Moved, Transform
 from flatlens.transforms.wiring import OUTPUTS, Link, Reader, Wiring, read_wiring
 
@@ -23,9 +26,15 @@ __all__ = [
     "batchnorm_folding",
     "batchnorm_scale",
     "check_invariance",
-    "feature_normalisation",
+    "feature_normalization",
     "layerwise",
     "neuronwise",
     "permutation",
     "read_wiring",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in FORMER_TRANSFORMS:
+        return TRANSFORMS[name]
+    raise AttributeError(f"module 'flatlens.transforms' has no attribute {name!r}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from flatlens.column import Column
 from flatlens.errors import UnknownName
 from flatlens.estimate import Estimate
+from flatlens.former import FORMER_TRANSFORMS
 from flatlens.measures import Measure, PassMeasure
 from flatlens.result import Result
 from flatlens.transforms.transform import Moved, Transform
@@ -21,7 +22,7 @@ from flatlens.transforms.transform import Moved, Transform
 STDERRS = 4.0  #: combined standard errors within which two estimates are equal
 SEARCHED = 1e-3  #: relative error of a search or an iteration
 _SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
-UNDECIDED = "undecided: a search may have stopped short on one side; a smaller tol decides"
+UNDECIDED = "undecided: a search may have stopped short on one side; a smaller rtol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
 CELL_COLUMNS = [
     "measure", "transform", "before", "after", "change", "stderr", "unchanged", "declared", "agrees", "note",
@@ -129,7 +130,14 @@ class InvarianceReport(Result, Sequence[Cell]):
     @classmethod
     def _restored(cls, content: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Self:
         moved = {name: Applied(**{**one, "links": tuple(one["links"])}) for name, one in content["moved"].items()}
-        return cls([Cell(**row) for row in content["rows"]], moved, content["left_out"], content["about"])
+        moved = {FORMER_TRANSFORMS.get(name, name): one for name, one in moved.items()}
+        left_out = {FORMER_TRANSFORMS.get(name, name): why for name, why in content["left_out"].items()}
+        rows = [
+            {**row, "measure": str(Column.parse(row["measure"])),
+             "transform": FORMER_TRANSFORMS.get(row["transform"], row["transform"])}
+            for row in content["rows"]
+        ]  # fmt: skip
+        return cls([Cell(**row) for row in rows], moved, left_out, content["about"])
 
 
 def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estimate, dtype: torch.dtype) -> Cell:
@@ -174,8 +182,8 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
 
 def _left_open(one: Measure, estimate: Estimate) -> float:
     """Return the relative error at which a search or an iteration stops."""
-    tol = dict(one.options).get("tol")
-    found = max(SEARCHED, 2 * tol) if isinstance(tol, float) else SEARCHED
+    rtol = dict(one.options).get("rtol")
+    found = max(SEARCHED, 2 * rtol) if isinstance(rtol, float) else SEARCHED
     return 0.0 if estimate.kind in ("exact", "estimate") else found
 
 

@@ -79,11 +79,11 @@ def one_to_one(wiring: Wiring) -> Offer:
 
 
 @transform(id="R5", source="relative2021 Thm 4, Cor. 8", where=one_to_one, declared_as="neuronwise")
-def feature_normalisation(moving: Moving) -> str:
+def feature_normalization(moving: Moving) -> str:
     """The features a layer reads divided by their standard deviation over the data, its weights multiplied by it.
 
     V^-1 W_{l-1}, V^-1 b_{l-1} and W_l V, V the diagonal of the deviations, over samples and positions: relative
-    flatness of layer l becomes `relative_flatness(normalize="std")` of the original, where no feature is always 0. A
+    flatness of layer l becomes `relative_flatness(normalized="std")` of the original, where no feature is always 0. A
     constant feature is divided by its absolute value. One that is always 0 has no unit, and no factor can take its
     weights out of the flatness, as the option does: it stays as it is.
     """
@@ -91,7 +91,7 @@ def feature_normalisation(moving: Moving) -> str:
 
 
 @transform(id="R5", source="relative2021 Thm 4, as printed", where=one_to_one, declared_as="neuronwise", default=False,
-           name="feature_normalisation.published")  # fmt: skip
+           name="feature_normalization.published")  # fmt: skip
 def as_published(moving: Moving) -> str:
     """As printed, with the variance for the standard deviation: it removes no neuron-wise rescaling, but squares it."""
     return _normalise(moving, 2)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
+from flatlens.former import FORMER_TRANSFORMS
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
 from flatlens.registry import Registry, first_line
@@ -119,7 +120,7 @@ class Transform:
         return self.name
 
 
-TRANSFORMS: Registry[Transform] = Registry("transform", Transform, rows="R")
+TRANSFORMS: Registry[Transform] = Registry("transform", Transform, rows="R", former=FORMER_TRANSFORMS)
 """Every transform of the catalogue, by name; each module of transforms adds its own."""
 
 

@@ -23,7 +23,7 @@ from flatlens.papers.units import with_units
 from flatlens.training import Adam, Training
 
 SHARPNESS_46, SEARCHED = (
-    one.key for one in named(["average_sharpness(pairs=16,scale='published46')", "mls_by_search(normalized=True)"])
+    one.key for one in named(["average_sharpness(probes=16,scale='published46')", "mls_by_search(normalized=True)"])
 )
 POOLINGS: tuple[Literal["class"], Literal["mean"]] = ("class", "mean")
 VARIANTS = tuple(

@@ -28,7 +28,7 @@ from flatlens.training import Ridge, Training
 
 _FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
-AS_CODED = "relative_flatness_ggn(normalize='variance')"
+AS_CODED = "relative_flatness_ggn(normalized='variance')"
 
 
 def _clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:

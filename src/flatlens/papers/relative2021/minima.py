@@ -23,8 +23,8 @@ from flatlens.papers.units import UNIT
 from flatlens.training import SGD, Adam, RMSProp, Training, Until
 
 LAST, ANOTHER = "fc3", "fc2"
-PAC_BAYES = "pac_bayes_flatness(draws=4)"
-NORMALISED = "relative_flatness(normalize='std')"
+PAC_BAYES = "pac_bayes_flatness(probes=4)"
+NORMALISED = "relative_flatness(normalized='std')"
 RIGHT: Mapping[str, str] = {
     "relative flatness": "relative_flatness",
     "Hessian trace": "hessian_trace",

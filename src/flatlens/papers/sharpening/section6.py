@@ -20,7 +20,7 @@ from flatlens.papers.sharpening.networks import ABSOLUTE_GAP
 from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
-SHARPNESS, GGN_NORM = (f"{name}(tol=0.01, batch_statistics=1000)" for name in ("sharpness", "ggn_norm"))
+SHARPNESS, GGN_NORM = (f"{name}(rtol=0.01, batch_statistics=1000)" for name in ("sharpness", "ggn_norm"))
 ABSOLUTE = ABSOLUTE_GAP.column
 JACOBIAN, SOFTMAXED = networks.JACOBIAN.column, networks.SOFTMAXED.column
 DRAWN_QUANTITIES = (
