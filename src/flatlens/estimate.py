@@ -74,7 +74,7 @@ class Report(Result, Mapping[Key, Estimate]):
                 f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
             )
         measure, layer = pair
-        if pair not in self._estimates and (present := str(Column.parse(measure))) in self.measures():
+        if pair not in self._estimates and (present := str(Column.parse(measure))) != measure:
             warn(f"report[{measure!r}]", "the measure", present)
             measure, pair = present, (present, layer)
         if pair in self._estimates:

@@ -240,7 +240,7 @@ def test_the_density_of_a_known_spectrum(width: float | None) -> None:
     operator, inside = with_spectrum(spectrum), []
     for seed in range(25):
         found = spectral_density(
-            operator, probes=6, steps=35, width=width, generator=torch.Generator().manual_seed(seed)
+            operator, probes=6, steps=35, bandwidth=width, generator=torch.Generator().manual_seed(seed)
         )
         assert float(torch.trapezoid(found.density, found.grid)) == pytest.approx(1, abs=1e-3)
         assert bool((found.density >= 0).all())

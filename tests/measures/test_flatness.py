@@ -35,7 +35,7 @@ def test_the_identities_of_dense_piecewise_linear_networks() -> None:
 
 @pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "twice-tanh"])
 def test_theorem_4_on_the_network_itself(name: str) -> None:
-    """normalize="std" is the plain measure of the network with features divided, and weights multiplied, by the
+    """normalized="std" is the plain measure of the network with features divided, and weights multiplied, by the
     spread."""
     net, x, y = network(name)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))

@@ -119,7 +119,7 @@ def test_degenerate_matrices() -> None:
 
 def test_it_stops_where_it_is_told() -> None:
     A = symmetric(torch.linspace(0, 1, 200))
-    pairs = search(A, remembered(symmetric(decaying(200))), tolerance=1e-9, most=7)
+    pairs = search(A, remembered(symmetric(decaying(200))), rtol=1e-9, most=7)
     assert pairs.products == 7
     assert not pairs.converged
     with pytest.raises(ArithmeticError, match="overflows"):
