@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from math import log
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import fall, in_course, rise
-from flatlens.papers.evidence import along, histories, reached
+from flatlens.papers.courses import Number, agreement, in_course, largest, last, rise
+from flatlens.papers.evidence import Evidence, along, histories, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import SMOKE_ONLY
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -29,16 +29,18 @@ from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smooth
 from flatlens.training import SGD, Training
 
 _OUTPUTS = Quantity("output norm", "output_norm")
+_CURVATURE = Quantity("norm of C", "layer_factors.loss_curvature")
+"""||C||, the square root of the loss's second derivative in Eq. 4."""
 
 COLLAPSED = 0.1
-"""Share of its largest value below which a measure counts as collapsed."""
+"""Share of its largest value below which the sharpness counts as collapsed."""
 
 
 def _x10(scale: Scale) -> Mapping[str, Study]:
     data, model = rows(scale)
     batch, epoch, every, epochs, seeds = {
         "smoke": (5, 4, 2, 3, 4),
-        "laptop": (5, 120, 5, 30, 5),
+        "laptop": (5, 120, 5, 30, 8),
         "paper": (128, 391, 5, 90, 5),
     }[scale]
     lr, samples = (0.1, 2500) if scale == "paper" else (0.02, None)
@@ -61,7 +63,13 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
     )
     first = Study("the first epoch", base, axes, (GAP, *shown), scale=scale)
     whole = first.setting("max_epochs", epochs).setting("every", epoch)
-    return {"first_epoch": first, "training": whole}
+    with_curvature = replace(whole.base, followed=Followed((*followed, "layer_factors"), epoch, samples))
+    return {"first_epoch": first, "training": replace(whole, base=with_curvature)}
+
+
+def _share(column: str) -> Number:
+    """Return the last value as a share of the largest: 1 if the column ends there, near 0 if it has collapsed."""
+    return lambda course: last(column)(course) / largest(column)(course)
 
 
 def _x10_predictions() -> tuple[Prediction, ...]:
@@ -70,70 +78,120 @@ def _x10_predictions() -> tuple[Prediction, ...]:
     whole = in_course(
         "training",
         {
-            "log(last / largest sharpness)": fall(sharp),
-            "log(last / largest Jacobian norm)": fall(jacobian),
+            "share of the largest sharpness": _share(sharp),
+            "share of the largest Jacobian norm": _share(jacobian),
+            "share of the largest norm of C": _share(_CURVATURE.column),
             "rise of the output norm": rise(outputs),
+            "tau of output norm and norm of C": agreement(outputs, _CURVATURE.column),
         },
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
+    early, late = "sharpening C.1, Fig. 28", "sharpening C.1, Fig. 29"
+
+    def claim(name: str, says: str, source: str, found: Evidence, quote: str, side: Side = "above") -> Prediction:
+        return Prediction(name, says, source, found, side, kind="claim", quote=quote)
+
+    def reading(name: str, says: str, found: Evidence, side: Side) -> Prediction:
+        return Prediction(
+            name, says, late, found, side, COLLAPSED, kind="reading", quote=_COLLAPSE,
+            reason=f"A collapse to zero takes for ever: below {share} of the largest value counts as one.",
+        )  # fmt: skip
+
     return (
-        Prediction(
+        claim(
             "first_epoch.sharpens",
             "In the first epoch sharpness rises, as under gradient descent.",
-            "sharpening C.1, Fig. 28",
+            early,
             mean_of(first, "rise of sharpness"),
+            _SAME,
         ),
-        Prediction(
+        claim(
             "first_epoch.jacobian_rises",
             "And so does the softmaxed Jacobian norm.",
-            "sharpening C.1, Fig. 28",
+            early,
             mean_of(first, "rise of the Jacobian norm"),
+            _SAME,
         ),
-        Prediction(
+        claim(
             "first_epoch.sharpness",
             "In the first epoch smoother labels are associated with less severe progressive sharpening.",
-            "sharpening C.1, Fig. 28",
+            early,
             along(first, SMOOTHING, "rise of sharpness", ["seed"]),
+            _LESS_SEVERE,
             "below",
         ),
-        Prediction(
+        claim(
             "first_epoch.jacobian",
             "In the first epoch they are associated with a less severe increase of the softmaxed Jacobian norm.",
-            "sharpening C.1, Fig. 28",
+            early,
             along(first, SMOOTHING, "rise of the Jacobian norm", ["seed"]),
+            _LESS_SEVERE,
             "below",
         ),
-        Prediction(
+        claim(
             "collapse.sharpness",
-            f"Over all epochs sharpness collapses with unsmoothed labels, to below {share} of its largest value.",
-            "sharpening C.1, Fig. 29",
-            mean_of(plain, "log(last / largest sharpness)"),
-            "below",
-            log(COLLAPSED),
+            "Over all epochs sharpness falls to a smaller share of its largest value with unsmoothed labels than with "
+            "smoothed ones.",
+            late,
+            with_over_without(whole, SMOOTHING, "share of the largest sharpness", ["seed"]),
+            _COLLAPSE,
         ),
-        Prediction(
-            "plateau.sharpness",
+        reading(
+            "collapse.sharpness.size",
+            f"With unsmoothed labels sharpness collapses to below {share} of its largest value.",
+            mean_of(plain, "share of the largest sharpness"),
+            "below",
+        ),
+        reading(
+            "plateau.sharpness.size",
             f"With smoothed labels it plateaus: it ends above {share} of its largest value.",
-            "sharpening C.1, Fig. 29",
-            mean_of(smooth, "log(last / largest sharpness)"),
+            mean_of(smooth, "share of the largest sharpness"),
             "above",
-            log(COLLAPSED),
         ),
-        Prediction(
+        claim(
             "collapse.jacobian",
-            f"With unsmoothed labels the softmaxed Jacobian norm collapses, too, to below {share} of its largest.",
-            "sharpening C.1, Fig. 29",
-            mean_of(plain, "log(last / largest Jacobian norm)"),
-            "below",
-            log(COLLAPSED),
+            "The softmaxed Jacobian norm collapses, too, to a smaller share of its largest value.",
+            late,
+            with_over_without(whole, SMOOTHING, "share of the largest Jacobian norm", ["seed"]),
+            "this growth is also to blame for the eventual collapse of the norm of the Jacobian of the softmaxed model",
         ),
-        Prediction(
+        claim(
             "outputs.grow",
             "With unsmoothed labels the norm of the output grows.",
-            "sharpening C.1, Fig. 29",
+            late,
             mean_of(plain, "rise of the output norm"),
+            "the norm of the network output grows to infinity in the unsmoothed case (Figure 29)",
+        ),
+        claim(
+            "curvature.collapses",
+            "The norm of C falls to a smaller share of its largest value with unsmoothed labels than with others.",
+            late,
+            with_over_without(whole, SMOOTHING, "share of the largest norm of C", ["seed"]),
+            "the decay of the C terms in Equation (4) begins to overtake growth in Jacobian norm",
+        ),
+        claim(
+            "curvature.follows_outputs",
+            "With unsmoothed labels the norm of C falls as the norm of the output grows.",
+            late,
+            mean_of(plain, "tau of output norm and norm of C"),
+            "this growth in output corresponds to a vanishing of the C term",
+            "below",
         ),
     )
+
+
+_SAME = (
+    "observing exactly the same relationship between label smoothing, Jacobian norm and sharpness as predicted in "
+    "Section 5"
+)
+_LESS_SEVERE = (
+    "the smoother labels are associated with less severe increase of the Jacobian and less severe progressive "
+    "sharpening"
+)
+_COLLAPSE = (
+    "ultimately causing the sharpness with unsmoothed labels to collapse to zero, where as sharpness values for "
+    "smoothed labels plateau at nonzero values"
+)
 
 
 def _x10_plots(results: Results) -> list[Plot]:
@@ -142,22 +200,19 @@ def _x10_plots(results: Results) -> list[Plot]:
             reached(study)(results),
             histories(results[study]),
             SMOOTHING,
-            (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS),
+            (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS, *more),
             name,
             title,
             "SGD. Lines are means over seeds, bands one standard deviation to either side.",
         )
-        for study, name, title in (
-            ("first_epoch", "fig28", "The first epoch, by label smoothing"),
-            ("training", "fig29", "The whole training, by label smoothing"),
+        for study, name, title, more in (
+            ("first_epoch", "fig28", "Fig. 28: the first epoch, by label smoothing", ()),
+            ("training", "fig29", "Fig. 29: the whole training, by label smoothing; and the norm of C", (_CURVATURE,)),
         )
     ]
 
 
-MECHANISM = (
-    "Not weighed: that the growth of the output is a vanishing of the loss's curvature, and that the Jacobian's own "
-    "Lipschitz constant grows."
-)
+MECHANISM = "Not weighed: that the Jacobian's own Lipschitz constant grows as its norm on the samples collapses."
 _UNSAID = (
     "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 trials, 2500 points to "
     "measure on, every epoch: the paper gives none of these."
