@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from networks import network
@@ -126,10 +128,36 @@ def test_ignored_samples_are_no_samples(key: str) -> None:
     assert some.value == pytest.approx(counted.value, abs=4 * (some.stderr**2 + counted.stderr**2) ** 0.5)
 
 
-def test_eq_5_splits_the_gap() -> None:
+class Sine(nn.Module):
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return z.sin()
+
+
+@pytest.mark.parametrize("over", ["rotations", "noise"])
+def test_definition_1_takes_the_largest_change_on_the_way(over: str) -> None:
+    """f = sin(pi x) at x = 1, A = +-1: E_F(alpha) = sin(pi alpha)^2 / 2 is 0 at delta = 1, and 1/2 half way."""
+    net = nn.Sequential(nn.Linear(1, 1, bias=False), Sine()).double()
+    nn.init.constant_(net[0].weight, math.pi)
+    problem = fl.Problem(net, "half_squared_error", (torch.ones(4, 1).double(), torch.zeros(4, 1).double()))
+    for levels, largest in ((4, 0.5), (3, math.sin(math.pi / 3) ** 2 / 2)):
+        key = f"feature_robustness(delta=1.0, over='{over}', probes=2, levels={levels})"
+        assert measured(problem, key).value == pytest.approx(0.0, abs=1e-12)
+        assert measured(problem, key, "sup").value == pytest.approx(largest, rel=1e-12)
+
+
+def test_the_largest_change_of_a_quadratic_is_at_delta() -> None:
+    problem = quadratic()
+    key = "feature_robustness(delta=0.5, probes=8, levels=5)"
+    at_delta, largest = measured(problem, key), measured(problem, key, "sup")
+    assert (largest.value, largest.stderr) == (at_delta.value, at_delta.stderr)
+    assert "5 of 5 levels" in largest.note
+
+
+@pytest.mark.parametrize("over", ["rotations", "ball", "truncated_normal"])
+def test_eq_5_splits_the_gap(over: str) -> None:
     net, x, y = network("mlp-tanh", n=60)
     problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
-    key = "representativeness(delta=0.3, probes=200)"
+    key = f"representativeness(delta=0.3, probes=200, over='{over}', sigma=0.5)"
     rep, robust = (measured(problem, key, part) for part in ("split.representativeness", "split.robustness"))
     gap = measured(problem, "generalisation_gap")
     within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both

@@ -17,6 +17,7 @@ from flatlens.measures.robustness import NO_LINEAR_LAYER
 from flatlens.perturbation.density import BANDWIDTHS, mismatch
 from flatlens.perturbation.features import RotatedFeatures, noise, unmovable, with_moved_features
 from flatlens.perturbation.labels import seen
+from flatlens.perturbation.rotations import ROTATION_LAWS
 
 
 @on_lens(
@@ -40,6 +41,8 @@ def representativeness(
     bandwidth: str = "scott",
     delta: float = 0.1,
     probes: int = 16,
+    over: str = "rotations",
+    sigma: float = 1.0,
 ) -> Parts:
     """Representativeness of the sample, approximated: |int (p - p_hat) l| with both densities estimated from splits.
 
@@ -50,12 +53,18 @@ def representativeness(
     `.bound` the largest loss times it. The error is the spread over splits, which share their points: a guide, no
     interval.
 
-    With held-out data `.split.representativeness` and `.split.robustness` are Eq. 5's terms of the signed gap, for
-    noise uniform on spheres of radius `delta` ||phi||, labels kept: test loss - loss at moved features, and loss at
-    moved weights - training loss. Their sum is the gap but for the draws; the note says by how much it misses.
+    With held-out data `.split.representativeness` and `.split.robustness` are Eq. 5's terms of the signed gap, labels
+    kept: test loss - loss at moved features, and loss at moved weights - training loss. Their sum is the gap but for
+    the probes; the note says by how much it misses. Features move by `delta` ||phi|| r in random directions: r is 1
+    (`over="rotations"`), or has one of Proposition 2's own laws, "ball" (uniform densities lambda_i) or
+    "truncated_normal" of width `sigma`, as in `feature_robustness`. `flatlens.perturbation.moved_risk` takes a known
+    label function.
     """
     require_count(2, splits=splits, folds=folds, probes=probes)
-    require_positive(delta=delta)
+    require_positive(delta=delta, sigma=sigma)
+    if over not in ROTATION_LAWS:
+        known = ", ".join(map(repr, ROTATION_LAWS))
+        raise BadInput(f"representativeness(over={over!r}): one of {known} is needed")
     if bandwidth not in BANDWIDTHS:
         known = ", ".join(map(repr, BANDWIDTHS))
         raise BadInput(f"representativeness(bandwidth={bandwidth!r}): one of {known} is needed")
@@ -67,7 +76,7 @@ def representativeness(
         return {("", None): undefined(why)}
     return {
         **_by_splits(lens, run, weight, splits, folds, bandwidth),
-        **(_split_gap(lens, run, weight, delta, probes) if lens.problem.test is not None else {}),
+        **(_split_gap(lens, run, weight, delta, probes, over, sigma) if lens.problem.test is not None else {}),
     }
 
 
@@ -107,7 +116,7 @@ def _by_splits(lens: Lens, run: Run, weight: Weight, splits: int, folds: int, ba
     }
 
 
-def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int) -> Parts:
+def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, law: str, sigma: float) -> Parts:
     """Return E_Rep (by moved features) and E_F (by moved weights): by the key identity they add up to the gap."""
     if why := unmovable(weight) or ("" if weight.dense else "the layer acts at several positions of a sample"):
         return {("split.representativeness", None): undefined(why)}
@@ -115,10 +124,10 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int) 
     features = RotatedFeatures(lens.problem, lens.model, weight)
     at_features, at_weights = torch.empty(2, probes, dtype=torch.float64)
     for number in range(probes):
-        move = noise(delta, 1.0, run.generator)
+        move = noise(delta, 1.0, run.generator, law, sigma)
         moved = with_moved_features(lens.problem, lens.model, lens.layout, weight, move)
         at_features[number] = moved.risk
-        at_weights[number] = features.change(features.draw(delta, "rotations", 1.0, run.generator))
+        at_weights[number] = features.change(features.draw(delta, law, sigma, run.generator))
         if run.progress is not None:
             run.progress("moved features", number + 1, probes)
     nearby, error = (float(v) for v in student(at_features))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from flatlens.curvature.probes import student
 from flatlens.errors import BadInput
@@ -43,6 +44,7 @@ def feature_robustness(
     restarts: int = 3,
     steps: int = 50,
     layers: bool = False,
+    levels: int = 1,
 ) -> Parts:
     """Feature robustness: the change of the risk under phi -> (I + A) phi at a layer, labels kept, A random.
 
@@ -52,65 +54,89 @@ def feature_robustness(
     (reparam2019 D.1; for a layer used once per sample the mean is that over rotations, with a smaller error); "worst",
     the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Each probe is a pair A and -A. The
     network's answer is the last linear layer's; `layers` adds the others.
+
+    Definition 1 speaks of all alpha A, 0 <= alpha <= delta. With `levels` above 1, `.sup` is the largest absolute value
+    of the mean change at so many equal steps of alpha up to delta, of the same A: a lower bound of the supremum, but
+    for the error of the mean. Where the risk is convex along every A the supremum is at delta.
     """
     require_positive(delta=delta, sigma=sigma)
     require_flag(layers=layers)
     require_count(2, probes=probes)
-    require_count(1, restarts=restarts, steps=steps)
+    require_count(1, restarts=restarts, steps=steps, levels=levels)
     if over not in (*ROTATION_LAWS, "noise", "worst"):
         known = ", ".join(map(repr, (*ROTATION_LAWS, "noise", "worst")))
         raise BadInput(f"feature_robustness(over={over!r}): one of {known} is needed")
 
-    def of(weight: Weight) -> Estimate:
+    shares = [(k + 1) / levels for k in range(levels)]
+
+    def of(weight: Weight) -> dict[str, Estimate]:
         if why := unmovable(weight, by_noise=over == "noise"):
-            return undefined(why)
+            return {"": undefined(why)}
         if over == "noise":
-            return _by_noise(lens, run, weight, delta, probes)
+            return _by_noise(lens, run, weight, delta, probes, shares)
         features = RotatedFeatures(lens.problem, lens.model, weight)
         if over == "worst":
             value, reached = features.worst(delta, restarts, steps, run.generator)
             found = Estimate(value, kind="lower bound", arrays={"restarts": reached})
-            return found if value >= 0 else undefined(NO_LOSS)
-        return _by_rotations(features, run, delta, over, sigma, probes)
+            return {"": found if value >= 0 else undefined(NO_LOSS)}
+        return _by_rotations(features, run, delta, over, sigma, probes, shares)
 
-    weights = lens.layout.weights
-    if not weights:
+    weights, last = lens.layout.weights, lens.layout.last()
+    if last is None:
         return {("", None): undefined(NO_LINEAR_LAYER)}
-    found = {name: of(weight) for name, weight in weights.items() if layers or name == lens.layout.last()}
-    last = lens.layout.last()
-    assert last is not None
-    return {("", None): found[last], **({("", name): e for name, e in found.items()} if layers else {})}
+    found = {name: of(weight) for name, weight in weights.items() if layers or name == last}
+    places: list[tuple[str | None, str]] = [(None, last), *((name, name) for name in found if layers)]
+    return {(part, at): estimate for at, name in places for part, estimate in found[name].items()}
 
 
-def _by_rotations(features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, probes: int) -> Estimate:
-    """Return the estimate from several pairs A and -A."""
-    changes = []
+def _by_rotations(
+    features: RotatedFeatures, run: Run, delta: float, law: str, sigma: float, probes: int, shares: list[float]
+) -> dict[str, Estimate]:
+    """Return the estimates from several pairs A and -A."""
+    changes = torch.empty(len(shares), probes, dtype=torch.float64)
     for number in range(probes):
         WA = features.draw(delta, law, sigma, run.generator)
-        changes.append((features.change(WA) + features.change(-WA)) / 2)
+        for k, share in enumerate(shares):
+            changes[k, number] = (features.change(share * WA) + features.change(-share * WA)) / 2
         if run.progress is not None:
             run.progress("moved features", number + 1, probes)
-    return of_draws(torch.tensor(changes, dtype=torch.float64), features.rounding())
+    return _at_levels(changes, features.rounding())
 
 
-def _by_noise(lens: Lens, run: Run, weight: Weight, delta: float, probes: int) -> Estimate:
-    """Return the estimate that moves every sample in its own random direction, and in the opposite one."""
+def _at_levels(changes: Tensor, rounding: float) -> dict[str, Estimate]:
+    """Return the estimate at delta, and beside several levels of alpha, (levels, probes), the largest absolute one."""
+    found = {"": of_probes(changes[-1], rounding)}
+    if len(changes) > 1:
+        sizes = changes.mean(1).abs()
+        best = of_probes(changes[int(sizes.argmax())], rounding)
+        note = f"the largest is at {int(sizes.argmax()) + 1} of {len(changes)} levels"
+        found["sup"] = replace(best, value=float(sizes.max()), note="; ".join(n for n in (note, best.note) if n))
+    return found
+
+
+def _by_noise(
+    lens: Lens, run: Run, weight: Weight, delta: float, probes: int, shares: list[float]
+) -> dict[str, Estimate]:
+    """Return the estimates that move every sample in its own random direction, and in the opposite one."""
     problem, model, layout = lens.problem, lens.model, lens.layout
     here = lens.outcomes("data").losses
-    changes, samples = torch.empty(probes, dtype=torch.float64), torch.zeros_like(here)
+    changes, samples = torch.empty(len(shares), probes, dtype=torch.float64), torch.zeros_like(here)
     for number in range(probes):
         seed = int(torch.randint(2**62, (), generator=run.generator))
-        both = torch.zeros_like(here)
-        for sign in (1.0, -1.0):
-            move = noise(delta, sign, torch.Generator().manual_seed(seed))
-            both += (with_moved_features(problem, model, layout, weight, move).losses - here) / 2
-        changes[number], samples = both.mean(), samples + both / probes
+        for k, share in enumerate(shares):
+            both = torch.zeros_like(here)
+            for sign in (1.0, -1.0):
+                move = noise(share * delta, sign, torch.Generator().manual_seed(seed))
+                both += (with_moved_features(problem, model, layout, weight, move).losses - here) / 2
+            changes[k, number] = both.mean()
+        samples = samples + both / probes
         if run.progress is not None:
             run.progress("moved features", number + 1, probes)
     rounding = Elsewhere(problem, model=model).rounding() if problem.parameters else 0.0
-    found = of_draws(changes, rounding)
+    found = _at_levels(changes, rounding)
     whole = "" if weight.dense else "noise on the layer's whole input"
-    return replace(found, note="; ".join(part for part in (found.note, whole) if part), samples=samples)
+    note = "; ".join(part for part in (found[""].note, whole) if part)
+    return found | {"": replace(found[""], note=note, samples=samples)}
 
 
 @on_lens(
