@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import flatlens as fl
-from flatlens.bounds import BoundsReport, check_bounds, expansion, relative, relative_generalisation
+from flatlens.bounds import BoundsReport, Target, check_bounds, expansion, relative, relative_generalisation
 from flatlens.distributions import Cube, GaussianMixture
 from flatlens.perturbation.rotations import balanced_count, balanced_rows
 
@@ -222,6 +222,41 @@ def test_a_mixture_leaves_the_printed_constants_infinite_and_the_sharp_ones_fini
     assert math.isfinite(sharp.rhs)
     assert sharp.assumption.startswith("declared, not checked")
     assert not report.violated
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_representativeness_of_a_known_density_is_proposition_12s_integral(told: bool) -> None:
+    """int p l less the mean over i of int k_{delta |x_i|}(x_i, z) l(z), in one dimension by quadrature."""
+    law = GaussianMixture(torch.tensor([[-1.0], [2.0]]), torch.tensor([[[0.3]], [[0.5]]]), torch.tensor([0.4, 0.6]))
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    target = Target(lambda x: (2 * x).sin(), 2.0)
+    n = 200
+    x, far = (law.sample(k, torch.Generator().manual_seed(k)) for k in (n, 400_000))
+    problem = fl.Problem(net, "half_squared_error", (x, target(x)), test=(far, target(far)))
+    known = {"target": target} if told else {}
+    report = table(problem, "relative_generalisation", distribution=law, assume=VOUCHED, **known)
+    row = report.of("relative_generalisation.representativeness.sharp", "0")
+
+    def loss(z: Tensor, y: Tensor) -> Tensor:
+        return 0.5 * (net(z.reshape(-1, 1)).detach().reshape(z.shape) - y).square()
+
+    z = torch.linspace(-8, 10, 200_001).double()
+    risk = float(torch.trapezoid(law.log_density(z[:, None]).exp() * loss(z, (2 * z).sin()), z))
+    delta = n ** (-1 / 5)
+    grid = x + delta * x.abs() * ((torch.arange(2000).double() + 0.5) / 1000 - 1)
+    near = float(loss(grid, (2 * grid).sin() if told else (2 * x).sin().expand_as(grid)).mean())
+    wide = float(loss(far[:, 0], (2 * far[:, 0]).sin()).std()) / len(far) ** 0.5
+    around = float(loss(grid, (2 * (grid if told else x)).sin()).std()) / (64 * n) ** 0.5
+    assert row.lhs == pytest.approx(abs(risk - near), abs=4 * (wide + around))
+    assert row.tightness < 0.2  # far below the worst case
+    assert row.status == "holds"
+    printed = report.of("relative_generalisation.representativeness", "0")
+    assert printed.lhs == row.lhs
+    assert printed.rhs == math.inf
+    whole = report.of("relative_generalisation.sharp", "0")
+    kappa = fl.measure(fl.Lens(problem), "relative_flatness")["relative_flatness", "0"].value
+    assert whole.rhs - row.rhs == pytest.approx(n ** (-2 / 5) * (1 / 3) * kappa / 2, rel=1e-6)
 
 
 def test_nothing_is_said_without_the_users_word() -> None:

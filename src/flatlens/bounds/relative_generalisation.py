@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
+
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.density import Constants, constants, has_density
 from flatlens.bounds.relative import worst_of
+from flatlens.curvature.probes import student
 from flatlens.distributions import Cube, GaussianMixture
 from flatlens.estimate import Estimate
+from flatlens.perturbation import moved_risk, noise
 from flatlens.perturbation.features import unmovable
 
 _FAILURE = 0.05  #: Delta, the share of sample sets for which the bound may fail
+_MOVES = 64  #: draws of the samples' neighbours
 
 
 def rate(n: int, m: int) -> float:
@@ -56,6 +61,11 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     the same networks (`bounds.density` derives them). L, the largest loss there is, is taken to be the largest seen,
     and higher orders in 1/n are dropped: to be declared, as bounded_loss and large_sample.
 
+    `.representativeness` and `.representativeness.sharp` are Proposition 12 by itself: left |E_Rep|, the risk on
+    held-out data less that near the samples, at x_i + xi with xi uniform in the ball of radius delta ||x_i||, delta =
+    n^(-1/(4+m)); right the same constants without kappa_Tr. Labels there are the target's where it is given, else each
+    sample's own. The tightness says how far below the worst case this sample is.
+
     `.uniform` is Theorem 15 for the last linear layer, its infimum over all laws of A at the worst A found, where
     E_Rep = gap - E_F: Theorem 14 in other words. `.uniform.published` adds the term d times: the printed sum over s
     is spurious, for kappa^phi has it inside. `.kde` is Figure 4's approximation, kernel densities of random splits
@@ -83,8 +93,10 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     smoothly = _smooth_density(context)
     if layer is None or not density.holds or smoothly.holds is False:
         missing = (density, smoothly) if layer is not None else (_no_first(), density)
-        yield Claim(gap.value, math.nan, layer, "", missing)
-        yield Claim(gap.value, math.nan, layer, "sharp", missing)
+        for part in ("", "sharp"):
+            yield Claim(gap.value, math.nan, layer, part, missing)
+        for part in ("representativeness", "representativeness.sharp"):
+            yield Claim(math.nan, math.nan, layer, part, missing)
         return
     assert context.distribution is not None
     found, n = constants(context.distribution, context.generator), context.n
@@ -100,6 +112,33 @@ def _known_density(context: Context, gap: Estimate, held_out: Assumption) -> Ite
     yield Claim(gap.value, printed, layer, "", (_finite(found), *premises), gap.stderr, note=note)
     error = math.hypot(gap.stderr, drawn)
     yield Claim(gap.value, sharp, layer, "sharp", premises, error, note=_vacuous(sharp, L))
+    left, spread = _representativeness(context, layer, found.m)
+    premises = (held_out, density, smoothly, *_declared(context, labels=context.target is None))
+    printed = printed_right(n, found.m, 0.0, found.first(L), found.second(L))
+    sharp = sharp_right(n, found.m, 0.0, first, second, found.tau, L)
+    note = _vacuous(printed, L, _infinite(found))
+    yield Claim(left, printed, layer, "representativeness", (_finite(found), *premises), spread, note=note)
+    error = math.hypot(spread, drawn)
+    yield Claim(left, sharp, layer, "representativeness.sharp", premises, error, note=_vacuous(sharp, L))
+
+
+def _representativeness(context: Context, layer: str, m: int) -> tuple[float, float]:
+    """Return |E_Rep| of Proposition 12 for the uniform kernel, with its standard error; NaN without held-out data."""
+    risk, delta = context.measured("test_loss"), math.sqrt(rate(context.n, m))
+    if risk.kind == "undefined":
+        return math.nan, 0.0
+    near = [
+        moved_risk(
+            context.lens.problem,
+            noise(delta, 1.0, context.generator, "ball"),
+            layer,
+            labels=context.target,
+            model=context.lens.model,
+        )
+        for _ in range(_MOVES)
+    ]
+    mean, stderr = student(torch.tensor(near, dtype=torch.float64))
+    return abs(risk.value - float(mean)), math.hypot(risk.stderr, float(stderr))
 
 
 def _density(context: Context) -> Assumption:
@@ -147,8 +186,8 @@ def _infinite(found: Constants) -> str:
     return ", ".join(reasons)
 
 
-def _declared(context: Context) -> tuple[Assumption, ...]:
-    names = ("locally_constant_labels", "iid_samples", "bounded_loss", "large_sample")
+def _declared(context: Context, *, labels: bool = True) -> tuple[Assumption, ...]:
+    names = (*(("locally_constant_labels",) if labels else ()), "iid_samples", "bounded_loss", "large_sample")
     return tuple(context.declare(name) for name in names)
 
 
