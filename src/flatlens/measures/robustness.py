@@ -105,10 +105,10 @@ def _by_rotations(
 
 def _at_levels(changes: Tensor, rounding: float) -> dict[str, Estimate]:
     """Return the estimate at delta, and beside several levels of alpha, (levels, probes), the largest absolute one."""
-    found = {"": of_probes(changes[-1], rounding)}
+    found = {"": of_draws(changes[-1], rounding)}
     if len(changes) > 1:
         sizes = changes.mean(1).abs()
-        best = of_probes(changes[int(sizes.argmax())], rounding)
+        best = of_draws(changes[int(sizes.argmax())], rounding)
         note = f"the largest is at {int(sizes.argmax()) + 1} of {len(changes)} levels"
         found["sup"] = replace(best, value=float(sizes.max()), note="; ".join(n for n in (note, best.note) if n))
     return found
