@@ -10,15 +10,14 @@ from flatlens.papers.cases import (
     alike,
     by_part,
     first_step,
-    least,
-    least_margin,
+    in_each_case,
     margin,
     mean,
     ranked,
-    usual_size,
     with_over_without,
 )
 from flatlens.papers.evidence import along, reached
+from flatlens.papers.predictions import conclusion_of
 
 TABLE = reached("s")
 
@@ -42,36 +41,43 @@ def r(columns, case, x, y="y"):
     return np.corrcoef(columns[x][mine], columns[y][mine])[0, 1]
 
 
+def z(columns, case, x):
+    return np.arctanh(r(columns, case, x))
+
+
 def test_correlations_are_of_each_case_and_never_of_all_together():
     columns = three_cases()
     of = {case: r(columns, case, "x") for case in "abc"}
     assert np.corrcoef(columns["x"], columns["y"])[0, 1] < -0.9
-    for over, expected in ((least, min(of.values())), (mean, np.mean(list(of.values())))):
-        found = across(TABLE, [("x", "y")], over, "r")(results(**columns))
-        assert found.value == pytest.approx(expected)
-        assert found.low < found.value < found.high
-        assert found.n == 120
-    assert mean(np.array([[0.5], [0.1]])) == pytest.approx(0.3)
-
-
-def test_the_usual_size_is_the_middle_one_whatever_its_sign():
-    columns = three_cases()
-    columns["x"] = np.where(columns["case"] == "b", -columns["x"], columns["x"])
-    found = across(TABLE, [("x", "y")], usual_size, "|r|")(results(**columns))
-    assert found.value == pytest.approx(-r(columns, "b", "x"))
+    found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
+    assert found.value == pytest.approx(np.tanh(np.mean(np.arctanh(list(of.values())))))
+    assert found.low < found.value < found.high
+    assert found.n == 120
+    each = in_each_case(TABLE, [("x", "y")], "r")(results(**columns))
+    assert {case: part.value for case, part in each.parts.items()} == pytest.approx(of)
+    assert each.value == pytest.approx(min(of.values()))
 
 
 def test_one_relation_is_held_against_another_case_by_case():
     columns = three_cases()
-    found = across(TABLE, [("x", "y"), ("z", "y")], margin, "margin")(results(**columns))
-    assert found.value == pytest.approx(np.mean([r(columns, c, "x") - r(columns, c, "z") for c in "abc"]))
+    pairs = [("x", "y"), ("z", "y")]
+    margins = {c: z(columns, c, "x") - z(columns, c, "z") for c in "abc"}
+    found = across(TABLE, pairs, margin, "margin")(results(**columns))
+    assert found.value == pytest.approx(np.mean(list(margins.values())))
     assert found.low > 0
+    each = in_each_case(TABLE, pairs, "margin")(results(**columns))
+    assert {case: part.value for case, part in each.parts.items()} == pytest.approx(margins)
 
 
-def test_one_relation_is_the_stronger_even_where_it_is_least_so():
+def test_a_claim_about_all_cases_fails_with_one_and_about_some_holds_with_one():
     columns = three_cases()
-    found = across(TABLE, [("x", "y"), ("z", "y")], least_margin, "margin")(results(**columns))
-    assert found.value == pytest.approx(min(r(columns, c, "x") - r(columns, c, "z") for c in "abc"))
+    columns["x"] = np.where(columns["case"] == "a", -columns["x"], columns["x"])
+    every, some = (in_each_case(TABLE, [("x", "y")], "r", holds)(results(**columns)) for holds in ("all", "some"))
+    assert conclusion_of(every, "above", 0.0) == "not reproduced"
+    assert conclusion_of(some, "above", 0.0) == "reproduced"
+    below = in_each_case(TABLE, [("x", "y")], "r", "some", "below")(results(**columns))
+    assert conclusion_of(below, "below", 0.0) == "reproduced"
+    assert below.value == pytest.approx(r(columns, "a", "x"))
 
 
 def test_a_part_of_the_networks_is_held_against_all_of_them():
@@ -80,12 +86,12 @@ def test_a_part_of_the_networks_is_held_against_all_of_them():
     columns["x"] = np.where(columns["kept"] == 1, columns["x"], columns["x"] - 5 * columns["y"])
     part = {name: values[columns["kept"] == 1] for name, values in columns.items()}
     found = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**columns))
-    assert found.value == pytest.approx(np.mean([r(part, c, "x") - r(columns, c, "x") for c in "abc"]))
+    assert found.value == pytest.approx(np.mean([z(part, c, "x") - z(columns, c, "x") for c in "abc"]))
     assert found.low > 0
     assert found.n == 120
     pooled = {name: values[:40] for name, values in columns.items() if name != "case"}  # no cases: one of all
     alone = by_part(TABLE, lambda t: t["kept"] == 1, "x", "y", "r")(results(**pooled))
-    assert alone.value == pytest.approx(r(part, "a", "x") - r(columns, "a", "x"))
+    assert alone.value == pytest.approx(z(part, "a", "x") - z(columns, "a", "x"))
 
 
 def test_ranks_are_of_each_case():
@@ -94,7 +100,7 @@ def test_ranks_are_of_each_case():
     found = across(ranked(TABLE, ("x", "y")), [("x", "y")], mean, "rho")(results(**columns))
     table = pd.DataFrame(columns)
     expected = [mine["x"].corr(mine["y"], "spearman") for _, mine in table.groupby("case")]
-    assert found.value == pytest.approx(np.mean(expected))
+    assert found.value == pytest.approx(np.tanh(np.mean(np.arctanh(expected))))
 
 
 def test_with_a_setting_over_without_it():
@@ -112,7 +118,7 @@ def test_two_relations_that_are_strong_in_the_same_cases():
     columns = three_cases()
     same = across(TABLE, [("x", "y"), ("y", "x")], alike, "alike")(results(**columns))
     assert same.value == pytest.approx(1.0)
-    each = [[r(columns, c, name) for c in "abc"] for name in ("x", "z")]
+    each = [[z(columns, c, name) for c in "abc"] for name in ("x", "z")]
     found = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
     assert found.value == pytest.approx(np.corrcoef(each)[0, 1])
 
@@ -120,12 +126,15 @@ def test_two_relations_that_are_strong_in_the_same_cases():
 def test_a_case_without_a_relation_is_left_out():
     columns = three_cases()
     columns["x"] = np.where(columns["case"] == "c", 1.0, columns["x"])
-    found = across(TABLE, [("x", "y")], least, "r")(results(**columns))
-    assert found.value == pytest.approx(r(columns, "b", "x"))
+    found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
+    assert found.value == pytest.approx(np.tanh(np.mean([z(columns, c, "x") for c in "ab"])))
     two = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
     assert abs(two.value) == pytest.approx(1.0)  # of two cases
-    nothing = across(TABLE, [("x", "y")], least, "r")(results(**columns | {"x": np.ones(120)}))
+    nothing = across(TABLE, [("x", "y")], mean, "r")(results(**columns | {"x": np.ones(120)}))
     assert np.isnan(nothing.value)
+    each = in_each_case(TABLE, [("x", "y")], "r")(results(**columns))
+    assert conclusion_of(each, "above", -0.9) == "inconclusive"  # one case is open
+    assert "no interval for c" in each.note
 
 
 def blocks(**columns):

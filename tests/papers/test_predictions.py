@@ -6,12 +6,13 @@ from types import MappingProxyType
 import numpy as np
 import pandas as pd
 import pytest
+from fake_study import fake_result
 
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import changes, each_history, related, together, trend
 from flatlens.papers.experiment import Plot
-from flatlens.papers.plots import banded, bars
+from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, conclusion_of
 from flatlens.statistics import Statistic, correlate
 from flatlens.statistics.statistic import NAN
@@ -74,7 +75,8 @@ def test_an_outcome_states_everything():
     assert outcome.as_json() == {
         "claim": "c", "says": "It rises.", "kind": "claim", "quote": "rises", "reason": "", "headline": True,
         "units": 3, "unit": "seed", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
-        "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5", "why": "", "method": "", "note": "n",
+        "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5",
+        "p": None, "of_ranks": None, "leave_one_out": [None, None], "why": "", "method": "", "note": "n",
     }  # fmt: skip
 
 
@@ -96,42 +98,48 @@ def test_a_trend_is_along_the_setting():
     found = trend("one", "lr", "mls")(RESULTS)
     assert found.n == 5
     assert found.value < -0.5
+    networks = pd.DataFrame(
+        {"seed": np.repeat(range(6), 3), "lr": [1, 2, 3] * 6, "mls": np.repeat(np.arange(6) * 10, 3) + [2.0, 1, 0] * 6}
+    )
+    of_seeds = trend("s", "lr", "mls")({"s": fake_result(networks)})
+    assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 6, 6, "seed")
+    assert of_seeds.tails(0.0)[1] == 0.5**6  # every seed falls
 
 
 def test_a_history_begins_where_the_loss_is_low():
     tables = each_history(Result, below=0.15)
     assert len(tables) == 5
-    assert tables[0].index.tolist() == [20, 30, 40]  # once it was below, it counts
-    assert each_history(Result)[0].index.tolist() == [0, 10, 20, 30, 40]
+    assert tables["a"].index.tolist() == [20, 30, 40]  # once it was below, it counts
+    assert each_history(Result)["a"].index.tolist() == [0, 10, 20, 30, 40]
 
 
 def test_what_goes_together_in_training():
-    assert together("one", "s", "v")(RESULTS).value == pytest.approx((4 - 1) / 5)
+    found = together("one", "s", "loss")(RESULTS)  # changes of s are all equal: no correlation
+    assert found.n == 0
+    courses = each_history(Result)
+    curved = [one for one in courses.values() if np.ptp(np.diff(one["v"])) > 0]  # of two networks, v is s
+    expected = [np.corrcoef(np.diff(one["v"]), np.diff(one["loss"]))[0, 1] for one in curved]
+    found = together("one", "v", "loss")(RESULTS)
+    assert (found.value, found.n, found.left_out) == (pytest.approx(np.mean(expected)), 3, 2)
     assert together("one", "s", "missing")(RESULTS).n == 0
 
 
 def test_what_changes_in_training():
     found = changes("one", "v")(RESULTS)
     assert found.value == pytest.approx(np.mean([1, 1, 2, 2, -1]) * np.log(60 / 100))
-    assert found.low <= found.value <= found.high
+    assert (found.units, found.unit) == (5, "network")
+    assert "fewer than 6 independent units" in found.note
     assert changes("one", "missing")(RESULTS).n == 0
 
 
-def test_curves_have_their_means_and_extremes():
+def test_curves_have_their_means_and_deviations():
     rows = pd.DataFrame({"panel": "p", "x": [1, 1, 2, 2], "line": "l", "y": [1.0, 3.0, 2.0, 2.0]})
     plot = banded(rows, "name", "title", "caption", "step")
     assert isinstance(plot, Plot)
-    assert plot.data.to_dict("list") == {
-        "panel": ["p", "p"], "x": [1, 2], "line": ["l", "l"], "y": [2.0, 2.0], "low": [1.0, 2.0], "high": [3.0, 2.0],
-    }  # fmt: skip
-
-
-def test_bars_have_intervals_where_there_are_enough_networks():
-    rows = pd.DataFrame({"panel": "p", "x": ["a"] * 5 + ["b"] * 2, "group": "g", "value": [1.0, 2, 3, 4, 5, 7, 9]})
-    data = bars(rows, "name", "title", "caption", "x", "y").data
-    assert data["y"].tolist() == [3.0, 8.0]
-    assert data.loc[0, "low"] < 3 < data.loc[0, "high"]
-    assert np.isnan(data.loc[1, "low"])
+    assert plot.data[["panel", "x", "line"]].to_dict("list") == {"panel": ["p", "p"], "x": [1, 2], "line": ["l", "l"]}
+    assert plot.data["y"].tolist() == [2.0, 2.0]
+    assert plot.data["low"].tolist() == pytest.approx([2 - 2**0.5, 2.0])
+    assert plot.data["high"].tolist() == pytest.approx([2 + 2**0.5, 2.0])
 
 
 def test_the_old_names_of_fields_still_work_with_a_warning():

@@ -37,8 +37,7 @@ def test_each_prediction_has_an_outcome_and_each_plot_its_data(tightness):
     assert found.unfinished == 0
     assert [outcome.prediction for outcome in found.outcomes] == list(EXPERIMENTS["X3"].predictions)
     for outcome in found.outcomes:
-        assert outcome.statistic.n == 4
-        assert outcome.statistic.low <= outcome.statistic.value <= outcome.statistic.high
+        assert (outcome.statistic.n, outcome.statistic.units, outcome.statistic.unit) == (4, 2, "seed")
     (plot,) = found.plots
     assert set(plot.data["line"]) == {"A", "B", "C", "D"}
     means = plot.data.pivot(index="x", columns="line", values="y")
@@ -140,7 +139,7 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path)
     assert (tmp_path / "X3_at_smoke_scale.png").read_bytes().startswith(b"\x89PNG")
     page = atlas.page([found])
     for outcome in found.outcomes:
-        assert f"{outcome.statistic.in_words} | {outcome.statistic.n} |" in page
+        assert f"{outcome.statistic.in_words} | {outcome.statistic.size} |" in page
     assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
     assert "![The steps of the bound](images/atlas/X3_at_smoke_scale.png)" in page
     assert "re-run |" in atlas.page([replace(found, again=found.outcomes)])

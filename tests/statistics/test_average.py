@@ -1,27 +1,76 @@
+"""The mean of one number per network: over units, with Student's interval, or the exact one of two values."""
+
 import numpy as np
 import pytest
+from scipy.stats import binomtest, t, ttest_1samp
 
-from flatlens.errors import BadInput
-from flatlens.statistics import average
+from flatlens.statistics import average, share
+from flatlens.statistics.statistic import NAN
 
-
-def test_it_is_the_mean_and_its_interval_covers():
-    rng = np.random.default_rng(0)
-    covered = 0
-    for seed in range(300):
-        x = rng.gamma(2.0, size=25)
-        found = average(x, seed=seed)
-        assert found.value == pytest.approx(x.mean())
-        covered += found.low <= 2.0 <= found.high
-    assert 0.89 <= covered / 300 <= 0.98  # 95% but for skewness in small samples
+RNG = np.random.default_rng(0)
 
 
-def test_what_is_missing_is_left_out_and_said():
-    found = average([1.0, np.nan, np.inf, 2.0, 3.0, 4.0], name="ratio")
-    assert (found.value, found.n, found.left_out) == (2.5, 4, 2)
-    assert "ratio is missing" in found.why
-    assert np.isnan(average([1.0, 2.0]).value)
-    assert "at least 4" in average([1.0, 2.0]).note
-    assert average([]).n == 0
-    with pytest.raises(BadInput, match="resampled"):
-        average([1.0], resampled=-1)
+def test_networks_that_are_their_own_units_have_students_interval():
+    x = RNG.normal(1.0, 2.0, 9)
+    found, expected = average([*x, NAN]), ttest_1samp(x, 0.0)
+    assert (found.value, found.n, found.units, found.left_out) == (pytest.approx(x.mean()), 9, 9, 1)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    assert found.p == pytest.approx(expected.pvalue)
+    above, below = found.tails(0.7)
+    assert above == pytest.approx(ttest_1samp(x, 0.7, alternative="greater").pvalue)
+    assert above + below == pytest.approx(1)
+
+
+def test_networks_of_one_unit_count_once():
+    of_units = RNG.normal(size=7)
+    x, units = np.repeat(of_units, 5) + np.tile([-0.1, 0.1, 0.0, 0.0, 0.0], 7), np.repeat(list("abcdefg"), 5)
+    found, alone = average(x, units, unit="seed"), average(of_units)
+    assert (found.n, found.units, found.unit) == (35, 7, "seed")
+    assert (found.low, found.high, found.p) == pytest.approx((alone.low, alone.high, alone.p))
+    assert found.leave_one_out == pytest.approx(alone.leave_one_out)
+
+
+def test_unequal_units_follow_the_jackknife():
+    x, units = np.array([1.0, 2, 4, 3, 5, 2, 8, 1]), np.array([0, 0, 1, 2, 3, 4, 5, 5])
+    found = average(x, units)
+    left_out = np.array([x[units != u].mean() for u in range(6)])
+    error = np.sqrt(5 / 6 * ((left_out - x.mean()) ** 2).sum())
+    assert found.high - found.value == pytest.approx(t.ppf(0.975, 5) * error)
+
+
+def test_fewer_than_six_units_have_no_interval():
+    found = average([1.0, 2.0, 3.0] * 5, list("abcde") * 3, unit="seed")
+    assert found.value == 2.0
+    assert np.isnan([found.low, found.high, found.p]).all()
+    assert found.tails is None
+    assert found.note == "fewer than 6 independent units"
+    nothing = average([NAN] * 3)
+    assert (nothing.n, nothing.note) == (0, "no network is left")
+
+
+@pytest.mark.parametrize("k", [0, 1, 5, 8])
+def test_two_values_have_the_exact_binomial_interval(k):
+    x = np.repeat([1.0, 0.0], [k, 8 - k])
+    expected = binomtest(k, 8).proportion_ci()
+    found = average(x)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    for than in (0.2, 0.5):
+        above, below = found.tails(than)
+        assert above == pytest.approx(binomtest(k, 8, than, alternative="greater").pvalue)
+        assert below == pytest.approx(binomtest(k, 8, than, alternative="less").pvalue)
+    if 0 < k < 8:
+        signs = average(2 * x - 1)
+        assert (signs.low, signs.high) == pytest.approx((2 * expected.low - 1, 2 * expected.high - 1))
+        assert signs.tails(0.0)[0] == pytest.approx(binomtest(k, 8, alternative="greater").pvalue)
+
+
+def test_units_that_all_agree_are_a_sign_test():
+    assert average([-1.0] * 6).tails(0.0) == (1 - 0.5**6, 0.5**6)
+    assert average([-1.0] * 6).tails(-1.0) == (0.5, 0.5)
+
+
+def test_a_share_is_of_units_in_which_all_hold():
+    found = share([1, 1, 1, 0, 1, 1, 1, 1, NAN], list("aabbcdefg"), name="order", unit="seed")
+    expected = binomtest(5, 6).proportion_ci()
+    assert (found.value, found.low, found.high) == pytest.approx((5 / 6, expected.low, expected.high))
+    assert (found.n, found.units, found.left_out) == (8, 6, 1)

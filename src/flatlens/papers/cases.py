@@ -5,71 +5,105 @@ Networks of different kinds are never pooled: their numbers differ in size, and 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
 
-from flatlens.papers.contrasts import bootstrapped, complete
-from flatlens.papers.evidence import Evidence, Table, over_groups
-from flatlens.papers.predictions import Results
-from flatlens.statistics import Statistic, pearson
+from flatlens.papers.contrasts import OfCounts
+from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed
+from flatlens.papers.predictions import Results, Side
+from flatlens.statistics import Statistic, in_cases, pearson, spearman
+from flatlens.statistics.clustered import fishers_z
 from flatlens.statistics.coefficients import Array
+from flatlens.statistics.joint import Holds
 
 CASE = "case"
 """Name of the column with the case of each network."""
 
 Over: TypeAlias = Callable[..., Array]
-"""Function of Pearson's r of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
+"""Function of Fisher's z of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
+Pair: TypeAlias = tuple[str, str]
 
 
-def across(table: Table, pairs: Sequence[tuple[str, str]], over: Over, name: str) -> Evidence:
-    """Return `over` of Pearson's r of each pair of columns in every case, bootstrapped over networks."""
+def across(table: Table, pairs: Sequence[Pair], over: Over, name: str) -> Evidence:
+    """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count."""
+    back = over in (mean, alike)  # they return a correlation
 
     def found(results: Results) -> Statistic:
         networks = table(results)
         networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
-        kept, lost = complete(networks, [CASE, *(column for pair in pairs for column in pair)])
-        members = [(kept[CASE] == case).to_numpy() for case in sorted(kept[CASE].unique())]
-        of = {column: kept[column].to_numpy() for column in kept}
+        kept = complete(networks, [CASE, *(column for pair in pairs for column in pair)])
+        of = {column: kept.table[column].to_numpy() for column in kept.table}
+        members = [of[CASE] == case for case in np.unique(of[CASE])]
 
-        def coefficient(counts: Array) -> Array:
-            in_cases = [_in_each(members, of[x], of[y], counts) for x, y in pairs]
-            with warnings.catch_warnings():  # a small case may be constant in a resample, and then has no r
-                warnings.simplefilter("ignore", RuntimeWarning)
-                return np.asarray(over(*in_cases))
+        def with_all(r: OfCounts, counts: Array) -> Array:
+            return _over_known(over, [_in_each(members, of[x], of[y], counts, r) for x, y in pairs])
 
-        return bootstrapped(name, coefficient, len(kept), lost)
+        said = name if back else f"{name}, of Fisher's z"
+        return weighed(said, partial(with_all, pearson), kept, fisher=back, ranks=partial(with_all, spearman))
 
     return found
 
 
+def in_each_case(
+    table: Table, pairs: Sequence[Pair], name: str, holds: Holds = "all", side: Side = "above"
+) -> Evidence:
+    """Return Pearson's r of a pair of columns in each case, or Fisher's z of the first pair less that of the second.
+
+    It has to be on the side in "all" cases, or in "some" case, after Holm's correction for their number.
+    """
+
+    def found(results: Results) -> Statistic:
+        parts = {str(case): _case(mine, pairs, f"{name}: {case}") for case, mine in table(results).groupby(CASE)}
+        return in_cases(parts, holds, name, side)
+
+    return found
+
+
+def _case(networks: pd.DataFrame, pairs: Sequence[Pair], name: str) -> Statistic:
+    """Return r of a pair over the networks of a case, or Fisher's z of one pair less that of another."""
+    kept = complete(networks, [column for pair in pairs for column in pair])
+    of = {column: kept.table[column].to_numpy() for pair in pairs for column in pair}
+
+    def one(r: OfCounts, counts: Array) -> Array:
+        each = [r(of[x], of[y], counts) for x, y in pairs]
+        return each[0] if len(pairs) == 1 else fishers_z(each[0]) - fishers_z(each[1])
+
+    return weighed(name, partial(one, pearson), kept, fisher=len(pairs) == 1, ranks=partial(one, spearman))
+
+
 def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: str, name: str) -> Evidence:
-    """Return the mean over cases of Pearson's r of two columns over a part of the networks minus that over all."""
+    """Return the mean over cases of Fisher's z of two columns over a part of the networks less that over all."""
 
     def found(results: Results) -> Statistic:
         networks = table(results)
         cases = networks.groupby(CASE).ngroup() if CASE in networks else 0
-        kept, lost = complete(networks.assign(**{CASE: cases, "part": part(networks)}), [CASE, "part", x, y])
-        members = [(kept[CASE] == case).to_numpy() for case in sorted(kept[CASE].unique())]
-        a, b, chosen = kept[x].to_numpy(), kept[y].to_numpy(), kept["part"].to_numpy() > 0
+        kept = complete(networks.assign(**{CASE: cases, "part": part(networks)}), [CASE, "part", x, y])
+        of = {column: kept.table[column].to_numpy() for column in kept.table}
+        members, chosen = [of[CASE] == case for case in np.unique(of[CASE])], of["part"] > 0
 
-        def coefficient(counts: Array) -> Array:
-            of_part, of_all = (_in_each(cut, a, b, counts) for cut in ([mine & chosen for mine in members], members))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                return margin(of_part, of_all)
+        def difference(r: OfCounts, counts: Array) -> Array:
+            cuts = ([mine & chosen for mine in members], members)
+            return _over_known(margin, [_in_each(cut, of[x], of[y], counts, r) for cut in cuts])
 
-        return bootstrapped(name, coefficient, len(kept), lost)
+        said = f"{name}, of Fisher's z"
+        return weighed(said, partial(difference, pearson), kept, ranks=partial(difference, spearman))
 
     return found
 
 
-def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array) -> Array:
-    """Return Pearson's r over each set of networks, shape (sets, B)."""
-    return np.stack([pearson(x[mine], y[mine], counts[:, mine]) for mine in members])
+def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
+    """Return Fisher's z over each set of networks, shape (sets, B)."""
+    return np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
+
+
+def _over_known(over: Over, z: Sequence[Array]) -> Array:
+    """Return `over` of the cases in which each pair has a correlation over all networks, the first of each row."""
+    known = np.isfinite([each[:, 0] for each in z]).all(0)
+    return np.asarray(over(*(each[known] for each in z))) if known.any() else np.full(z[0].shape[1], np.nan)
 
 
 def ranked(table: Table, columns: Sequence[str]) -> Table:
@@ -83,36 +117,21 @@ def ranked(table: Table, columns: Sequence[str]) -> Table:
     return found
 
 
-def least(r: Array) -> Array:
-    """Return the smallest r of all cases, shape (B,)."""
-    return np.asarray(np.nanmin(r, 0))
+def margin(z: Array, other: Array) -> Array:
+    """Return the mean over cases of the first pair's z minus the second's, shape (B,)."""
+    return np.asarray((z - other).mean(0))
 
 
-def usual_size(r: Array) -> Array:
-    """Return the median of |r| over the cases, shape (B,)."""
-    return np.asarray(np.nanmedian(np.abs(r), 0))
+def mean(z: Array) -> Array:
+    """Return the correlation of the mean z over the cases, shape (B,)."""
+    return np.asarray(np.tanh(z.mean(0)))
 
 
-def margin(r: Array, other: Array) -> Array:
-    """Return the mean over cases of the first pair's r minus the second's, shape (B,)."""
-    return np.asarray(np.nanmean(r - other, 0))
-
-
-def least_margin(r: Array, other: Array) -> Array:
-    """Return the smallest over cases of the first pair's r minus the second's, shape (B,)."""
-    return least(r - other)
-
-
-def mean(r: Array) -> Array:
-    """Return the mean of r over the cases, shape (B,)."""
-    return np.asarray(np.nanmean(r, 0))
-
-
-def alike(r: Array, other: Array) -> Array:
-    """Return Pearson's r over the cases of the two pairs' r: high if both correlate in the same cases."""
-    pairs = np.where(np.isnan(r + other), np.nan, [r, other])
-    a, b = pairs - np.nanmean(pairs, 1, keepdims=True)
-    return np.asarray(np.nansum(a * b, 0) / np.sqrt(np.nansum(a * a, 0) * np.nansum(b * b, 0)))
+def alike(z: Array, other: Array) -> Array:
+    """Return Pearson's r over the cases of the two pairs' z: high if both correlate in the same cases."""
+    a, b = (each - each.mean(0) for each in (z, other))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray((a * b).sum(0) / np.sqrt((a * a).sum(0) * (b * b).sum(0)))
 
 
 def with_over_without(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.result import StudyResult
-from flatlens.papers.evidence import Table, after_loss, alike_in, histories, reached, tau
+from flatlens.papers.evidence import Table, after_loss, alike_in, changes_together, histories, reached
 from flatlens.papers.predictions import Results
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
@@ -67,11 +67,6 @@ def largest(column: str, over: str | None = None) -> Number:
     return lambda course: float((course[column] / (1.0 if over is None else course[over])).max())
 
 
-def climb(column: str) -> Number:
-    """Return a column's largest value minus its first."""
-    return lambda course: largest(column)(course) - first(column)(course)
-
-
 def late(column: str, over: str | None = None) -> Number:
     """Return a column's mean over the later half of the course, divided by another column if given."""
 
@@ -83,7 +78,10 @@ def late(column: str, over: str | None = None) -> Number:
 
 
 def rise(column: str) -> Number:
-    """Return a column's mean over the later half of the course minus its first value."""
+    """Return how far a column rises: its mean over the later half of the course minus its first value.
+
+    The largest value minus the first would never be below 0.
+    """
     return lambda course: late(column)(course) - first(column)(course)
 
 
@@ -93,8 +91,8 @@ def fall(column: str) -> Number:
 
 
 def agreement(x: str, y: str) -> Number:
-    """Return Kendall's tau-b of two columns over the course."""
-    return lambda course: tau(*course[[x, y]].dropna().to_numpy().T)
+    """Return Pearson's r of the changes of two columns between measured steps."""
+    return lambda course: changes_together(course, x, y)
 
 
 def growth_beyond(column: str, over: str, edge: str) -> Number:

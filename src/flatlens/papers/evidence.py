@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -11,10 +13,12 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.predictions import Results
-from flatlens.papers.units import labelled, with_units
-from flatlens.statistics import Statistic, average, correlate, kendall
+from flatlens.papers.units import UNIT, labelled, trained_ones, units_in, units_of_groups, with_units, word_of
+from flatlens.statistics import Statistic, average, clustered, kendall, pearson, spearman
+from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array
-from flatlens.statistics.correlations import CoefficientName
+from flatlens.statistics.correlations import COEFFICIENTS, TITLES, CoefficientName
+from flatlens.statistics.exclusions import Retained, keep
 from flatlens.training import REACHED
 
 Evidence: TypeAlias = Callable[[Results], Statistic]
@@ -67,11 +71,18 @@ def where(table: Table, chosen: Callable[[pd.DataFrame], pd.Series]) -> Table:
 
 
 def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
-    """Return the correlation of two columns."""
+    """Return the correlation of two columns; beside Pearson's r that of ranks, which has to agree."""
 
     def found(results: Results) -> Statistic:
-        networks = numbers_of(table(results), [x, y])
-        return correlate(networks[x], networks[y], coefficient, names=(x, y))
+        kept = complete(table(results), [x, y])
+        a, b = (kept.table[name].to_numpy() for name in (x, y))
+        return weighed(
+            f"{TITLES[coefficient]} of {x} and {y}",
+            partial(COEFFICIENTS[coefficient], a, b),
+            kept,
+            fisher=True,
+            ranks=partial(spearman, a, b) if coefficient == "pearson" else None,
+        )
 
     return found
 
@@ -82,8 +93,15 @@ def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson"
 
 
 def trend(study: str, setting: str, column: str) -> Evidence:
-    """Return Kendall's tau-b of a setting and a column, over the networks that reached the end of training."""
-    return correlated(reached(study), setting, column, "kendall")
+    """Return Kendall's tau-b of a setting and a column: the mean over units, or of all networks if each is a unit."""
+    table = reached(study)
+
+    def found(results: Results) -> Statistic:
+        alone = units_in(table(results)).is_unique
+        within = correlated(table, setting, column, "kendall") if alone else along(table, setting, column, [UNIT])
+        return within(results)
+
+    return found
 
 
 def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
@@ -107,9 +125,13 @@ def over_groups(
     """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting."""
 
     def found(results: Results) -> Statistic:
-        networks = table(results)
-        groups = (numbers_of(group, [setting, column]).dropna() for group in alike_in(networks, same))
-        return average([of(group.set_index(setting)[column]) for group in groups if len(group)], name=name)
+        networks, excluded = trained_ones(table(results))
+        groups = [group[numbers_of(group, [setting, column]).notna().all(axis=1)] for group in alike_in(networks, same)]
+        groups = [group for group in groups if len(group)]
+        values = [of(numbers_of(group, [setting, column]).set_index(setting)[column]) for group in groups]
+        units = units_of_groups([set(units_in(group)) for group in groups])
+        found = average(values, units, name=name, unit=word_of(units))
+        return replace(found, excluded=(*excluded, *found.excluded))
 
     return found
 
@@ -123,36 +145,49 @@ def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:
 
 
 def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
-    """Return the mean over networks of Kendall's tau of two measures during training, once the loss is `below`."""
+    """Return the mean over networks of `changes_together` of two measures, once the loss is `below`."""
+    name = f"Pearson r of the changes of {x} and {y} between steps"
+    return _of_courses(study, lambda course: changes_together(course, x, y), name, below)
 
-    def found(results: Results) -> Statistic:
-        taus = [
-            _kendall(history[x], history[y])
-            for history in each_history(results[study], below)
-            if {x, y} <= set(history.columns)
-        ]
-        return average(taus, name=f"Kendall tau-b of {x} and {y} over the steps of a network")
 
-    return found
+def changes_together(course: pd.DataFrame, x: str, y: str) -> float:
+    """Return Pearson's r of the changes of two columns from row to row; NaN for fewer than three changes.
+
+    A rank correlation of the values would count a drift of 2% on a plateau as much as a rise by a factor of ten.
+    """
+    if not {x, y} <= set(course.columns):
+        return np.nan
+    changes = np.diff(course[[x, y]].dropna().to_numpy(dtype=float), axis=0)
+    return float(pearson(changes[:, 0], changes[:, 1], np.ones((1, len(changes))))[0]) if len(changes) > 2 else np.nan
 
 
 def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
     """Return the mean over networks of log(last / first) of a measure during training, once the loss is `below`."""
 
+    def log_ratio(course: pd.DataFrame) -> float:
+        values = course[column].dropna() if column in course else pd.Series(dtype=float)
+        ends = values.iloc[[0, -1]].to_numpy() if len(values) > 1 else np.array([np.nan, np.nan])
+        return float(np.log(ends[1] / ends[0])) if (ends > 0).all() else np.nan
+
+    return _of_courses(study, log_ratio, f"log(last / first) of {column}", below)
+
+
+def _of_courses(study: str, number: Callable[[pd.DataFrame], float], name: str, below: float) -> Evidence:
+    """Return the mean over networks of a number of the course, once the loss is `below`."""
+
     def found(results: Results) -> Statistic:
-        ratios = []
-        for history in each_history(results[study], below):
-            values = history[column].dropna() if column in history else pd.Series(dtype=float)
-            ends = values.iloc[[0, -1]].to_numpy() if len(values) > 1 else np.array([np.nan, np.nan])
-            ratios.append(float(np.log(ends[1] / ends[0])) if (ends > 0).all() else np.nan)
-        return average(ratios, name=f"log(last / first) of {column}")
+        courses = each_history(results[study], below)
+        networks = reached(study)(results)
+        kept = networks[networks["key"].isin(set(courses))]
+        units = units_in(kept)
+        return average([number(courses[key]) for key in kept["key"]], units, name=name, unit=word_of(units))
 
     return found
 
 
-def each_history(result: StudyResult, below: float = np.inf) -> list[pd.DataFrame]:
+def each_history(result: StudyResult, below: float = np.inf) -> dict[str, pd.DataFrame]:
     """Return `histories` from the first step on where the loss is `below`."""
-    return [after_loss(table, below) if "loss" in table else table for table in histories(result).values()]
+    return {key: after_loss(table, below) if "loss" in table else table for key, table in histories(result).items()}
 
 
 def after_loss(course: pd.DataFrame, below: float) -> pd.DataFrame:
@@ -187,5 +222,28 @@ def numbers_of(table: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
     return table.reindex(columns=list(dict.fromkeys(columns))).astype(float)
 
 
-def _kendall(x: pd.Series, y: pd.Series) -> float:
-    return correlate(x, y, "kendall", resampled=0, permuted=0).value
+def complete(table: pd.DataFrame, columns: Sequence[str]) -> Retained:
+    """Return the networks that trained and have a finite number in all columns, with their units; and who is left out.
+
+    The table has the columns, and UNIT.
+    """
+    kept, untrained = trained_ones(table)
+    columns = list(dict.fromkeys(columns))
+    numbers = numbers_of(kept, columns).assign(**{UNIT: units_in(kept)}).reset_index(drop=True)
+    found = keep(numbers, columns, present=[UNIT])
+    return Retained(found.table, (*untrained, *found.excluded))
+
+
+def weighed(
+    name: str,
+    coefficient: Coefficient,
+    kept: Retained,
+    *,
+    fisher: bool = False,
+    folded: bool = False,
+    ranks: Coefficient | None = None,
+) -> Statistic:
+    """Return a statistic of the networks that are kept, weighed over their units, as in `clustered`."""
+    units = kept.table[UNIT]
+    return clustered(name, coefficient, units, unit=word_of(units), fisher=fisher, folded=folded, ranks=ranks,
+                     excluded=kept.excluded)  # fmt: skip

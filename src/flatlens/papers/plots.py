@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
 import pandas as pd
 
 from flatlens.experiments.quantities import Quantity, in_words
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.evidence import histories
 from flatlens.papers.experiment import Plot
-from flatlens.statistics import average
 
 
 def pairwise(name: str, result: StudyResult) -> Plot:
@@ -83,18 +81,6 @@ def banded(
     data["low"] = data["low"].where((data["low"] > 0) | (data["least"] <= 0), data["least"])
     columns = ["panel", "x", "line", "y", "low", "high"]
     return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
-
-
-def bars(data: pd.DataFrame, name: str, title: str, caption: str, x: str, y: str) -> Plot:
-    """Return one bar per panel, x and group: the mean of `value` with its 95% interval."""
-    rows = []
-    for key, values in data.groupby(["panel", "x", "group"], sort=False)["value"]:
-        found = average(values.to_numpy())
-        mean = found.value if found.value == found.value else float(np.nanmean(values))
-        rows.append((*key, mean, found.low, found.high))
-    return Plot(
-        name, title, caption, "bars", pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"]), x, y
-    )
 
 
 def scatter(

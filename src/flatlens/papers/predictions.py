@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeAlias
 
 from flatlens.experiments.result import StudyResult
 from flatlens.statistics import Statistic
+from flatlens.statistics.clustered import two_sided
+from flatlens.statistics.statistic import NAN
 
 Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
@@ -17,6 +19,8 @@ Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive", 
 Kind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
 """What a prediction is: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
+LEVEL = 0.025
+"""Share of wrong verdicts on each side that is accepted."""
 MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not tested": "–"}
 
 
@@ -54,6 +58,14 @@ class Outcome:
     conclusion: Conclusion
 
     @property
+    def p(self) -> float:
+        """The two-sided p of the statistic against the prediction's number; NaN for a theorem, or without interval."""
+        tails = self.statistic.tails
+        if tails is None or self.prediction.kind == "theorem":
+            return NAN
+        return two_sided(tails(self.prediction.than))
+
+    @property
     def marked(self) -> str:
         """The conclusion behind its mark: "✓ reproduced"."""
         return f"{MARKS[self.conclusion]} {self.conclusion}"
@@ -61,19 +73,24 @@ class Outcome:
     def as_json(self) -> dict[str, Any]:
         """Return claim, statistic, interval, n, who was left out, and conclusion as plain values; None for NaN."""
         s, prediction = self.statistic, self.prediction
-        value, low, high = (None if number != number else number for number in (s.value, s.low, s.high))
+        numbers = (s.value, s.low, s.high, self.p, s.of_ranks, *s.leave_one_out)
+        value, low, high, p, ranks, least, most = (None if number != number else number for number in numbers)
         return {
             "claim": prediction.name, "says": prediction.says, "kind": prediction.kind, "quote": prediction.quote,
             "reason": prediction.reason, "headline": prediction.headline, "source": prediction.source,
             "outcome": self.conclusion,
-            "statistic": s.name, "value": value, "low": low, "high": high, "n": s.n,
+            "statistic": s.name, "value": value, "low": low, "high": high, "p": p, "n": s.n,
             "units": s.units, "unit": s.unit,
-            "predicted": f"{prediction.side} {prediction.than:g}", "why": s.why, "method": s.method, "note": s.note,
+            "predicted": f"{prediction.side} {prediction.than:g}", "of_ranks": ranks, "leave_one_out": [least, most],
+            "why": s.why, "method": s.method, "note": s.note,
         }  # fmt: skip
 
 
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
-    """Return "reproduced" if the whole 95% interval is on the predicted side, "not reproduced" if on the other.
+    """Return "reproduced" if the truth is on the predicted side at 2.5%, "not reproduced" if on the other.
+
+    That is so where the whole 95% interval is on the side; beside a Pearson correlation ranks have to agree, and of
+    several cases p is corrected for their number. Without an interval it is "inconclusive".
 
     Where no network has what the claim is about, it is "not tested".
 
@@ -86,7 +103,10 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """
     if found.n == 0:
         return "not tested"
-    above, below = found.low > than, found.high < than  # both False where there is no interval
+    if found.tails is None:
+        above, below = found.low > than, found.high < than  # both False where there is no interval
+    else:
+        above, below = (p <= LEVEL for p in found.tails(than))
     if above == below:
         return "inconclusive"
     return "reproduced" if above == (side == "above") else "not reproduced"

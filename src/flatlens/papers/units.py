@@ -7,7 +7,7 @@ study: different architectures of one seed share the data and the order of the b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -18,6 +18,10 @@ from flatlens.experiments.vary import TOGETHER, last_field
 UNIT = "unit"
 """Name of the column with the unit of each network."""
 NETWORK = "network"
+LEFT_OUT = "left out"
+"""Name of the column that says why a network is left out of every statistic, though it reached the end; "" if not."""
+LEARNT = 0.1
+"""Share of the way from chance to accuracy 1 that a network has to come, or it never trained."""
 
 
 def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +69,7 @@ def units_in(table: pd.DataFrame) -> pd.Series:
     return units
 
 
-def word_of(units: pd.Series) -> str:
+def word_of(units: Iterable[str]) -> str:
     """Return what a unit is, from their labels: "seed".
 
     >>> word_of(pd.Series(["seed 0", "seed 1"]))
@@ -73,3 +77,43 @@ def word_of(units: pd.Series) -> str:
     """
     words = dict.fromkeys(str(unit).partition(" ")[0] for unit in units)
     return next(iter(words)) if len(words) == 1 else "unit"
+
+
+def units_of_groups(groups: Sequence[set[str]]) -> list[str]:
+    """Return the unit of each group of networks, from the units of its networks: groups that share one are one unit.
+
+    >>> units_of_groups([{"seed 0"}, {"seed 1"}, {"seed 0"}])
+    ['seed 0', 'seed 1', 'seed 0']
+    >>> units_of_groups([{"seed 0", "seed 1"}, {"seed 1", "seed 2"}, {"seed 3"}])
+    ['group seed 0', 'group seed 0', 'group seed 3']
+    """
+    joined: list[set[str]] = []
+    for group in groups:
+        apart = [one for one in joined if not one & group]
+        joined = [*apart, set(group).union(*(one for one in joined if one & group))]
+    word = "" if all(len(one) == 1 for one in joined) else "group "
+    return [f"{word}{min(next(one for one in joined if one & group))}" for group in groups]
+
+
+def trained_ones(table: pd.DataFrame) -> tuple[pd.DataFrame, tuple[tuple[str, int], ...]]:
+    """Return the networks without those marked as left out, and (reason, number) of these."""
+    if LEFT_OUT not in table:
+        return table, ()
+    marked = table[LEFT_OUT] != ""
+    counts = table.loc[marked, LEFT_OUT].value_counts(sort=False)
+    return table[~marked], tuple((str(why), int(number)) for why, number in counts.items())
+
+
+def marked_untrained(networks: pd.DataFrame, chance: float, accuracy: str = "accuracy") -> pd.DataFrame:
+    """Return the networks with those marked as left out that never trained.
+
+    The rule: the training accuracy is less than a tenth of the way from chance (one over the number of classes) to 1.
+    A network without an accuracy is not marked.
+
+    >>> marked_untrained(pd.DataFrame({"accuracy": [0.09, 1.0]}), 0.1)["left out"].tolist()
+    ['it never trained: accuracy below 0.19', '']
+    """
+    least = chance + LEARNT * (1 - chance)
+    before = networks[LEFT_OUT] if LEFT_OUT in networks else pd.Series("", index=networks.index)
+    untrained = networks[accuracy].astype(float) < least
+    return networks.assign(**{LEFT_OUT: before.mask(untrained, f"it never trained: accuracy below {least:.3g}")})

@@ -1,38 +1,83 @@
-"""The mean of a quantity over networks, with its interval."""
+"""The mean of a quantity over networks, and the share of networks in which something holds, with their intervals."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import beta
 
-from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
+from flatlens.statistics.clustered import FEWEST_UNITS, clustered, two_sided
 from flatlens.statistics.coefficients import Array
-from flatlens.statistics.correlations import methods, require_counts
-from flatlens.statistics.draws import Seed, generator, resamples
-from flatlens.statistics.exclusions import keep
-from flatlens.statistics.statistic import NAN, Statistic
+from flatlens.statistics.exclusions import as_columns, keep
+from flatlens.statistics.statistic import Statistic
 
 
-def average(values: Any, *, name: str = "x", resampled: int = 2000, seed: Seed = 0) -> Statistic:
-    """Return the mean over networks, of one number per network; the interval is a BCa bootstrap of networks.
+def average(values: Any, units: Any = None, *, name: str = "x", unit: str = "network") -> Statistic:
+    """Return the mean over networks, of one number per network; the interval is Student's over independent units.
 
-    >>> average([1.0, 2.0, 3.0, float("nan"), 6.0], resampled=0)
-    Mean of x = 3 (n = 4; 1 left out: x is missing)
+    `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
+    1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
+    one (Clopper and Pearson 1934) of the share of units with the larger value.
+
+    >>> average([1.0, 2.0, 3.0, float("nan"), 6.0, 2.0, 1.0])
+    Mean of x = 2.5 [0.537, 4.46], p = 0.022 (n = 6, 6 networks; 1 left out: x is missing)
     """
-    require_counts(resampled=resampled)
-    kept = keep(pd.DataFrame({name: values}).reset_index(drop=True), [name])
+    labels = np.arange(len(values)) if units is None else np.asarray(units, dtype=object)
+    kept = keep(as_columns(**{name: np.asarray(values, dtype=np.float64), "_unit": labels}), [name], present=["_unit"])
     x = kept.table[name].to_numpy()
-    title = f"Mean of {name}"
-    if len(x) < FEWEST_POINTS:
-        note = f"{len(x)} networks are left, at least {FEWEST_POINTS} are needed"
-        return Statistic(title, NAN, len(x), excluded=kept.excluded, note=note)
-
-    def mean(counts: Array) -> Array:
-        return np.asarray(counts @ x / counts.sum(1))
-
-    found = with_interval(mean, resamples(len(x), generator(seed), resampled))
-    return Statistic(
-        title, found.value, found.n, found.low, found.high, excluded=kept.excluded, method=methods(resampled, 0)
+    found = clustered(
+        f"Mean of {name}",
+        lambda counts: np.asarray(counts @ x / counts.sum(1)),
+        kept.table["_unit"],
+        unit=unit,
+        excluded=kept.excluded,
     )
+    means = pd.Series(x).groupby(kept.table["_unit"].to_numpy()).mean().to_numpy()
+    ends = _two_values(means)
+    return found if ends is None or len(means) < FEWEST_UNITS else _binomial(found, means, *ends)
+
+
+def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "network") -> Statistic:
+    """Return the share of units in all of whose networks something holds, with its exact binomial interval.
+
+    >>> share([1, 1, 1, 1, 0, 1], list("aabcde") , name="it").value
+    0.8
+    """
+    labels = np.arange(len(holds)) if units is None else np.asarray(units, dtype=object)
+    table = as_columns(holds=np.asarray(holds, dtype=np.float64), unit=labels).dropna()
+    whole = table.groupby("unit")["holds"].min()
+    found = average(whole.to_numpy(), whole.index.to_numpy(), name=name, unit=unit)
+    left = len(holds) - len(table)
+    excluded = ((f"{name} is not known", left),) if left else ()
+    return replace(found, name=f"Share of {unit}s with {name}", n=len(table), excluded=excluded)
+
+
+def _two_values(means: Array) -> tuple[float, float] | None:
+    """Return the two values that the units' means take; None if they take more, or one that is neither 0 nor 1."""
+    values = np.unique(means)
+    if set(values) <= {0.0, 1.0}:
+        return 0.0, 1.0
+    return (float(values[0]), float(values[1])) if len(values) == 2 else None
+
+
+def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statistic:
+    """Return the statistic with the exact interval of a mean of units that are `low` or `high`."""
+    n, k = len(means), int((means == high).sum())
+    from_share = high - low
+
+    def tails(than: float) -> tuple[float, float]:
+        p = float(np.clip((than - low) / from_share, 0.0, 1.0))
+        above = 1.0 if k == 0 else float(beta.cdf(p, k, n - k + 1))  # P(at least k of n), each with probability p
+        below = 1.0 if k == n else float(beta.sf(p, k + 1, n - k))  # P(at most k of n)
+        return above, below
+
+    ends = (0.0 if k == 0 else beta.ppf(0.025, k, n - k + 1), 1.0 if k == n else beta.ppf(0.975, k + 1, n - k))
+    bounds = [low + from_share * float(end) for end in ends]
+    method = "95% interval: exact binomial (Clopper-Pearson) of units with one of two values"
+    return replace(
+        found, value=low + from_share * k / n, low=bounds[0], high=bounds[1],
+        p=two_sided(tails(0.0)), tails=tails, method=method,
+    )  # fmt: skip

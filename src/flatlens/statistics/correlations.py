@@ -21,8 +21,8 @@ from flatlens.statistics.statistic import NAN, Statistic
 
 CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
 _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
-_TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
-_COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
+TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
+COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
 ALIKE = 1e-12  #: two statistics closer than this are equal up to rounding
 
 
@@ -108,10 +108,10 @@ def _related(
     orders: NDArray[np.int64],
 ) -> Statistic:
     x, y = (table[name].to_numpy() for name in names)
-    title = f"{_TITLES[statistic]} of {names[0]} and {names[1]}"
+    title = f"{TITLES[statistic]} of {names[0]} and {names[1]}"
     if why := undefined_because(table[list(names)]):
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
-    found = with_interval(partial(_COEFFICIENTS[statistic], x, y), counts)
+    found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)
     p = p_value(found.value, permuted_values(statistic, x, y, orders))
     method = methods(len(counts), len(orders))
     return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 NAN = float("nan")
+
+Tails: TypeAlias = Callable[[float], tuple[float, float]]
+"""One-sided p-values that the truth is above a number, and below it: that it is so is believed where p is small."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,9 @@ class Statistic:
     parts: Mapping[str, Statistic] = field(default_factory=dict)  #: the statistics that it is the mean of, by name
     units: int | None = None  #: number of independent units that the networks make; None where not known
     unit: str = ""  #: what a unit is: "seed", "network", "architecture"
+    leave_one_out: tuple[float, float] = (NAN, NAN)  #: least and largest value without one of the units
+    of_ranks: float = NAN  #: the same statistic of ranks, beside a Pearson correlation
+    tails: Tails | None = field(default=None, compare=False, repr=False)  #: p against any number; None if no interval
 
     @property
     def left_out(self) -> int:
@@ -44,11 +51,11 @@ class Statistic:
         """Return the number of networks and of independent units.
 
         >>> Statistic("r", 0.5, 20, units=5, unit="seed").size, Statistic("r", 0.5, 20).size
-        ('20 (5 seeds)', '20')
+        ('20, 5 seeds', '20')
         """
         if self.units is None:
             return str(self.n)
-        return f"{self.n} ({self.units} {self.unit or 'unit'}{'' if self.units == 1 else 's'})"
+        return f"{self.n}, {self.units} {self.unit or 'unit'}{'' if self.units == 1 else 's'}"
 
     @property
     def in_words(self) -> str:

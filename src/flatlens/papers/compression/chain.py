@@ -9,13 +9,12 @@ import pandas as pd
 
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, mlp, samples
-from flatlens.papers.contrasts import stronger
+from flatlens.papers.contrasts import mean_of, stronger
 from flatlens.papers.evidence import reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
-from flatlens.statistics import Statistic, average
 from flatlens.training import SGD, Training
 
 CHAIN = {
@@ -46,28 +45,17 @@ ROUNDED = 1 + 1e-9
 """Factor by which rounding may violate an inequality."""
 
 
-def _looseness(results: Results) -> Statistic:
-    """Return how much looser the chain's last step is than the looser of the other two, in logarithms."""
-    a, b, c, d = (np.log(column) for column in _chain(results))
-    return average((d - c) - np.maximum(b - a, c - b), name="log(D/C) - max(log(B/A), log(C/B))")
+def _steps(results: Results) -> pd.DataFrame:
+    """Return the networks with how much looser and wider the chain's last step is than the other two, and `holds`.
 
-
-def _wideness(results: Results) -> Statistic:
-    """Return how much wider the chain's last step is than the wider of the other two, as differences."""
-    a, b, c, d = _chain(results)
-    return average((d - c) - np.maximum(b - a, c - b), name="(D - C) - max(B - A, C - B)")
-
-
-def _ordered(results: Results) -> Statistic:
-    """Return the share of networks in which no step of the chain decreases by more than rounding."""
-    a, b, c, d = _chain(results)
+    `loose` compares logarithms of ratios, `wide` differences; `holds` is 1 where no step decreases by more than
+    rounding.
+    """
+    networks = reached("tightness")(results)
+    a, b, c, d = (networks[column] for column in CHAIN.values())
+    loose = np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b))
     holds = (a <= b * ROUNDED) & (b <= c * ROUNDED) & (c <= d * ROUNDED)
-    return average(holds.astype(float), name="A <= B <= C <= D")
-
-
-def _chain(results: Results) -> list[pd.Series]:
-    """Return A, B, C and D of each network."""
-    return [results["tightness"].networks[column] for column in CHAIN.values()]
+    return networks.assign(loose=loose, wide=(d - c) - np.maximum(b - a, c - b), holds=holds.astype(float))
 
 
 def _x3_plots(results: Results) -> list[Plot]:
@@ -93,19 +81,19 @@ EXPERIMENTS = (
                 "The gap between C and D is large compared to those between A and B, and B and C, as ratios: D/C is "
                 "above B/A and C/B.",
                 "compression Fig. G.4",
-                _looseness,
+                mean_of(_steps, "loose"),
             ),
             Prediction(
                 "C_D_is_the_wide_step",
                 "The same of the differences: D - C is above B - A and C - B.",
                 "compression Fig. G.4",
-                _wideness,
+                mean_of(_steps, "wide"),
             ),
             Prediction(
                 "inequalities_hold",
                 f"A <= B <= C <= D holds in every network: in more than {_EVERY:.0%} of them.",
                 "compression Fig. G.4",
-                _ordered,
+                mean_of(_steps, "holds"),
                 "above",
                 _EVERY,
             ),

@@ -93,7 +93,7 @@ _ONSET_SHARE = 0.1
 STEADY = float(np.log(0.9))
 """A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
 ONSET, LATER = between(0, _ONSET_SHARE), between(0.5, 1)
-DIMENSION_AND_SHARPNESS = "|Kendall tau-b| of sharpness and local dimension over the steps of a network"
+DIMENSION_AND_SHARPNESS = "|Pearson r| of the changes of sharpness and local dimension between steps"
 
 
 def _in_training_predictions(figures: str, *, top: bool) -> tuple[Prediction, ...]:
@@ -190,8 +190,8 @@ def _x1_predictions() -> tuple[Prediction, ...]:
             ),
             Prediction(
                 f"{study}.dimension_unexplained",
-                f"{over} once the loss is minimised, sharpness does not explain local dimension: the size of Kendall's "
-                f"tau over the steps of a network is below {WEAK:g}.",
+                f"{over} once the loss is minimised, sharpness does not explain local dimension: the size of Pearson's "
+                f"r of their changes between steps is below {WEAK:g}.",
                 "compression section 4.2",
                 mean_of(unsigned, DIMENSION_AND_SHARPNESS),
                 "below",

@@ -7,7 +7,6 @@ the layers below.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import pandas as pd
 
@@ -23,7 +22,7 @@ from flatlens.papers.plots import scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, WEAK, trial_axis
 from flatlens.papers.units import labelled
-from flatlens.statistics import Statistic, average, correlate
+from flatlens.statistics import Statistic
 from flatlens.training import Ridge, Training
 
 _FEATURES = 8
@@ -104,7 +103,7 @@ def _x16_plots(results: Results) -> list[Plot]:
     return [
         Plot(
             "fig3", "Relative flatness and the gap, by class separation",
-            "Pearson's r over the networks of a class separation, with its 95% bootstrap interval.",
+            "Pearson's r over the networks of a class separation, with its 95% interval.",
             "curves", _by_separation(networks, measured, _r_with_gap, "Pearson's r with the gap"),
             "class separation", "relative flatness by",
         ),
@@ -117,7 +116,7 @@ def _x16_plots(results: Results) -> list[Plot]:
 
 
 def _r_with_gap(among: pd.DataFrame, column: str) -> Statistic:
-    return correlate(among[column], among["generalisation_gap"], "pearson", names=(column, "gap"), permuted=0)
+    return correlated(lambda _: among, column, "generalisation_gap")({})
 
 
 FOLDS = 3
@@ -222,7 +221,7 @@ def _x17_plots(results: Results) -> list[Plot]:
     return [
         Plot(
             "fig4", "The gap and its approximated bound, by class separation",
-            "Means over samples, each the mean of its three folds, with 95% bootstrap intervals.",
+            "Means over samples, each the mean of its three folds, with 95% intervals.",
             "curves", _by_separation(approximated(results), drawn, _mean, "half squared error"),
             "class separation", "mean of",
         )
@@ -230,7 +229,7 @@ def _x17_plots(results: Results) -> list[Plot]:
 
 
 def _mean(among: pd.DataFrame, column: str) -> Statistic:
-    return replace(average(among[column], name=column), value=float(among[column].mean()))  # also for too few networks
+    return mean_of(lambda _: among, column)({})
 
 
 SEPARATION = (

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from flatlens.papers.cases import across, alike, by_part, first_step, least, least_margin, margin, mean, usual_size
+from flatlens.papers.cases import across, alike, by_part, first_step, in_each_case, margin, mean
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import Table, along, numbers_of, where
+from flatlens.papers.evidence import Table, along, correlated, where
 from flatlens.papers.experiment import Experiment, Plot
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
@@ -36,7 +36,6 @@ from flatlens.papers.sharpening.section6 import (
     SOFTMAXED,
     TINY,
 )
-from flatlens.statistics import correlate
 
 MUCH = 0.3
 """Least difference of r that counts as "much better"."""
@@ -87,14 +86,6 @@ def _x9_predictions() -> tuple[Prediction, ...]:
             MUCH,
         ),
         Prediction(
-            "hessian.often_uncorrelated",
-            f"The Hessian is often uncorrelated with the gap: |r| below {WEAK:g} in half of the cases.",
-            "sharpening B.3",
-            across(every, [(SHARPNESS, ABSOLUTE)], usual_size, "median over cases of |r| of sharpness and gap"),
-            "below",
-            WEAK,
-        ),
-        Prediction(
             "hessian.hand_in_hand",
             "Whenever sharpness correlates with the gap, it goes hand in hand with the Jacobian norm: both "
             "correlations are high in the same cases.",
@@ -125,11 +116,10 @@ def _x9_predictions() -> tuple[Prediction, ...]:
             "In all cases the correlation of the Jacobian norm with the gap is superior to that of sharpness: r is "
             "larger even in the case where it is least so.",
             "sharpening section 1, 4th contribution",
-            across(
+            in_each_case(
                 every,
                 [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)],
-                least_margin,
-                "least over cases of Pearson r with the gap, Jacobian's less sharpness's",
+                "Fisher's z with the gap, Jacobian's less sharpness's",
             ),
         ),
         Prediction(
@@ -158,7 +148,7 @@ def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
                 f"{name}.jacobian_and_gap{suffix}",
                 f"{in_title}: in all cases {said} correlates with the gap; the least r of the kinds of networks.",
                 "sharpening B.3 (i)",
-                across(table, [pair], least, f"least Pearson r over cases of {jacobian} and the gap"),
+                in_each_case(table, [pair], f"Pearson r of {jacobian} and the gap"),
             ),
             Prediction(
                 f"{name}.better_than_sharpness{suffix}",
@@ -248,8 +238,7 @@ def _correlations(results: Results) -> Plot:
             whole = across(regularised_networks(name), [pair], mean, "mean over cases of Pearson r")(results)
             rows.append(("mean over all kinds", one.title, shown, whole.value, whole.low, whole.high))
             for kind, mine in table.groupby("kind"):
-                x, y = (numbers_of(mine, pair)[each] for each in pair)
-                found = correlate(x, y, names=(shown, "gap"))
+                found = correlated(lambda _, mine=mine: mine, *pair)(results)  # type: ignore[misc]
                 rows.append((kind_in_words(str(kind)), one.title, shown, found.value, found.low, found.high))
     data = pd.DataFrame(rows, columns=["panel", "x", "group", "y", "low", "high"])
     caption = "Pearson's r with the gap over the networks of one kind and regulariser, with its 95% interval."

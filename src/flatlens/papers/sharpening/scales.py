@@ -12,7 +12,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
-from flatlens.papers.courses import climb, in_course, largest, last
+from flatlens.papers.courses import in_course, largest, last, rise
 from flatlens.papers.evidence import correlated
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import followed_curves
@@ -38,7 +38,7 @@ _SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 
 NUMBERS = {
-    **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+    **{f"rise of {column}": rise(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
     **{f"last {column}": last(column) for column in _FEATURES},
     **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
 }
@@ -92,7 +92,7 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"{study}.{name}",
                 f"{_SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
                 f"sharpening C.2, {figure}",
-                correlated(table, "scale", f"climb of {column}", "kendall"),
+                correlated(table, "scale", f"rise of {column}", "kendall"),
                 side,
             )
             for name, column, says, side in expected
@@ -141,8 +141,8 @@ def _plots(results: Results) -> list[Plot]:
 
 
 SEVERE = (
-    "How severe an increase is: how far the largest value in training is above the first; the paper shows curves and "
-    "no number."
+    "How severe an increase is: how far the mean over the later half of training is above the first value; the paper "
+    "shows curves and no number."
 )
 LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
 
