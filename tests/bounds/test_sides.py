@@ -116,6 +116,10 @@ LITERAL: dict[tuple[str, str, str | None], tuple[Formula, Formula]] = {
         lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
         lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt(),
     ),
+    ("mls_chain", "B_C.variation", "0"): (
+        lambda: FIRST.W2 / n * (FIRST.slope / FIRST.norm).sum(),
+        lambda: FIRST.W2 * ((FIRST.slope / FIRST.norm) ** 2).mean().sqrt(),
+    ),
     ("mls_chain", "C_D", "0"): (
         lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt(),
         lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * S.mean().sqrt(),
@@ -207,6 +211,7 @@ MUTANTS: list[tuple[tuple[str, str, str | None], int, Formula]] = [
     (("mls_chain", "A_B.aligned", "0"), 1, lambda: F2["0"] * torch.linalg.matrix_norm(FIRST.J, 2).mean()),
     (("mls_chain", "A_B.rank", "0"), 0, lambda: FIRST.W2 * FIRST.J.flatten(1).norm(dim=1).mean()),
     (("mls_chain", "B_C", "0"), 1, lambda: FIRST.W2 * inverse_square(FIRST).sqrt() * FIRST.slope.mean()),
+    (("mls_chain", "B_C.variation", "0"), 1, lambda: FIRST.W2 * ((FIRST.slope * FIRST.norm) ** 2).mean().sqrt()),
     (("mls_chain", "C_D", "0"), 0, lambda: F2["0"] * inverse_square(FIRST).sqrt() * (FIRST.slope**2).mean().sqrt()),
     (("nmls_bound", "", None), 0, lambda: total(lambda s: s.spectral.mean()) / len(SEEN)),
     (("nmls_bound", "", None), 1, lambda: total(lambda s: (s.W2 / s.norm).mean()).sqrt() * S.mean().sqrt()),

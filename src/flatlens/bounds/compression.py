@@ -174,7 +174,8 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     `.A_B.aligned` and `.A_B.rank` are the two causes of the first step (App. G.1), by way of ||W||_2 mean_i ||J_i||_2:
     the tightness of the first is 1 where W and J stretch the same direction most, that of the second where J has rank
     one. Their product is that of A <= B. The tightness of B <= C is the cosine between 1/||x_i|| and ||df_i/dW||_F over
-    the samples: 1 where ||x_i|| ||df_i/dW||_F is the same for all i.
+    the samples: 1 where ||x_i|| ||df_i/dW||_F is the same for all i. `.B_C.variation` is the inequality that App. G.1's
+    condition makes tight instead, B <= ||W||_2 sqrt(mean (||df_i/dW||_F / ||x_i||)^2).
     """
     layer = context.first
     if layer is None or layer not in context.readable:
@@ -192,6 +193,7 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     yield Claim(A, between, layer, "A_B.aligned", (once, nonzero))
     yield Claim(between, B, layer, "A_B.rank", (once, nonzero))
     yield Claim(B, C, layer, "B_C", (nonzero,))
+    yield Claim(B, W * (slope2 / x2).mean().sqrt(), layer, "B_C.variation", (nonzero,))
     yield Claim(C, D, layer, "C_D", (nonzero, all_of_it))
 
 

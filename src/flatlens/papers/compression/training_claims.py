@@ -1,0 +1,249 @@
+"""What the compression paper says about sharpness and compression through training (X1 and X2), as predictions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from flatlens.experiments.quantities import SHARPNESS
+from flatlens.papers.compression.networks import FIXED_BATCH, FIXED_LR, INTERPOLATES, LOG_VOLUME, TOP_THREE
+from flatlens.papers.contrasts import mean_of
+from flatlens.papers.courses import Courses, Number, agreement, between, gain, in_course, log_gain, once_below, slowing
+from flatlens.papers.evidence import Evidence, Table, along, histories, reached, where
+from flatlens.papers.predictions import Kind, Prediction, Side
+from flatlens.papers.remarks import WEAK
+
+STUDY = "training"
+ONSET_SHARE = 0.1
+STEADY = float(np.log(0.9))
+"""A quantity that falls by less than a tenth (in the logarithm) over the later half counts as no longer decreasing."""
+LATE, ONSET, LATER = once_below(INTERPOLATES), between(0, ONSET_SHARE), between(0.5, 1)
+
+NO_NUMBER = "The text gives no number; a tenth is ours."
+NETWORKS_OWN = (
+    "The caption says 'compression', for which the paper has volume and MLS; NMLS stands in the same figure, and is "
+    "bounded by sharpness in the same way."
+)
+AS_CODED = "The text defines volume by all eigenvalues; the authors' code draws that of the three largest."
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure: the networks that differ in one setting."""
+
+    name: str
+    setting: str
+    figure: str
+    larger: str
+    side: Side  #: of sharpness and compression, where the setting is larger
+    quote: str
+
+    @property
+    def over(self) -> str:
+        """The words with which predictions about this figure begin."""
+        return f"Over three {self.name.replace('_', ' ')}"
+
+    def of(self, table: Table) -> Table:
+        """Return the networks of a table that belong to the figure."""
+        held, value = ("batch_size", FIXED_BATCH) if self.setting == "lr" else ("lr", FIXED_LR)
+        return where(table, lambda networks: networks[held] == value)
+
+    def mean(self, name: str, number: Number, courses: Courses = histories) -> Evidence:
+        """Return the mean over the figure's networks of a number of their courses."""
+        return mean_of(self.of(in_course(STUDY, {name: number}, courses)), name)
+
+    def trend(self, column: str) -> Evidence:
+        """Return the mean over seeds of Kendall's tau-b of the setting and a column at the end of training."""
+        return along(self.of(reached(STUDY)), self.setting, column, ["seed"])
+
+
+_LRS = "higher learning rates lead to lower sharpness and hence stronger compression"
+FIG_1 = Line("learning_rates", "lr", "Fig. 1", "Higher learning rates", "below", _LRS)
+FIG_2 = Line(
+    "batch_sizes", "batch_size", "Fig. 2", "Larger batches", "above",
+    "lower batch sizes lead to lower sharpness and hence stronger compression",
+)  # fmt: skip
+FIG_H9 = Line("learning_rates", "lr", "Fig. H.9", "Higher learning rates", "below", _LRS)
+FIG_H8 = Line(
+    "batch_sizes", "batch_size", "Fig. H.8", "Larger batches", "above",
+    "lower batch sizes lead to lower sharpness and stronger compression",
+)  # fmt: skip
+SHARP, VOLUME = SHARPNESS.column, LOG_VOLUME.column
+CODED = TOP_THREE.column
+
+
+def follows(column: str) -> Number:
+    """Return Pearson's r of the changes between steps of a column and of sharpness, as in the figures its root."""
+    return lambda course: agreement(SHARPNESS.name, column)(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))
+
+
+def ends(line: Line, *, top: bool) -> list[Prediction]:
+    """Return the predictions about which value of the setting ends sharper and less compressed."""
+    less, compression = ("lower", "stronger") if line.side == "below" else ("higher", "weaker")
+    rows: list[tuple[str, str, str, Kind, str]] = [
+        ("sharpness", SHARP, f"{less} sharpness", "claim", ""),
+        ("volume", VOLUME, f"{compression} compression of volume", "claim", ""),
+        ("mls", "mls", f"{compression} compression: {less} MLS", "claim", ""),
+        ("nmls", "nmls", f"{compression} compression: {less} NMLS", "reading", NETWORKS_OWN),
+    ]
+    if top:
+        told = f"{compression} compression of the volume of the three largest eigenvalues"
+        rows.append(("volume_of_top_3", CODED, told, "reading", AS_CODED))
+    return [
+        Prediction(
+            f"{line.name}.{name}", f"{line.larger} lead to {told}.", f"compression {line.figure}", line.trend(column),
+            line.side, kind=kind, quote=line.quote, reason=reason,
+        )
+        for name, column, told, kind, reason in rows
+    ]  # fmt: skip
+
+
+def vgg_predictions() -> tuple[Prediction, ...]:
+    """Return the predictions of X1."""
+    return (*(row for line in (FIG_1, FIG_2) for row in (*ends(line, top=False), *_vgg(line))), *_batch_32())
+
+
+def _vgg(line: Line) -> list[Prediction]:
+    over, late = f"{line.over}, once the loss is minimised", LATE
+    trends = (
+        "All these results were consistent across multiple learning rates"
+        if line is FIG_1
+        else "The same broadly consistent trends emerged, linking a decrease in the sharpness to a compression in the "
+        "representation volume"
+    )
+    when = "when the network reaches the interpolation regime, and the sharpness decreases, so does the volume"
+    lowers: list[tuple[str, str, Number, str]] = [
+        ("sharpness", "sharpness decreases", log_gain(SHARP), when if line is FIG_1 else trends),
+        ("volume", "volume decreases", gain(VOLUME), when if line is FIG_1 else trends),
+        ("mls", "MLS decreases", log_gain("mls"), "Similarly, the MLS decreases."),
+    ]
+    rows = [
+        Prediction(
+            f"{line.name}.{name}_follows_sharpness", f"{over}, {told}.", f"compression {source}",
+            line.mean(f"Pearson r of the changes of sharpness and {name} between steps", follows(column), late),
+            kind="claim", quote=quote, headline=headline,
+        )
+        for name, column, told, source, quote, headline in (
+            (
+                "volume", VOLUME, "sharpness and volume decrease together", f"abstract, {line.figure}",
+                "in the final phase of learning in deep neural networks, the compression of the manifold of neural "
+                "representations correlates with the flatness of the loss" if line is FIG_1
+                else "sharpness and volumes decrease together", line is FIG_1,
+            ),
+            ("mls", "mls", "MLS follows sharpness", "section 4.1", "Similarly, the MLS decreases.", False),
+        )
+    ]  # fmt: skip
+    rows += [
+        Prediction(
+            f"{line.name}.{name}_decreases", f"{over}, {told}.", "compression section 4.1",
+            line.mean(f"log(last / first) of {name}" if name != "volume" else "gain of log volume", number, late),
+            "below", kind="claim", quote=quote,
+        )
+        for name, told, number, quote in lowers
+    ]  # fmt: skip
+    return [
+        *rows,
+        Prediction(
+            f"{line.name}.dimension", f"{line.over}: local dimension decreases as the loss decreases to near 0.",
+            "compression section 4.2",
+            line.mean("log(last / first) of local_dimension", log_gain("local_dimension")), "below", kind="claim",
+            quote="the local dimensionality of the representation decreases as the loss decreases to near 0",
+        ),
+        Prediction(
+            f"{line.name}.dimension_at_onset",
+            f"{line.over}: local dimension decreases in the first {ONSET_SHARE:.0%} of training.",
+            "compression section 3.2",
+            line.mean("log(later / first) of local_dimension", log_gain("local_dimension"), ONSET), "below",
+            quote="the local dimensionality decreases rapidly with training onset",
+            reason="What share of the training is its onset is not said; the first tenth is ours.",
+        ),
+        Prediction(
+            f"{line.name}.dimension_unexplained",
+            f"{over}, sharpness tells little of local dimension: the size of r of their changes is below {WEAK:g}.",
+            "compression section 4.2",
+            line.mean("|Pearson r| of the changes of sharpness and local dimension", _dimension_with_sharpness, late),
+            "below", WEAK,
+            quote="the local dimensionality exhibits unpredictable behavior that cannot be explained by the sharpness",
+            reason=f"No number says how little is 'cannot be explained'; {WEAK:g} is ours. MLS and volume follow "
+            "sharpness more closely: X4 compares them.",
+        ),
+    ]  # fmt: skip
+
+
+def _dimension_with_sharpness(course: pd.DataFrame) -> float:
+    return abs(follows("local_dimension")(course))
+
+
+def _batch_32() -> list[Prediction]:
+    numbers = {"log(last / first) of sharpness": log_gain(SHARP), "gain of log volume": gain(VOLUME)}
+    largest = where(in_course(STUDY, numbers, LATER), lambda networks: networks["batch_size"] == 32)
+    quote = (
+        "while sharpness stops decreasing after about $50 \\cdot 10^3$ iterations for a batch size of 32, the volume "
+        "continues to decrease as learning proceeds"
+    )
+    return [
+        Prediction(
+            "batch_32.sharpness_stops",
+            "With batches of 32 sharpness stops decreasing: over the later half of training it falls by less than a "
+            "tenth.",
+            "compression section 4.1", mean_of(largest, "log(last / first) of sharpness"), "above", STEADY,
+            quote=quote, reason=NO_NUMBER,
+        ),
+        Prediction(
+            "batch_32.volume_continues",
+            "With batches of 32 volume continues to decrease over the later half of training.",
+            "compression section 4.1", mean_of(largest, "gain of log volume"), "below", kind="claim", quote=quote,
+        ),
+    ]  # fmt: skip
+
+
+def mlp_predictions() -> tuple[Prediction, ...]:
+    """Return the predictions of X2."""
+    return tuple(row for line in (FIG_H9, FIG_H8) for row in (*ends(line, top=True), *_mlp(line)))
+
+
+def _mlp(line: Line) -> list[Prediction]:
+    closely = "MLS/NMLS closely follows the trend of sharpness during the training"
+    rows = [
+        Prediction(
+            f"{line.name}.{name}_follows_sharpness", f"{line.over}: {name.upper()} follows sharpness during training.",
+            f"compression {line.figure}",
+            line.mean(f"Pearson r of the changes of sharpness and {name} between steps", follows(name)),
+            kind="claim", quote=closely,
+        )
+        for name in ("mls", "nmls")
+    ]  # fmt: skip
+    rows.append(
+        Prediction(
+            f"{line.name}.sharpness_plateaus",
+            f"{line.over}: over the later half of training sharpness falls by less than a tenth.",
+            "compression section 4.1", line.mean("log(last / first) of sharpness", log_gain(SHARP), LATER), "above",
+            STEADY, quote="the sharpness does not noticeably decrease towards the end of the training",
+            reason=NO_NUMBER,
+        )
+    )  # fmt: skip
+    quote = "The volume continues to decrease after the sharpness plateaus, albeit at a much slower rate"
+    volumes: tuple[tuple[str, str, str, Kind, str], ...] = (
+        ("volume", VOLUME, "volume", "claim", ""),
+        ("volume_of_top_3", CODED, "the volume of the three largest eigenvalues", "reading", AS_CODED),
+    )
+    for name, column, told, kind, reason in volumes:
+        rows += [
+            Prediction(
+                f"{line.name}.{name}_continues",
+                f"{line.over}: {told} continues to decrease over the later half of training.",
+                "compression section 4.1", line.mean(f"gain of {column}", gain(column), LATER), "below",
+                kind=kind, quote=quote, reason=reason,
+            ),
+            Prediction(
+                f"{line.name}.{name}_slows",
+                f"{line.over}: {told} does so more slowly: once the loss is minimised, it falls less over the later "
+                "half of the steps than over the earlier.",
+                "compression section 4.1",
+                line.mean(f"later less earlier mean gain of {column}", slowing(column), LATE),
+                kind=kind, quote=quote, reason=reason,
+            ),
+        ]  # fmt: skip
+    return rows
