@@ -52,7 +52,7 @@ class Tracker:
     2     4  40.0  sharpness   25.0
     """
 
-    @renamed(samples="samples")
+    @renamed(subset="samples")
     def __init__(
         self,
         problem: Problem,
