@@ -56,12 +56,13 @@ SPARED = {
     "problem/losses.py:CrossEntropy.draw_slopes(draws)": "as of Fisher",
     "problem/sequences.py:TokenWise.draw_slopes(draws)": "as of Fisher",
     "measures/hessian.py:as_estimate(pairs)": "eigenpairs themselves",
-    "papers/cases.py:across(pairs)": "pairs of columns",
     "perturbation/ascent.py:climb(radius)": "of a ball in any space",
     "perturbation/ascent.py:onto_ball(radius)": "of a ball in any space",
     "perturbation/certified.py:Box(radius)": "of a box about a point, for each entry",
 }
 """Signatures that have such a name with another meaning, and which."""
+IN_PAPERS = {"pairs": "pairs of columns", "top": "whether the largest eigenvalues alone are meant"}
+"""The same for the arguments of the papers' recipes, which are no options."""
 
 
 def public_signatures() -> Iterator[tuple[str, list[str]]]:
@@ -85,7 +86,10 @@ def _signatures(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, list[s
 
 
 def test_no_public_signature_has_a_retired_name() -> None:
-    found = [f"{where}({name})" for where, names in public_signatures() for name in names if name in RETIRED]
+    found = [
+        f"{where}({name})" for where, names in public_signatures() for name in names
+        if name in RETIRED and not (where.startswith("papers/") and name in IN_PAPERS)
+    ]  # fmt: skip
     assert set(found) - SPARED.keys() == set(), "use the present name, or say why the meaning differs"
     assert SPARED.keys() - set(found) == set(), "no longer needed: take it off the list"
     assert sum(len(names) for _, names in public_signatures()) > 2000  # the walk sees them

@@ -34,7 +34,7 @@ ODD = (
     "average_sharpness(adaptive=3)", "average_sharpness(scale='x')", "worst_sharpness(m=0)", "worst_sharpness(rho='a')",
     "worst_sharpness(rho=1e300, restarts=1, steps=1)", "pac_bayes_flatness(level=0)", "pac_bayes_flatness(of='x')",
     "pac_bayes_flatness(level=1e9, probes=2)", "hessian_trace(probes=1)", "hessian_trace(exact=1)",
-    "sharpness(tolerance=0)",
+    "sharpness(rtol=0)",
     "feature_robustness(delta=0)", "local_variation(delta=-1)", "local_variation(delta=1e300, restarts=1, steps=1)",
     "mls_by_search(restarts=0)", "spectral_density(steps=0)", 5, None, [5], [None], ["mls", "nope"], [], b"mls", {},
     object(),
@@ -214,7 +214,7 @@ def operated(s: Setup, pick: int) -> list[object]:
     )
     return [
         operator(one_of(odd, pick)),
-        eigenpairs(operator, top=one_of((1, 2, 0, -1, 10**9, "x", True, 1.5), pick // 9)),
+        eigenpairs(operator, top_k=one_of((1, 2, 0, -1, 10**9, "x", True, 1.5), pick // 9)),
     ]
 
 
