@@ -16,6 +16,11 @@ import flatlens as fl
 X = normal(8, 3, seed=3)
 
 
+def on(name: str) -> fl.Lens:
+    net, x, y = network(name)
+    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+
+
 def test_ridge_regression_is_relative_flatness_of_the_squared_error() -> None:
     """relative2021 section 3 (i): 2 ||w||^2 mean ||x||^2 for the squared error (the printed one drops 1/|S|)."""
     net = chain([3, 1], 5, bias=False)
@@ -63,3 +68,12 @@ def test_theorem_4_on_the_network_itself(name: str) -> None:
     ours = report["relative_flatness(normalized='std')", layer].value
     assert ours == pytest.approx(plain["relative_flatness", f"{layer}.inner"].value, rel=1e-9)
     assert ours != pytest.approx(report["relative_flatness", layer].value, rel=1e-2)
+
+
+def test_curvature_products_are_counted() -> None:
+    """min(d, m) of them for a dense layer below a tanh, none where the pass is exact."""
+    report = fl.measure(on("mlp-tanh"), "relative_flatness")
+    assert [report["relative_flatness", at].products for at in ("0", "2", "4")] == [6, 5, 0]
+    assert report["relative_flatness.sum"].products == 11
+    assert report["relative_flatness"].products == 0
+    assert fl.measure(on("mlp-relu"), "relative_flatness")["relative_flatness.sum"].products == 0

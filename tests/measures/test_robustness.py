@@ -153,28 +153,6 @@ def test_the_largest_change_of_a_quadratic_is_at_delta() -> None:
     assert "5 of 5 levels" in largest.note
 
 
-@pytest.mark.parametrize("over", ["rotations", "ball", "truncated_normal"])
-def test_eq_5_splits_the_gap(over: str) -> None:
-    net, x, y = network("mlp-tanh", n=60)
-    problem = fl.Problem(net, "cross_entropy", (x[:30], y[:30]), test=(x[30:], y[30:]))
-    key = f"representativeness(delta=0.3, probes=200, over='{over}', sigma=0.5)"
-    rep, robust = (measured(problem, key, part) for part in ("split.representativeness", "split.robustness"))
-    gap = measured(problem, "generalisation_gap")
-    within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both
-    assert rep.value + robust.value == pytest.approx(gap.value, abs=4 * within)
-    assert within < 0.02
-    assert "misses the gap by" in rep.note
-
-
-def test_a_sample_of_copies_is_representative_of_itself() -> None:
-    net, x, y = network("mlp-relu", n=30)
-    few = fl.Problem(net, "cross_entropy", (x, y))
-    many = fl.Problem(net, "cross_entropy", (x.repeat(6, 1), y.repeat(6)))
-    assert (
-        measured(many, "representativeness", "shift").value < 0.7 * measured(few, "representativeness", "shift").value
-    )
-
-
 def test_what_cannot_be_split_is_undefined() -> None:
     net, x, y = network("mlp-relu", n=5)
     assert "cannot be split" in measured(fl.Problem(net, "cross_entropy", (x, y)), "representativeness").note

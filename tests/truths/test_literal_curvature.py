@@ -335,46 +335,6 @@ def test_maximal_relative_flatness(case: Case) -> None:
     close(report[f"{key}.max"].value, max(layers), scale=scale)
 
 
-def test_fisher_rao_is_one_number_without_biases_and_two_with() -> None:
-    with torch.random.fork_rng():
-        torch.manual_seed(3)
-        plain = nn.Sequential(
-            nn.Conv2d(1, 3, 2, bias=False), nn.ReLU(), nn.Flatten(),
-            nn.Linear(12, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False),
-        ).double()  # fmt: skip
-        x = torch.randn(6, 1, 3, 3).double()
-    report = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (x, torch.arange(6) % 3))), ["fisher_rao"])
-    close(report["fisher_rao.parameters"].value, report["fisher_rao"].value, 1e-12)
-    assert report["fisher_rao"].note == ""
-    net, x, y = network("mlp-relu")
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["fisher_rao"])
-    assert report["fisher_rao.parameters"].value != pytest.approx(report["fisher_rao"].value, rel=0.01)
-    assert "biases" in report["fisher_rao"].note
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("name", ["mlp-relu", "mlp-tanh", "cnn-tanh", "cnn-3d"])
-def test_lemma_b1_and_its_middle_term(name: str, adaptive: bool) -> None:
-    """|Tr H - S| <= mean_i sum_j |<f_i - y_i, d2 f_i / dtheta_j2>|, every second derivative written out."""
-    net, x, y = network(name, n=3)
-    measure = interpolation_gap(exact=True, bound=True, adaptive=adaptive)
-    report = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), [measure])
-    theta, J = flat_parameters(net), jacobian_of(net, x)
-    slopes, _ = output_derivatives(LOSSES["half_squared_error"], net(x.clone()).detach(), y)
-    scale = theta.square() if adaptive else torch.ones_like(theta)
-    bends = []
-    for i in range(len(x)):
-        weighed = hessian_of(net, lambda f, i=i: (slopes[i] * f[0]).sum(), x[i : i + 1])
-        bends.append(weighed.diagonal() * scale)
-    bound = torch.stack(bends).abs().sum(1).mean()
-    H = hessian_of(net, lambda f: LOSSES["half_squared_error"](f, y).mean(), x)
-    size = float((J.square().sum((0, 1)) / len(x) * scale).sum())
-    close(report[measure.key].value, float((H.diagonal() * scale).sum()) - size, scale=size)
-    close(report[f"{measure.key}.bound"].value, bound)
-    assert abs(report[measure.key].value) <= float(bound) + 1e-12 * size
-    assert (name == "mlp-relu") == (float(bound) == 0)
-
-
 @pytest.mark.parametrize("name", ["mlp-tanh", "cnn-relu-inplace", "attention"])
 def test_class_weights_and_ignored_labels(name: str) -> None:
     net, x, y = network(name, n=7)

@@ -1,4 +1,4 @@
-"""Frozen parameters count in no measure of parameters, and what was left out is said."""
+"""Frozen parameters count in no measure of parameters, and the note names what was left out."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
+from flatlens.measures.left_out import left_out
 
 X, Y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)).double(), torch.arange(6) % 3
 WEIGHTED = [name for name, m in fl.measures.MEASURES.items() if getattr(m, "place", "") == "weight"]
@@ -65,3 +66,11 @@ def test_all_frozen_is_undefined_with_the_way_out() -> None:
         assert "parameters='all'" in part[name].note
     assert part["interpolation_sharpness"].kind == "undefined"
     assert part["mls"].value > 0
+
+
+def test_the_note_names_three_matrices_and_counts_the_others() -> None:
+    """Weights outside the given layers; vectors (biases) are never named."""
+    net = nn.Sequential(*(nn.Linear(2, 2) for _ in range(5)))
+    one = fl.Lens(fl.Problem(net, "mse", (torch.ones(3, 2), torch.ones(3, 2))))
+    assert left_out(one, ["4"]) == "left out, as no linear layer's own weight: 0.weight, 1.weight, 2.weight and 1 more"
+    assert left_out(one, ["0", "1", "2", "3", "4"]) == ""

@@ -1,0 +1,67 @@
+"""The card of a measure, and what a measure is made from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import flatlens as fl
+from flatlens.errors import BadInput, UnknownName
+from flatlens.measures.card import FUNCTION, comes_along, on_lens, per_sample
+from flatlens.measures.reduce import largest
+
+
+def test_the_catalogue_has_a_card_for_every_measure() -> None:
+    for card in fl.catalogue():
+        assert card.meaning.endswith((".", ":"))
+        assert card.source
+        assert card.unit
+        assert card.name in fl.measures.MEASURES
+
+
+def test_a_function_becomes_a_measure_with_its_docstring_as_meaning() -> None:
+    """A row that is not of the catalogue is measured, and not registered."""
+
+    @per_sample(
+        id="own", family="compression", symbol="b", source="nowhere", unit="", reduce=largest, place="input",
+        needs={"G"}, answer="input", invariant_under=FUNCTION,
+    )  # fmt: skip
+    def biggest(g: fl.LayerGrams) -> torch.Tensor:
+        """Largest squared Frobenius norm."""
+        return g.G.diagonal(dim1=1, dim2=2).sum(1)
+
+    W, x = torch.tensor([[3.0, 0.0], [0.0, 4.0]]).double(), torch.ones(2, 2).double()
+    net = torch.nn.Linear(2, 2, bias=False).double()
+    with torch.no_grad():
+        net.weight.copy_(W)
+    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, x))), [biggest])
+    assert report["biggest"].value == pytest.approx(25.0)
+    assert biggest.card.meaning == "Largest squared Frobenius norm."
+    assert "biggest" not in fl.measures.MEASURES
+
+
+def test_a_measure_of_the_network_is_a_function_of_the_lens() -> None:
+    @on_lens(id="own", family="norm", symbol="n", source="nowhere", unit="", invariant_under=FUNCTION)
+    def samples(lens: fl.Lens, *, times: int = 1) -> fl.Estimate:
+        """Number of samples."""
+        return fl.Estimate(float(times * lens.problem.n), kind="exact")
+
+    net, x = torch.nn.Linear(2, 2), torch.ones(5, 2)
+    report = fl.measure(fl.Lens(fl.Problem(net, "mse", (x, x))), [samples, samples(times=3)])
+    assert (report["samples"].value, report["samples(times=3)"].value) == (5.0, 15.0)
+    with pytest.raises(UnknownName, match="times"):
+        samples(time=3)
+
+
+def test_options_are_part_of_the_key_unless_they_are_the_default() -> None:
+    assert fl.measures.local_volume(top_k=None).key == "local_volume"
+    assert fl.measures.local_volume(top_k=2).key == "local_volume(top_k=2)"
+    with pytest.raises(BadInput, match="takes no options"):
+        fl.measures.nmls(top_k=3)
+
+
+def test_what_reads_no_more_comes_along() -> None:
+    """Every other measure of G comes with `mls`; none that reads a Gram matrix of parameters does."""
+    along = {one.card.name for one in comes_along([fl.measures.mls])}
+    assert {"nmls", "local_dimension", "log_volume"} <= along
+    assert not along & {"mls", "interpolation_sharpness", "relative_flatness"}

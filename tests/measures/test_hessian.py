@@ -1,0 +1,60 @@
+"""Eigenvalues of the Hessian where they are known with pen and paper."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import chain, lens_on, normal
+from torch import nn
+
+import flatlens as fl
+from flatlens.errors import BadInput
+
+X = normal(8, 3, seed=3)
+A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
+
+
+def linear() -> nn.Sequential:
+    """Return f = W x with 2 outputs."""
+    return chain([3, 2], 5, bias=False)
+
+
+def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
+    return fl.measure(lens_on(linear(), X, loss), list(keys))
+
+
+@pytest.mark.parametrize("key", ["sharpness", "ggn_norm"])
+def test_a_linear_networks_hessian_has_the_second_moments_of_its_inputs(key: str) -> None:
+    """H = I (x) X^T X / n, and so is its Gauss-Newton part: each eigenvalue once per output."""
+    found = measured(f"{key}(rtol=1e-8)")[f"{key}(rtol=1e-08)"]
+    assert found.value == pytest.approx(float(torch.linalg.eigvalsh(A)[-1]), rel=1e-7)
+    assert found.products > 0
+
+
+def test_several_eigenvalues_at_both_ends() -> None:
+    one = fl.measures.MEASURES["sharpness"](top_k=3, bottom_k=2, rtol=1e-8)
+    values = torch.linalg.eigvalsh(A)
+    truth = [values[2], values[2], values[1], values[0], values[0]]
+    found = measured(one)[one.key].arrays["eigenvalues"]
+    assert found.tolist() == pytest.approx([float(v) for v in truth], rel=1e-6)
+
+
+def test_sharpness_of_a_layer_and_in_units_of_its_weight() -> None:
+    report, largest = measured("layer_sharpness(rtol=1e-8)"), float(torch.linalg.eigvalsh(A)[-1])
+    key = "layer_sharpness(rtol=1e-08)"
+    assert report[key, "0"].value == pytest.approx(largest, rel=1e-7)
+    size = float(linear()[0].weight.detach().square().sum())
+    assert report[f"{key}.kappa", "0"].value == pytest.approx(size * largest, rel=1e-7)
+
+
+def test_rows_of_a_linear_network_have_the_same_block() -> None:
+    """sum_s ||w_s||^2 lmax(H_ss), every H_ss = X^T X / n."""
+    found = measured("maximal_relative_flatness(rtol=1e-8)")["maximal_relative_flatness(rtol=1e-08)"]
+    truth = float(linear()[0].weight.detach().square().sum() * torch.linalg.eigvalsh(A)[-1])
+    assert found.value == pytest.approx(truth, rel=1e-7)
+
+
+@pytest.mark.parametrize("rtol", [0, 1, 2.0, "small"])
+def test_a_tolerance_is_between_0_and_1(rtol: object) -> None:
+    with pytest.raises(BadInput, match="between 0 and 1"):
+        measured(fl.measures.MEASURES["sharpness"](rtol=rtol))

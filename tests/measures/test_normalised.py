@@ -1,0 +1,45 @@
+"""Sharpness in units of the weights where it is known with pen and paper."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from builders import chain, lens_on, normal
+from torch import nn
+
+import flatlens as fl
+
+X = normal(8, 3, seed=3)
+A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
+
+
+def linear() -> nn.Sequential:
+    """Return f = W x with 2 outputs."""
+    return chain([3, 2], 5, bias=False)
+
+
+def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
+    return fl.measure(lens_on(linear(), X, loss), list(keys))
+
+
+def test_a_linear_network() -> None:
+    """sum_kj w_kj^2 A_jj; ||W|| sqrt(S) with S = N tr A."""
+    W, S = linear()[0].weight.detach(), 2 * float(A.trace())
+    report = measured("adaptive_sharpness_ggn", "matrix_normalized_sharpness",
+                      "matrix_normalized_sharpness(frobenius=True)")  # fmt: skip
+    assert report["adaptive_sharpness_ggn"].value == pytest.approx(float((W.square() * A.diagonal()).sum()))
+    spectral = float(torch.linalg.matrix_norm(W, 2))
+    assert report["matrix_normalized_sharpness"].value == pytest.approx(spectral * math.sqrt(S))
+    frobenius = report["matrix_normalized_sharpness(frobenius=True)"].value
+    assert frobenius == pytest.approx(float(W.norm()) * math.sqrt(S))
+
+
+def test_one_weight() -> None:
+    """min_u h u + w^2 / (4 u) = |w| sqrt(h), h = mean x^2; lambda divides it."""
+    net, x = chain([1, 1], 2, bias=False), normal(6, 1, seed=1)
+    truth = abs(float(net[0].weight.detach())) * math.sqrt(float(x.square().mean()))
+    report = fl.measure(lens_on(net, x), ["normalized_sharpness", "normalized_sharpness(lam=4.0)"])
+    assert report["normalized_sharpness"].value == pytest.approx(truth)
+    assert report["normalized_sharpness(lam=4.0)"].value == pytest.approx(truth / 4)

@@ -1,0 +1,64 @@
+"""Sizes of weights, features and outputs, and the Fisher-Rao norm, on networks where they are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from builders import chain, lens_on, normal
+from networks import network
+from torch import nn
+
+import flatlens as fl
+
+X = normal(8, 3, seed=3)
+A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
+
+
+def linear() -> nn.Sequential:
+    """Return f = W x with 2 outputs."""
+    return chain([3, 2], 5, bias=False)
+
+
+def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
+    return fl.measure(lens_on(linear(), X, loss), list(keys))
+
+
+def close(value: float, truth: float, tolerance: float) -> None:
+    assert value == pytest.approx(float(truth), rel=tolerance, abs=1e-13)
+
+
+def test_a_linear_network() -> None:
+    W, report = linear()[0].weight.detach(), measured("weight_norm", "output_norm", "feature_norm", "fisher_rao")
+    assert report["weight_norm"].value == pytest.approx(float(W.norm()))
+    assert report["weight_norm.spectral"].value == pytest.approx(float(torch.linalg.matrix_norm(W, 2)))
+    assert report["output_norm"].value == pytest.approx(float((X @ W.T).norm()))
+    assert report["feature_norm"].value == pytest.approx(float(torch.linalg.matrix_norm(X, 2)))
+    inner = (X @ W.T).square().sum(1)  # <dl/df, f> for targets 0
+    assert report["fisher_rao"].value == pytest.approx(math.sqrt(float(inner.square().mean())))
+
+
+def test_the_norm_of_two_layers_is_that_of_all_their_weights() -> None:
+    net = chain([3, 4, 2], 5)
+    report = fl.measure(lens_on(net, X), ["weight_norm"])
+    sizes = [float(net[i].weight.detach().norm()) for i in (0, 2)]
+    assert report["weight_norm"].value == pytest.approx(math.hypot(*sizes))
+    assert [report["weight_norm", at].value for at in ("0", "2")] == pytest.approx(sizes)
+
+
+def test_fisher_rao_is_one_number_without_biases_and_two_with() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        plain = nn.Sequential(
+            nn.Conv2d(1, 3, 2, bias=False), nn.ReLU(), nn.Flatten(),
+            nn.Linear(12, 5, bias=False), nn.ReLU(), nn.Linear(5, 3, bias=False),
+        ).double()  # fmt: skip
+        x = torch.randn(6, 1, 3, 3).double()
+    report = fl.measure(fl.Lens(fl.Problem(plain, "cross_entropy", (x, torch.arange(6) % 3))), ["fisher_rao"])
+    close(report["fisher_rao.parameters"].value, report["fisher_rao"].value, 1e-12)
+    assert report["fisher_rao"].note == ""
+    net, x, y = network("mlp-relu")
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["fisher_rao"])
+    assert report["fisher_rao.parameters"].value != pytest.approx(report["fisher_rao"].value, rel=0.01)
+    assert "biases" in report["fisher_rao"].note

@@ -1,0 +1,61 @@
+"""Reductions of numbers per sample, and the jackknife over probes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from builders import normal
+
+from flatlens.measures.reduce import Reduced, by_probes, largest, mean, mean_of_exp, mean_of_finite
+
+
+def test_mean_and_maximum() -> None:
+    values = torch.tensor([1.0, 4.0, 1.0]).double()
+    assert (mean(values).value, largest(values).value) == (2.0, 4.0)
+    assert mean(values).samples is values
+
+
+def test_the_mean_of_exponentials_of_numbers_beyond_float64() -> None:
+    """exp(-800) is 0 in float64, and so would be a mean taken after the exponential, times exp(800)."""
+    assert mean_of_exp(torch.tensor([math.log(2.0), math.log(4.0)]).double()).value == pytest.approx(3.0)
+    half = mean_of_exp(torch.tensor([0.0, -math.inf]).double())
+    assert half.value == pytest.approx(0.5)
+    assert half.note == "1 of 2 samples rank-deficient, their volume counted as 0"
+    assert mean_of_exp(torch.tensor([709.0, 709.0]).double()).value == pytest.approx(math.exp(709.0))
+
+
+def test_samples_without_a_value_are_left_out_and_counted() -> None:
+    found = mean_of_finite(torch.tensor([1.0, math.nan, 3.0]).double())
+    assert (found.value, found.kind, found.note) == (2.0, "exact", "1 of 3 samples rank-deficient, left out")
+    none = mean_of_finite(torch.tensor([math.nan]).double(), "flat")
+    assert (none.kind, none.note) == ("undefined", "every sample is flat")
+    assert math.isnan(none.value)
+
+
+def test_what_is_linear_in_the_probes_is_their_mean() -> None:
+    """Each probe's share is its own value, and the value is the mean."""
+    values = normal(6, 5, seed=1)
+    found = by_probes(mean, values)
+    assert found.kind == "estimate"
+    assert found.value == pytest.approx(float(values.mean()))
+    assert found.probes is not None
+    assert torch.allclose(found.probes, values.mean(1))
+    assert found.stderr > 0
+
+
+def test_a_root_loses_its_bias_of_first_order() -> None:
+    """The jackknife of sqrt(mean of probes), written out: k sqrt(m) - (k - 1) mean_i sqrt(m without i)."""
+    values = normal(5, 1, seed=2).abs()
+
+    def root(one: torch.Tensor) -> Reduced:
+        return Reduced(math.sqrt(float(one.mean())), one)
+
+    whole = math.sqrt(float(values.mean()))
+    without = [math.sqrt(float((values.sum() - v) / 4)) for v in values.flatten()]
+    shares = [5 * whole - 4 * each for each in without]
+    found = by_probes(root, values)
+    assert found.probes is not None
+    assert found.probes.tolist() == pytest.approx(shares)
+    assert found.value == pytest.approx(sum(shares) / 5)

@@ -1,0 +1,42 @@
+"""Names of measures: read, ordered and refused."""
+
+from __future__ import annotations
+
+import pytest
+from networks import network
+
+import flatlens as fl
+from flatlens.errors import BadInput, UnknownName
+
+
+def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
+    net, x, y = network(name)
+    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y), **options))
+
+
+def test_names_and_options() -> None:
+    one = lens()
+    assert fl.measures.local_volume(top_k=3).key == "local_volume(top_k=3)"
+    assert fl.measures.local_volume(top_k=None).key == "local_volume"
+    assert fl.measure(one, ["local_volume(top_k=2)"]).measures() == ["local_volume(top_k=2)"]
+    with pytest.raises(UnknownName, match="did you mean mls"):
+        fl.measure(one, ["mlss"])
+    with pytest.raises(UnknownName, match="did you mean top_k"):
+        fl.measures.local_volume(topk=3)
+    with pytest.raises(BadInput, match="takes no options"):
+        fl.measures.nmls(top_k=3)
+    with pytest.raises(BadInput, match="between 1 and the number of outputs, 3"):
+        fl.measure(one, ["log_volume(top_k=4)"])
+    with pytest.raises(BadInput, match="write a name"):
+        fl.measure(one, ["local_volume(3)"])
+    with pytest.raises(UnknownName, match="fc9"):
+        fl.measure(one)["mls", "fc9"]
+
+
+def test_names_follow_the_catalogue_and_may_carry_options() -> None:
+    """Rows M, then H, P and D, each by its number; an option is part of the name."""
+    rows = [card.id for card in fl.catalogue()]
+    assert rows == sorted(rows, key=lambda row: ("MHPD".index(row[0]), int(row[1:])))
+    one, two = fl.measures.named(["local_volume(top_k=2)", fl.measures.mls])
+    assert (one.key, two.key) == ("local_volume(top_k=2)", "mls")
+    assert [one.key for one in fl.measures.named("mls")] == ["mls"]
