@@ -34,7 +34,14 @@ def rescaled(net: nn.Sequential, how: str) -> None:
 
 
 HELD_OUT = ("test_loss", "test_accuracy", "generalisation_gap")
-TIGHT = {"sharpness", "ggn_norm", "layer_sharpness", "maximal_relative_flatness", "layer_factors"}  # to a residual
+TIGHT = {  # to a residual
+    "sharpness",
+    "ggn_norm",
+    "layer_sharpness",
+    "maximal_relative_flatness",
+    "layer_factors",
+    "batch_jacobian_norm",
+}
 SPELLED = {  # so that errors are small beside what a move changes
     "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=200)",
     "feature_robustness": "feature_robustness(probes=1500)",

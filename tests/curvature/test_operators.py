@@ -388,9 +388,9 @@ def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:
     net, x, y = with_norms()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))
     report = fl.measure(lens, [m for m in fl.measures.MEASURES if not m.startswith("test_")][:-1])
-    for key in report.measures():
+    for key, layer in report:
         defined = fl.measures.named(key.partition(".")[0])[0].works_coupled
-        estimate = report[key]
+        estimate = report[key, layer]
         assert (estimate.kind == "undefined") != defined, key
         assert defined or "couples" in estimate.note
         assert (estimate.value == estimate.value) == defined

@@ -11,7 +11,7 @@ from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout
 from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
-from flatlens.problem import Problem, measuring
+from flatlens.problem import Problem
 
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
@@ -60,8 +60,9 @@ def _features(
 
 def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
     """Yield the input of every linear call, (n, M_l), chunk by chunk."""
-    with measuring(model):  # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
-        for raw in problem.data.chunks(256):
+    # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
+    with problem.measuring(model):
+        for raw in problem.batches(256):
             batch = problem.place(raw)
             with record(model, batch) as tape:
                 f, _ = problem.run(model, batch)

@@ -22,6 +22,7 @@ from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
+from flatlens.problem import Problem
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
 _Block: TypeAlias = Callable[[list[str] | None], Operator]
@@ -166,11 +167,17 @@ def ggn_norm(
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}
 
 
+def in_batches(lens: Lens, batch_statistics: int | None) -> Problem:
+    """Return the lens's problem; in eval mode, with BatchNorm's statistics of so many samples together, if given."""
+    if batch_statistics is None or lens.problem.coupled:
+        return lens.problem
+    return lens.problem.in_ghost_batches(batch_statistics)
+
+
 def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | None) -> tuple[_Block, str]:
     """Return the matrix's blocks with the given BatchNorm mode, and the matrix's name."""
-    problem = lens.problem
-    if batch_statistics is not None and not problem.coupled:
-        problem, name = problem.in_ghost_batches(batch_statistics), f"{name} in ghost batches"
+    problem = in_batches(lens, batch_statistics)
+    name = name if problem is lens.problem else f"{name} in ghost batches"
     return (lambda names: kind(problem, names, model=lens.model)), name
 
 
