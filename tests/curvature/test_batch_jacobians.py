@@ -39,7 +39,7 @@ def in_training(net: nn.Sequential, x: Tensor, first: int = 0) -> Tensor:
 
 def norm(of, x: Tensor) -> float:
     J = torch.func.jacrev(of)(x)
-    return float(torch.linalg.matrix_norm(J.reshape(J.shape[0] * J.shape[1], -1), 2))
+    return float(torch.linalg.matrix_norm(J.detach().reshape(J.shape[0] * J.shape[1], -1), 2))
 
 
 @pytest.mark.parametrize("softmax", [False, True])
