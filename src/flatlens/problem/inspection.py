@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +16,36 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
 from flatlens.problem.data import Batch, Data, checksum, finite, require_finite, select, size, spaced, take
 from flatlens.problem.loss import Loss
+from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import Tokens, of_sequences
 from flatlens.userfile import said, users_code
 
-if TYPE_CHECKING:
-    from flatlens.problem.problem import Problem
-
 _PROBE = 8  #: samples in a probe
+
+
+class Unchecked(Protocol):
+    """A Problem that is being made: the part of it that the checks use."""
+
+    data: Data
+    loss: Loss
+    ranks: Ranks
+    ghost_batch: int | None
+
+    @property
+    def coupled(self) -> bool:
+        """See `Problem.coupled`."""
+
+    def batches(self, most: int) -> Iterator[Batch]:
+        """See `Problem.batches`."""
+
+    def shared(self, most: int) -> Iterator[tuple[int, Batch]]:
+        """See `Problem.shared`."""
+
+    def place(self, batch: Batch) -> Batch:
+        """See `Problem.place`."""
+
+    def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
+        """See `Problem.run`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,7 +58,7 @@ class Contents:
     probes: list[Batch]  #: a few samples from all over the data; empty for held-out data
 
 
-def check_first(problem: Problem, model: nn.Module) -> Loss:
+def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs.
 
     For outputs with one row per token, the loss becomes one of sequences.
@@ -69,7 +92,7 @@ def check_first(problem: Problem, model: nn.Module) -> Loss:
     return loss
 
 
-def check_all(problem: Problem, model: nn.Module, data: Data) -> Contents:
+def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     """Run the model on all of `data` and return its size; refuse values, outputs and losses that are not finite."""
     own = data is problem.data
     given = "the data" if own else "the held-out data"
@@ -115,7 +138,7 @@ def check_all(problem: Problem, model: nn.Module, data: Data) -> Contents:
     return Contents(n, outputs, mass, probes)
 
 
-def _require_samples_apart(problem: Problem, model: nn.Module, raw: Batch, f: Tensor) -> None:
+def _require_samples_apart(problem: Unchecked, model: nn.Module, raw: Batch, f: Tensor) -> None:
     """Refuse a batch whose outputs differ from those of its two random halves.
 
     Derivatives would not show a coupling through detached values, such as a detached mean over the batch.
@@ -132,7 +155,7 @@ def _require_samples_apart(problem: Problem, model: nn.Module, raw: Batch, f: Te
             )
 
 
-def _failing_sample(problem: Problem, model: nn.Module, raw: Batch, start: int, given: str) -> str:
+def _failing_sample(problem: Unchecked, model: nn.Module, raw: Batch, start: int, given: str) -> str:
     """Return the sample of a chunk on which forward() fails, found by halving."""
     low, high, where = 0, size(raw), f"samples {start} to {start + size(raw) - 1} of {given}"
     while high - low > 1:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput, BadModel
-
-if TYPE_CHECKING:
-    from flatlens.training.training_data import TrainingData
 
 
 @dataclass(frozen=True)
@@ -31,15 +28,15 @@ class Ridge:
 
 
 @torch.no_grad()
-def solve(model: nn.Module, data: TrainingData, penalty: float) -> None:
-    """Put the solution into the last linear layer, in place; computed in float64.
+def solve(model: nn.Module, x: Tensor, targets: Tensor, penalty: float) -> None:
+    """Put the solution for these inputs and targets into the last linear layer, in place; computed in float64.
 
     Raises:
         BadModel: the network does not end in an `nn.Linear`.
     """
     last = _last(model)
-    phi = _features(model, last, data.x).double()
-    y = data.targets.double()
+    phi = _features(model, last, x).double()
+    y = targets.double()
     centre, level = phi.mean(0), y.mean(0)
     if last.bias is None:
         centre, level = torch.zeros_like(centre), torch.zeros_like(level)

@@ -86,7 +86,7 @@ def _solved(
     rows = []
     for step in (0, 1):
         if step:
-            solve(model, held, ridge.penalty)
+            solve(model, held.x, held.targets, ridge.penalty)
         if watch is not None:
             watch.step(step)
         rows.append([*held.look(), *([math.nan, math.nan] if held_out is None else held_out.look())])
