@@ -31,7 +31,9 @@ def what_was_run(result: StudyResult) -> str:
     axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
     seeds = counted(number, "seed")
-    if grid:
+    if any(_with_own_seeds(axis["name"]) for axis in axes):
+        seeds = ", each network with a seed of its own"
+    elif grid:
         seeds = f", {seeds} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     how = "as they come" if untrained else f"trained{_how(base)}"
@@ -44,8 +46,23 @@ def _is_seed(name: str) -> bool:
     return all(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
+def _with_own_seeds(name: str) -> bool:
+    """Return whether an axis changes other settings together with a seed."""
+    return not _is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
+
+
+def _without_seeds(axis: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an axis that changes a seed together with other settings as one of these alone."""
+    names = axis["name"].split(TOGETHER)
+    kept = [i for i, one in enumerate(names) if last_field(one) != "seed"]
+    values = dict.fromkeys(tuple(value[i] for i in kept) for value in axis["values"])
+    return {"name": TOGETHER.join(names[i] for i in kept), "values": list(values)}
+
+
 def _in_words(axis: Mapping[str, Any]) -> str:
     """Return an axis and its values in words; for nested settings, such as architectures, their number."""
+    if _with_own_seeds(axis["name"]):
+        axis = _without_seeds(axis)
     name, values = axis["name"], axis["values"]
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
         return counted(len(values), last_field(name).replace("_", " "))
