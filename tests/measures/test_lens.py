@@ -30,6 +30,16 @@ def test_one_pass_serves_all_measures_that_read_no_more() -> None:
     assert report["local_volume(top_k=1)"].value == pytest.approx(fl.measure(one)["mls"].value)
 
 
+@pytest.mark.parametrize("name", ["mlp-tanh", "cnn-tanh", "residual", "twice-relu", "attention", "bare"])
+def test_numbers_that_a_pass_has_are_those_of_products(name: str) -> None:
+    net, x, y = network(name)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    alone, whole = fl.measure(fl.Lens(problem), ["fisher_rao", "output_norm"]), fl.measure(fl.Lens(problem))
+    for key in ("fisher_rao", "fisher_rao.parameters", "output_norm"):
+        assert whole[key].value == pytest.approx(alone[key].value, rel=1e-12)
+    assert [report["fisher_rao.parameters"].products for report in (alone, whole)] == [1, 0]
+
+
 @pytest.mark.parametrize("change", ["in place", "replaced", "data", "in data", "buffer"])
 def test_a_changed_model_is_stale(change: str) -> None:
     net, x, y = network("residual")

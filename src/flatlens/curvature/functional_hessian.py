@@ -17,7 +17,6 @@ from torch.func import functional_call, grad, vmap
 from torch.utils._pytree import tree_map
 
 from flatlens.curvature.directions import Directions, WeightDirections
-from flatlens.curvature.operators import slopes
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
@@ -27,6 +26,7 @@ from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
+from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import differentiable
 
 _TOGETHER = 16  #: directions differentiated in one batched call

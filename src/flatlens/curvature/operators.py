@@ -34,6 +34,7 @@ from flatlens.errors import BadInput, NotDifferentiable
 from flatlens.grams.broken import clear_autograd_errors
 from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.problem import Batch, Problem
+from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import hook_failed
 from flatlens.userfile import users_code
 
@@ -173,14 +174,6 @@ class Residual(Operator):
     def _open(self, batch: Batch, number: int) -> VectorProduct:
         f, y = self.problem.run(self.model, batch)
         return self._second_derivative((slopes(self.problem, f, y) * f).sum(), batch)
-
-
-def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
-    """Return the slopes of the losses in the outputs, dl_i/df / mass, (n, N), in f's dtype, without a graph."""
-    with torch.enable_grad():
-        leaf = f.detach().to(torch.float64).requires_grad_()
-        (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)
-    return slope.to(f.dtype)
 
 
 class _Squared(Operator):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.directions import Directions, EntryDirections, RowDirections, ShiftDirections, factor
 from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS, RecordedWeight, functional_hessian_along
-from flatlens.curvature.operators import Operator, Residual, slopes
+from flatlens.curvature.operators import Operator, Residual
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.estimate import Progress
 from flatlens.grams import Layout, Weight, agreed
@@ -26,6 +26,7 @@ from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
+from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import differentiable
 
 _CHUNK = 128  #: largest number of samples in a chunk, which share the probes of some parameters

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,25 +13,49 @@ CACHE_BYTES = 2**21  #: bytes of a Jacobian widened to float64 at a time on a CP
 DEVICE_BYTES = 2**26  #: the same on other devices, where many small products cost more time to launch than to compute
 
 
+Product: TypeAlias = Literal["gram", "squares", "weighted", "along"]
+
+
+def products(
+    A: Tensor, wanted: Collection[Product], C: Tensor | None = None, x: Tensor | None = None
+) -> dict[Product, Tensor]:
+    """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
+
+    "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
+    "along": A x, (n, N), for x (n, M).
+    """
+    n, N, M = A.shape
+    if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
+        return {what: found.expand(n, *found.shape[1:]) for what, found in products(A[:1], wanted).items()}
+    cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
+    shapes: dict[Product, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
+    out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
+    wide = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
+    scratch = torch.empty_like(wide) if out.keys() & {"squares", "weighted"} else wide
+    for piece in cuts:
+        held = piece.stop - piece.start
+        rows = A[piece] if A.dtype == torch.float64 else wide[:held].copy_(A[piece])
+        if "gram" in out:
+            torch.bmm(rows, rows.mT, out=out["gram"][piece])
+        if "squares" in out:
+            torch.sum(torch.mul(rows, rows, out=scratch[:held]), dim=1, out=out["squares"][piece])
+        if "weighted" in out:
+            assert C is not None
+            torch.sum(torch.bmm(C[piece], rows, out=scratch[:held]).mul_(rows), dim=1, out=out["weighted"][piece])
+        if "along" in out:
+            assert x is not None
+            out["along"][piece] = (rows @ x[piece].to(torch.float64)[..., None])[..., 0]
+    return out
+
+
 def gram(A: Tensor) -> Tensor:
     """Return A A^T of each sample, (n, N, N), accumulated in float64, for A of shape (n, N, ...).
 
     >>> gram(torch.tensor([[[3.0, 4.0]]]))
     tensor([[[25.]]], dtype=torch.float64)
     """
-    A = A.flatten(2)
-    n, N, M = A.shape
-    if n > 1 and A.stride(0) == 0:  # all samples share one matrix
-        return gram(A[:1]).expand(n, N, N)
-    if A.dtype == torch.float64:
-        return A @ A.mT
-    K = A.new_empty(n, N, N, dtype=torch.float64)
-    cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
-    scratch = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
-    for piece in cuts:
-        wide = scratch[: piece.stop - piece.start].copy_(A[piece])
-        torch.bmm(wide, wide.mT, out=K[piece])
-    return K
+    what: Product = "gram"
+    return products(A.flatten(2), (what,))[what]
 
 
 def concatenated(parts: list[Tensor], dim: int) -> Tensor:
@@ -55,12 +80,8 @@ def trace(A: Tensor, B: Tensor) -> Tensor:
 
 def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
     """Return sum_{k,k'} C_kk' A_k A_k' for each entry, (n, ...) float64, with A (n, N, ...); None stands for C = I."""
-    flat = A.flatten(2)
-    out = A.new_empty(len(A), flat.shape[2], dtype=torch.float64)
-    for piece in pieces(len(A), 32 * flat[0].numel()):  # so that the product stays in the cache
-        rows = flat[piece].to(torch.float64)
-        torch.sum(rows * rows if C is None else (C[piece] @ rows).mul_(rows), dim=1, out=out[piece])
-    return out.reshape(len(A), *A.shape[2:])
+    what: Product = "squares" if C is None else "weighted"
+    return products(A.flatten(2), (what,), C)[what].reshape(len(A), *A.shape[2:])
 
 
 def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[slice]:

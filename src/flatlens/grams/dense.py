@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import gram, norm2, quadratic
+from flatlens.grams.contractions import Product, gram, norm2, products
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -22,6 +23,7 @@ class DenseJacobian:
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
+    wanted: frozenset[str] = frozenset()  #: needs of the measures: what several of them share is computed in one walk
 
     @cached_property
     def Jx(self) -> Tensor:
@@ -31,8 +33,27 @@ class DenseJacobian:
         return self.weight.at_input(self.J)
 
     @cached_property
+    def _of_J(self) -> dict[Product, Tensor]:
+        return self._walk(self.J, {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}})
+
+    @cached_property
+    def _of_Jx(self) -> dict[Product, Tensor]:
+        columns = {"columns"}
+        return self._walk(self.Jx, {"gram": {"G"}, "squares": {"squares"}, "weighted": columns, "along": columns})
+
+    def _walk(self, rows: Tensor, needs: Mapping[Product, set[str]]) -> dict[Product, Tensor]:
+        return products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, self.phi)
+
+    def _get(self, what: Product, *, input: bool = False) -> Tensor:
+        """Return a product of J, or with `input` of Jx."""
+        found = self._of_Jx if input else self._of_J
+        if what not in found:
+            found |= products(self.Jx if input else self.J, (what,), self.C, self.phi)
+        return found[what]
+
+    @property
     def _JJ(self) -> Tensor:
-        return gram(self.J)
+        return self._get("gram")
 
     def gram(self) -> Tensor:
         """Return K of the weight, (n, N, N)."""
@@ -52,27 +73,31 @@ class DenseJacobian:
     def _phi2(self) -> Tensor:
         return self.phi.to(torch.float64).square()
 
-    @cached_property
+    @property
     def _J2(self) -> Tensor:
         """Return sum_kk' C_kk' J_k J_k', (n, d)."""
-        return quadratic(self.C, self.J)
+        return self._get("weighted")
 
-    @cached_property
-    def input_squares(self) -> Tensor:
-        """Return ||df/dx_p||^2 of each input entry p, (n, m)."""
-        return quadratic(None, self.Jx)
-
-    def input_gram(self) -> Tensor:
-        """Return G, (n, N, N)."""
-        return gram(self.Jx)
+    def at_input(self, what: Product) -> Tensor:
+        """Return G ("gram"), or ||df/dx_p||^2 of each input entry p ("squares"), (n, m)."""
+        return self._get(what, input=True)
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
         """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m), with C = I if `plain`."""
-        return (quadratic(None, self.J) if plain else self._J2).T @ self._phi2
+        return (self._get("squares") if plain else self._J2).T @ self._phi2
 
     def columns(self, *, plain: bool = False) -> Tensor:
         """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m), with C = I if `plain`."""
-        return (self.input_squares if plain else quadratic(self.C, self.Jx)) * self._phi2
+        return self._get("squares" if plain else "weighted", input=True) * self._phi2
+
+    def along(self) -> Tensor:
+        """Return <df_k/dW, W> = df_k/dx phi, (n, N)."""
+        return self._get("along", input=True)
+
+    def along_bias(self) -> Tensor:
+        """Return <df_k/db, b>, (n, N)."""
+        assert self.weight.b is not None
+        return self.J.to(torch.float64) @ self.weight.b
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""

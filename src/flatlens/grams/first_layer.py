@@ -7,37 +7,33 @@ convolution         a transposed convolution of stride 1 is a convolution with t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.grams.contractions import gram, pieces, quadratic
+from flatlens.grams.contractions import Product, pieces, products
 from flatlens.grams.layout import Weight
 from flatlens.operations.layers import Adapter, Convolution
 
 
 def input_side_follows(weight: Weight) -> bool:
-    """Return whether `input_gram` can compute the layer's input side."""
+    """Return whether `input_products` can compute the layer's input side."""
     return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
 
 
-def input_gram(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
-    """Return G of the layer, (n, N, N).
+def input_products(weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[Product]) -> dict[Product, Tensor]:
+    """Return the `products` of the Jacobian at the layer's input: "gram" is G, "squares" are ||df/dx_p||^2.
 
     J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
     """
+    if weight.dense and list(wanted) == ["gram"]:
+        return {"gram": weight.matrix.gram_at_input(J)}
     if weight.dense:
-        return weight.matrix.gram_at_input(J)
-    return torch.cat([gram(rows) for rows in _transposed(weight, J, out)])
-
-
-def input_squares(weight: Weight, J: Tensor, out: torch.Size) -> Tensor:
-    """Return ||df/dx_p||^2 of each input entry p, (n, M), from the same J."""
-    if weight.dense:
-        return quadratic(None, weight.matrix.at_input(J))
-    return torch.cat([quadratic(None, rows) for rows in _transposed(weight, J, out)])
+        return products(weight.matrix.at_input(J), wanted)
+    parts = [products(rows, wanted) for rows in _transposed(weight, J, out)]
+    return {what: torch.cat([part[what] for part in parts]) for what in wanted}
 
 
 def _by_flipped_kernel(adapter: Adapter) -> bool:

@@ -7,7 +7,7 @@ Small parameters and embeddings follow in the same way from the Jacobians at the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias, get_args
@@ -15,10 +15,10 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import concatenated, gram, norm2, quadratic
+from flatlens.grams.contractions import Product, concatenated, norm2, products
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.embeddings import embedding_jacobian
-from flatlens.grams.first_layer import input_gram, input_squares
+from flatlens.grams.first_layer import input_products
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.places import is_first_layer
@@ -73,12 +73,11 @@ class ChunkJacobians:
                 read = layout.unpadded(by_sample(call.read, layout.batch_axis[key]), self.tape)
                 x = read.reshape(len(self.C), -1)
                 x_norm2 = norm2(x)
-            grams = make_grams(None, None, x, x_norm2)
+            grams = make_grams(None, x, x_norm2)
             if (weight := layout.weights.get(key)) is not None:
                 self._put_weight(grams, weight, scale.get(key))
             if "G" in self.needs and key in layout.batch_axis:
-                shared = grams.weight if "columns" in self.needs else None
-                grams.input_gram, grams.input_squares = self._input_side(key, shared)
+                grams.input_side = self._input_side(key, grams.weight)
             layers[key] = grams
         return layers
 
@@ -92,15 +91,15 @@ class ChunkJacobians:
         grams.counts_bias = weight.bias in self.problem.parameters
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
-    def _input_side(self, key: str, jacobian: object) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
-        """Return functions that compute G and the squared derivatives at a call's input."""
-        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure:
-            return jacobian.input_gram, lambda: jacobian.input_squares
+    def _input_side(self, key: str, jacobian: object) -> Callable[[], Mapping[Product, Tensor]]:
+        """Return a function that computes G, and the squared derivatives at a call's input if they are needed."""
+        wanted = input_wanted(self.needs)
+        if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure and "columns" in self.needs:
+            return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
         if is_first_layer(self.layout, key):
-            known = (self.layout.weights[key], self.output_jacobians[f"z:{key}"], self._shape(key)[2:])
-            return partial(input_gram, *known), partial(input_squares, *known)
-        below = self.output_jacobians[f"x:{key}"]
-        return partial(gram, below), partial(quadratic, None, below)
+            z = self.output_jacobians[f"z:{key}"]
+            return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted)
+        return partial(products, self.output_jacobians[f"x:{key}"].flatten(2), wanted)
 
     def _shape(self, key: str) -> torch.Size:
         product = self.tape.linear[key].product
@@ -110,7 +109,8 @@ class ChunkJacobians:
     def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
         """Return the Jacobian in a weight."""
         layout = self.layout
-        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
+        needs = self.needs | {"along"} if "columns" in self.needs else self.needs  # it is their sum
+        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in needs)
         if not weight.products:
             M = self.explicit[weight.parameter or ""]
             stored = M.reshape(*M.shape[:2], *weight.value.shape)
@@ -123,7 +123,8 @@ class ChunkJacobians:
             (place,) = weight.products
             Jx = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
             phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
-            return DenseJacobian(self.output_jacobians[place], weight.matrix, Jx, phi, norm2(phi), self.C)
+            J = self.output_jacobians[place]
+            return DenseJacobian(J, weight.matrix, Jx, phi, norm2(phi), self.C, self.needs)
 
         def phi_of(piece: slice) -> Tensor:
             folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
@@ -200,12 +201,20 @@ class ChunkJacobians:
         return found
 
 
+def input_wanted(needs: Collection[str]) -> tuple[Product, ...]:
+    """Return what the input side of a place computes."""
+    return ("gram", "squares") if "squares" in needs else ("gram",)
+
+
 def network_input(
-    output_jacobians: dict[str, Tensor], inputs: list[Tensor], make_grams: Callable[..., LayerGrams]
+    output_jacobians: dict[str, Tensor],
+    inputs: list[Tensor],
+    make_grams: Callable[..., LayerGrams],
+    needs: Collection[str],
 ) -> LayerGrams | None:
     """Return the input side of the network: all its floating inputs, flattened and concatenated; None without any."""
     if not inputs:
         return None
     Jx = concatenated([output_jacobians[f"input:{number}"] for number in range(len(inputs))], 2)
     x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
-    return make_grams(partial(gram, Jx), partial(quadratic, None, Jx), x, norm2(x))
+    return make_grams(partial(products, Jx.flatten(2), input_wanted(needs)), x, norm2(x))

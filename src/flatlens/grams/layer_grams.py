@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from flatlens.grams.contractions import Product
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
@@ -27,8 +28,8 @@ class LayerGrams:
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
     f: Tensor  #: outputs, (n, N)
     precision: float  #: machine epsilon of the arithmetic that computed the Jacobians
-    input_gram: Callable[[], Tensor] | None = None  #: computes G; None without an input side
-    input_squares: Callable[[], Tensor] | None = None  #: computes ||df/dx_p||^2 of each input entry p, (n, M)
+    input_side: Callable[[], Mapping[Product, Tensor]] | None = None
+    """Computes "gram", which is G, and if measures need them "squares": ||df/dx_p||^2 of each input entry p, (n, M)."""
     x: Tensor | None = None  #: input of the place, (n, M)
     x_norm2: Tensor | None = None  #: ||x_i||^2, (n,)
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
@@ -38,12 +39,24 @@ class LayerGrams:
     pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), if requested
     tokens: Tokens | None = None  #: for outputs of tokens: which tokens count
+    slope: Tensor | None = (
+        None  #: dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does
+    )
 
     @cached_property
+    def _input(self) -> Mapping[Product, Tensor]:
+        assert self.input_side is not None
+        return self.input_side()
+
+    @property
     def G(self) -> Tensor:
         """Return (df/dx)(df/dx)^T, (n, N, N)."""
-        assert self.input_gram is not None
-        return self.input_gram()
+        return self._input["gram"]
+
+    @property
+    def input_squares(self) -> Tensor:
+        """Return ||df/dx_p||^2 of each input entry p, (n, M)."""
+        return self._input["squares"]
 
     @cached_property
     def eigenvalues(self) -> Tensor:
@@ -92,7 +105,7 @@ class LayerGrams:
         """Return R_kk' = <W^T M_k, W^T M_k'> with M_k = df_k/dW, (n, N, N); for a dense layer ||phi||^2 G."""
         if isinstance(self.linear, SharedJacobian):
             return self.linear.relative_gram()
-        if self.input_gram is None or not self.pure:
+        if self.input_side is None or not self.pure:
             return self.linear.relative_gram()
         return self.linear.phi_norm2[:, None, None] * self.G
 
@@ -117,6 +130,17 @@ class LayerGrams:
             total = total + self.linear.adaptive_bias()
         return total
 
+    @property
+    def along(self) -> Tensor:
+        """Return sum_j theta_j df/dtheta_j over the place's measured parameters, (n, N)."""
+        assert self.weight is not None
+        total = torch.zeros_like(self.f)
+        if self.counts_weight:
+            total = total + self.weight.along()
+        if self.counts_bias:
+            total = total + self.linear.along_bias()
+        return total
+
 
 def _eigenvalues(grams: Tensor) -> Tensor:
     """Return the eigenvalues of positive semidefinite matrices, ascending; NaN for matrices that overflowed."""
@@ -132,6 +156,7 @@ class ChunkGrams:
     number: int  #: number of the chunk's first sample, unique in the data
     losses: Tensor  #: losses, (n,), scaled as C
     correct: Tensor | None  #: whether each sample is classified correctly, (n,); None if targets are not classes
+    outputs: LayerGrams  #: the outputs alone, with neither side
     input: LayerGrams | None
     layers: dict[str, LayerGrams]  #: calls of linear layers, in execution order
     others: dict[str, LayerGrams]  #: parameters outside linear layers, by name

@@ -32,6 +32,7 @@ from flatlens.grams.sketch import Sketch
 from flatlens.grams.unexplained import per_sample_gradients
 from flatlens.problem import Batch, Problem
 from flatlens.problem.loss import labels_known
+from flatlens.problem.outcomes import fisher_slopes
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import Tokens
 from flatlens.problem.state import differentiable
@@ -121,7 +122,8 @@ class _Pass:
             tokens = y if isinstance(y, Tokens) else None
             with labels_known():
                 C = problem.loss.output_hessian(f, y) * per_mass
-            yield ChunkGrams(number, losses, correct, *self._grams(forward, f, C, tokens=tokens))
+                slope = fisher_slopes(problem, f, y)
+            yield ChunkGrams(number, losses, correct, *self._grams(forward, f, C, tokens=tokens, slope=slope))
             return
         for probe, (rows, C) in enumerate(sketch.views(problem.loss, f, y, number)):
             combined = (rows.to(f) @ f[..., None])[..., 0]
@@ -137,11 +139,12 @@ class _Pass:
         C: Tensor,
         *,
         tokens: Tokens | None = None,
+        slope: Tensor | None = None,
         rows: Tensor | None = None,
         keep_graph: bool = False,
         certify: bool = True,
-    ) -> tuple[LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
-        """Return (network's input, layers, parameters outside them) for outputs f.
+    ) -> tuple[LayerGrams, LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
+        """Return (outputs alone, network's input, layers, parameters outside them) for outputs f.
 
         With `rows` (n, r, N), f is rows times the network's outputs.
         """
@@ -158,7 +161,7 @@ class _Pass:
         explicit = per_sample_gradients(problem, self.model, forward.batch, layout.unexplained, rows)
         if computed.certificate is not None:
             explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
-        make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens)
+        make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens, slope=slope)
         chunk = ChunkJacobians(problem, tape, layout, computed.found, forward.saved, explicit, C, needs)
         if computed.certificate is not None:
             rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
@@ -171,9 +174,9 @@ class _Pass:
             network: LayerGrams | None = layers[layout.input_call]
         else:
             read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
-            network = network_input(computed.found, read, make_grams) if "G" in needs else None
+            network = network_input(computed.found, read, make_grams, needs) if "G" in needs else None
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
-        return network, layers, others
+        return make_grams(), network, layers, others
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from torch import Tensor
 from flatlens.grams.contractions import gram, pieces, quadratic
 from flatlens.grams.weight import WeightMatrix, row_factor
 
-GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
+GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
 
 _NARROW = 16  #: with fewer rows of a weight, a product for each position would take longer to start than to compute
 
@@ -89,7 +89,7 @@ class SharedJacobian:
     def _compute(self, wanted: set[GramKind]) -> dict[GramKind, Tensor]:
         """Return the quantities in `wanted`, from one loop over pieces of the samples that fit in the cache."""
         found: dict[GramKind, Tensor] = {}
-        if wanted & {"diagonal", "columns", "adaptive", "plain diagonal", "plain columns"}:
+        if wanted - {"K", "R"}:
             self._element_wise(wanted, found)
         elif wanted:
             factors = {"K": None, "R": self.weight.row_factor}
@@ -111,7 +111,8 @@ class SharedJacobian:
             found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
             chosen = []
         for what in wanted - found.keys():
-            shape = (n, N, N) if what in ("K", "R") else (n, W.shape[0] * W.shape[2]) if "columns" in what else (n,)
+            shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "along": (n, N), "adaptive": (n,)}
+            shape = shapes.get(what, (n, W.shape[0] * W.shape[2]))
             found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
         for piece in self._pieces(form=True):
             C, phi, J = self.C[piece], self._features(piece), self.J[piece]
@@ -121,7 +122,7 @@ class SharedJacobian:
                 for what in chosen:
                     T = factors[what]
                     found[what][piece] = gram(M if T is None else T.to(M.dtype) @ M)
-                if wanted & {"columns", "plain columns"}:
+                if wanted & {"columns", "plain columns", "along"}:
                     column = column + (M * W_part.to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     squares = quadratic(C, M)
@@ -131,6 +132,9 @@ class SharedJacobian:
                         found["adaptive"][piece] += (squares * W_part.square()).flatten(1).sum(1)
                 if "plain diagonal" in wanted:
                     found["plain diagonal"][:, part] += quadratic(None, M).sum(0)
+            if "along" in wanted:
+                assert isinstance(column, Tensor)
+                found["along"][piece] = column.sum((2, 3), dtype=torch.float64)
             for what, weight in (("columns", C), ("plain columns", None)):
                 if what in wanted:
                     assert isinstance(column, Tensor)
@@ -190,6 +194,15 @@ class SharedJacobian:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
         return self._get("adaptive")
 
+    def along(self) -> Tensor:
+        """Return <df_k/dW, W>, (n, N)."""
+        return self._get("along")
+
+    def along_bias(self) -> Tensor:
+        """Return <df_k/db, b>, (n, N)."""
+        assert self.weight.b is not None
+        return self.J.sum(4).flatten(2).to(torch.float64) @ self.weight.b
+
     def adaptive_bias(self) -> Tensor:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""
         assert self.weight.b is not None
@@ -226,3 +239,7 @@ class ExplicitJacobian:
     def adaptive(self) -> Tensor:
         """Return sum_j theta_j^2 times entry j of the sample's own Gauss-Newton diagonal, (n,)."""
         return (quadratic(self.C, self.M) * self.theta.square()).sum(1)
+
+    def along(self) -> Tensor:
+        """Return sum_j theta_j df_k/dtheta_j, (n, N)."""
+        return (self.M.to(torch.float64) @ self.theta.expand(len(self.M), -1)[..., None])[..., 0]

@@ -25,8 +25,8 @@ FUNCTION = frozenset(
     {LAYERWISE, NEURONWISE, PERMUTATION}
 )  #: all of them: a property of the function alone does not change
 
-Where: TypeAlias = Literal["input", "parameters", "weight"]
-Need: TypeAlias = Literal["C", "G", "K", "R", "diagonal", "columns", "adaptive"]
+Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
+Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive"]
 Sketched: TypeAlias = Literal["probes", "top", "never"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None
@@ -120,7 +120,7 @@ class Measure:
 class PassMeasure(Measure):
     """A measure computed from the Gram matrices of the pass: one number for each sample and place."""
 
-    place: Where  #: evaluated at inputs of layers, at parameters, or at weights of linear layers
+    place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
     answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
     reduce: Callable[[Tensor], Reduced] = mean
     needs: frozenset[Need] = (
@@ -144,6 +144,9 @@ class NetworkMeasure(Measure):
     """A measure of the whole network, computed from a lens."""
 
     of_parameters: bool = True  #: whether it is about the measured parameters, and undefined without any
+    reads: tuple[
+        PassMeasure, ...
+    ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
 
 
 MEASURE_MODULES = (
@@ -171,7 +174,14 @@ def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
     asked = list(asked)
     keys, read = {measure.key for measure in asked}, frozenset({"C"}).union(*(measure.needs for measure in asked))
     known = [measure for measure in MEASURES.values() if isinstance(measure, PassMeasure)]
+    known += [one for measure in MEASURES.values() if isinstance(measure, NetworkMeasure) for one in measure.reads]
     return [measure for measure in known if measure.needs <= read and measure.key not in keys]
+
+
+def companion(function: Callable[..., Tensor], place: Where, needs: Iterable[Need] = ()) -> PassMeasure:
+    """Make a measure that no report shows: numbers that a measure of the whole network reads from a pass."""
+    card = Card(function.__name__, "", "", "", first_line(function), "", "", "one pass", frozenset())
+    return PassMeasure(card, function, place=place, answer="sum", needs=frozenset(needs))
 
 
 def per_sample(
@@ -236,6 +246,7 @@ def on_lens(
     works_coupled: bool = False,
     of_parameters: bool = True,
     on_request: bool = False,
+    reads: tuple[PassMeasure, ...] = (),
 ) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
     """Make a measure from a function of the whole network that returns an Estimate or several parts.
 
@@ -255,6 +266,7 @@ def on_lens(
             held_out=held_out,
             works_coupled=works_coupled,
             of_parameters=of_parameters,
+            reads=reads,
         )  # fmt: skip
         MEASURES.add(made.card.name, id, made)
         return made

@@ -56,8 +56,11 @@ class Gatherer:
                 if probe == 0:
                     ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
                 for measure in measures:
+                    once: dict[int, Tensor] = {}  # the network's input may be that of its first layer
                     for place, grams in _places(measure, chunk):
-                        at, value = ((measure.key, place), probe), measure.evaluate(grams)
+                        if id(grams) not in once:
+                            once[id(grams)] = measure.evaluate(grams)
+                        at, value = ((measure.key, place), probe), once[id(grams)]
                         if measure.total:
                             totals[at] = totals[at].add_(value) if at in totals else value.clone()
                         else:
@@ -120,7 +123,9 @@ def _places(measure: PassMeasure, chunk: ChunkGrams) -> Iterator[tuple[str | Non
     if measure.place == "input":
         if measure.answer == "input" and chunk.input is not None:
             yield None, chunk.input
-        yield from ((name, g) for name, g in chunk.layers.items() if g.input_gram is not None)
+        yield from ((name, g) for name, g in chunk.layers.items() if g.input_side is not None)
+    elif measure.place == "outputs":
+        yield None, chunk.outputs
     elif measure.place == "weight":
         scaled = measure.needs_feature_scale is not None and bool(measure.option(measure.needs_feature_scale))
         known = ((name, g) for name, g in chunk.layers.items() if g.weight is not None and g.has_derivative)

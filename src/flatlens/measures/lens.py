@@ -107,6 +107,10 @@ class Lens:
             self._run(missing, progress, generator)
         return self._values
 
+    def gathered(self, measure: PassMeasure) -> Mapping[str | None, Tensor]:
+        """Return a measure's values by place if a pass has had them; else nothing."""
+        return {place: values for (key, place), values in self._values.items() if key == measure.key}
+
     def _run(self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None) -> None:
         self.planned(lambda: self._walk(measures, progress, generator))
 

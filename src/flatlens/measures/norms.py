@@ -3,18 +3,44 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
-from flatlens.curvature.operators import slopes
 from flatlens.estimate import Estimate, undefined
-from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens
+from flatlens.grams import LayerGrams
+from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, companion, on_lens
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem import measuring
+from flatlens.problem.outcomes import fisher_slopes
+
+
+def _output_norms(g: LayerGrams) -> Tensor:
+    """Return ||f(x_i)||, (n,)."""
+    norms: Tensor = g.f.norm(dim=1)
+    return norms
+
+
+def _slope_along_outputs(g: LayerGrams) -> Tensor:
+    """Return <g_i, f_i>, (n,), with g_i of `fisher_slopes`."""
+    assert g.slope is not None
+    return (g.slope * g.f).sum(1)
+
+
+def _slope_along_parameters(g: LayerGrams) -> Tensor:
+    """Return <g_i, sum_j theta_j df_i/dtheta_j> over the place's parameters, (n,)."""
+    assert g.slope is not None
+    return (g.slope * g.along).sum(1)
+
+
+_OUTPUT_NORMS = companion(_output_norms, "outputs")
+_SLOPE_ALONG_OUTPUTS = companion(_slope_along_outputs, "outputs")
+_SLOPE_ALONG_PARAMETERS = companion(_slope_along_parameters, "parameters", {"columns"})  # columns add up to it
 
 
 @on_lens(
@@ -57,16 +83,24 @@ def weight_norm(lens: Lens) -> Parts:
     source="sharpening App. C.1",
     unit="output",
     invariant_under=FUNCTION,
+    reads=(_OUTPUT_NORMS,),
 )
 def output_norm(lens: Lens) -> Estimate:
     """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
-    norms = []
+    samples = lens.gathered(_OUTPUT_NORMS).get(None)
+    if samples is None:
+        samples = _by_a_forward_pass(lens, lambda f, y: f.norm(dim=1))
+    return Estimate(float(samples.square().sum().sqrt()), samples=samples)
+
+
+def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tensor:
+    """Return numbers per sample, (n, ...), from its outputs in float64 and its target."""
+    parts = []
     with measuring(lens.model), torch.no_grad():
         for raw in lens.problem.data.chunks(1024):
-            f, _ = lens.problem.run(lens.model, lens.problem.place(raw))
-            norms.append(f.to(torch.float64).norm(dim=1).cpu())
-    samples = torch.cat(norms)
-    return Estimate(float(samples.square().sum().sqrt()), samples=samples)
+            f, y = lens.problem.run(lens.model, lens.problem.place(raw))
+            parts.append(of(f.to(torch.float64), y).cpu())
+    return torch.cat(parts)
 
 
 @on_lens(
@@ -97,6 +131,7 @@ def feature_norm(lens: Lens) -> Parts:
     unit="loss",
     cost="one forward, one Jacobian product",
     invariant_under=FUNCTION,
+    reads=(_SLOPE_ALONG_OUTPUTS, _SLOPE_ALONG_PARAMETERS),
 )
 def fisher_rao(lens: Lens) -> Parts:
     """Fisher-Rao norm: (number of weight layers) * sqrt(mean_i <dl_i/df_i, f_i>^2).
@@ -106,31 +141,25 @@ def fisher_rao(lens: Lens) -> Parts:
     homogeneous in the parameters of degree the number of layers: ReLU networks without biases. Elsewhere the note says
     how far they part. Means weigh samples as the risk does: ignored ones count nothing.
     """
-    problem = lens.problem
-    along = _along_parameters(lens)
-    outer, inner, start = 0.0, 0.0, 0
-    with measuring(lens.model):
-        for raw in problem.data.chunks(1024):
-            f, y = problem.run(lens.model, problem.place(raw))
-            f, mass = f.detach().to(torch.float64), problem.loss.mass(f, y)
-            g = (
-                slopes(problem, f, y) * problem.mass / mass.clamp(min=1e-300)[:, None]
-            )  # the gradient of a sample's own loss
-            outer += float((mass * (g * f).sum(1).square()).sum()) / problem.mass
-            if along is not None:
-                inner += float((mass * (g * along[start : start + len(f)]).sum(1).square()).sum()) / problem.mass
-            start += len(f)
-    whole, parameters = len(lens.layout.weights) * math.sqrt(outer), math.sqrt(inner)
-    if along is None:
+    outer = lens.gathered(_SLOPE_ALONG_OUTPUTS).get(None)
+    if outer is None:
+        outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
+    inner, products = _along_parameters(lens)
+    whole = len(lens.layout.weights) * math.sqrt(float(outer.square().mean()))
+    if inner is None:
         return {("", None): Estimate(whole), ("parameters", None): undefined("no parameter is measured")}
+    parameters = math.sqrt(float(inner.square().mean()))
     apart = abs(whole - parameters) / max(whole, parameters, 1e-300)
     note = "" if apart < 1e-4 else f"sqrt(theta^T F theta) is {parameters:.4g}: the network has biases, or is not ReLU"
-    return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=1)}
+    return {("", None): Estimate(whole, note=note), ("parameters", None): Estimate(parameters, products=products)}
 
 
-def _along_parameters(lens: Lens) -> Tensor | None:
-    """Return sum_j theta_j df_i/dtheta_j, (n, N)."""
+def _along_parameters(lens: Lens) -> tuple[Tensor | None, int]:
+    """Return (<g_i, sum_j theta_j df_i/dtheta_j>, (n,), with g_i of `fisher_slopes`; the products that it took)."""
     if not lens.problem.parameters:
-        return None
+        return None, 0
+    if places := lens.gathered(_SLOPE_ALONG_PARAMETERS):
+        return torch.stack(list(places.values())).sum(0), 0
     jacobian = ParameterJacobian(lens.problem, model=lens.model)
-    return jacobian.times(jacobian.space.point()).to(torch.float64)
+    along = jacobian.times(jacobian.space.point()).to(torch.float64)
+    return (_by_a_forward_pass(lens, lambda f, y: fisher_slopes(lens.problem, f, y)).to(along) * along).sum(1), 1

@@ -114,7 +114,7 @@ def normalized_mls(g: LayerGrams) -> Tensor:
     unit="output^2",
     reduce=mean,
     place="input",
-    needs={"G"},
+    needs={"G", "squares"},
     sketched="probes",
     answer="input",
     invariant_under=FUNCTION,
@@ -125,8 +125,7 @@ def input_invariant_mls(g: LayerGrams) -> Tensor:
     For C = I and a first layer with unshared weights it is the layer's `neuron_flatness`.
     """
     assert g.x is not None
-    assert g.input_squares is not None
-    return (g.input_squares() * g.x.to(torch.float64).square()).sum(1)
+    return (g.input_squares * g.x.to(torch.float64).square()).sum(1)
 
 
 @per_sample(

@@ -44,6 +44,24 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -
     return Outcomes(seen.losses * len(seen.losses) / float(sum(found["mass"])), seen.correct)
 
 
+def slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
+    """Return the slopes of the losses in the outputs, dl_i/df / mass, (n, N), in f's dtype, without a graph."""
+    with torch.enable_grad():
+        leaf = f.detach().to(torch.float64).requires_grad_()
+        (slope,) = torch.autograd.grad(problem.loss.values(leaf, y).sum() / problem.mass, leaf)
+    return slope.to(f.dtype)
+
+
+def fisher_slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
+    """Return g_i, (n, N) float64: mean_i g_i g_i^T is the empirical Fisher matrix of the outputs.
+
+    They are the slopes of the samples' own losses, times the root of the weight that the risk gives to a sample.
+    """
+    f = f.detach().to(torch.float64)
+    weights = problem.n * problem.mass / problem.loss.mass(f, y).clamp(min=1e-300)
+    return slopes(problem, f, y) * weights.sqrt()[:, None]
+
+
 def rows_of(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
     """Return the rows of one chunk that are kept."""
     return {"losses": losses} if hits is None else {"losses": losses, "hits": hits}
