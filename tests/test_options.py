@@ -21,7 +21,7 @@ import torch
 import flatlens as fl
 from flatlens.cli import run
 from flatlens.cli.compare import Compared
-from flatlens.cli.inputs import Inputs
+from flatlens.cli.inputs import How, Inputs
 from flatlens.cli.running import Running
 from flatlens.column import Column
 from flatlens.comparing import Comparison
@@ -118,9 +118,9 @@ def options() -> dict[str, list[str]]:
         for name in ("study", "report", "measure", "bounds", "invariance", "compare", "reproduce", "list_names"):
             if inspect.isfunction(command := getattr(commands, name, None)) and command.__module__ == commands.__name__:
                 add(command, f"flatlens {name}")
-    for group in (Inputs, Compared, Running):
+    for group in (Inputs, How, Compared, Running):
         add(group, group.__name__)
-    for container in ("about", "inputs", "compared", "running"):  # not options: they hold them
+    for container in ("about", "inputs", "how", "compared", "running"):  # not options: they hold them
         found.pop(container, None)
     return found
 

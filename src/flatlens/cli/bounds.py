@@ -69,7 +69,7 @@ def bounds(
             delta=delta,
         )
         bar.stage(TRYING)
-        announce(lens, check, anyway=inputs.anyway)
+        announce(lens, check, anyway=inputs.how.anyway)
         bar.stage(MEASURING)
         found = check(lens, generator=generator, progress=bar)
         if page is not None:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
-from flatlens.cli.inputs import Inputs, generator_of
+from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
@@ -46,29 +46,7 @@ class Compared:
     """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their
     files or folders differ."""
 
-    prefix: str | None = None
-    """The prefix of the network's own names in the weights files, such as `net.`"""
-
-    parameters: str = "trainable"
-    """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
-
-    dtype: Literal["float32", "float64"] | None = None
-    """Measure in this precision instead of the networks'."""
-
-    arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
-    """The precision of matrix products, as for `flatlens measure`."""
-
-    device: str | None = None
-    """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the networks."""
-
-    memory: str = "1GiB"
-    """The memory that the pass over the data may take, approximately."""
-
-    samples: Whole | None = None
-    """Measure on this number of samples, drawn with seed 0; the same for all. Without it: on all samples."""
-
-    anyway: Annotated[bool, Flag] = False
-    """Start even if the work is not expected to fit in memory."""
+    how: How = How()  # noqa: RUF009 (frozen)
 
     def problems(self, models: Sequence[str]) -> dict[str, Problem]:
         """Return a problem for every checkpoint, by name; the data is read once."""
@@ -76,8 +54,7 @@ class Compared:
         names = self._names(pairs)
         found: dict[str, Problem] = {}
         for name, (model, weights) in zip(names, pairs, strict=True):
-            inputs = Inputs(self.data, self.test, self.loss, weights, self.prefix, self.parameters, self.dtype,
-                            self.arithmetic, self.device, self.memory, self.samples)  # fmt: skip
+            inputs = Inputs(self.data, self.test, self.loss, weights, self.how)
             try:
                 found[name] = inputs.problem(model, next(iter(found.values()), None))
             except BadInput as error:
@@ -146,7 +123,7 @@ def compare(
         generator = generator_of(seed)
         bar.stage(TRYING)
         work = partial(fl.measure, measures=all_names(measures) or None)
-        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=compared.anyway)
+        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=compared.how.anyway)
         bar.stage(MEASURING)
         found = fl.compare(lenses, all_names(measures) or None, generator=generator, progress=bar)
         if page is not None:

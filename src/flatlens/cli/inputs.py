@@ -24,6 +24,36 @@ if TYPE_CHECKING:
 
 @Parameter(name="*")
 @dataclass(frozen=True)
+class How:
+    """How to read the weights, what to measure, and where."""
+
+    prefix: str | None = None
+    """The prefix of the network's own names in the weights file, such as `net.`"""
+
+    parameters: str = "trainable"
+    """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
+
+    dtype: Literal["float32", "float64"] | None = None
+    """Measure in this precision instead of the network's own."""
+
+    arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
+    """The precision of matrix products: full, or reduced (TF32 or bfloat16), which is faster on a GPU."""
+
+    device: str | None = None
+    """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the network."""
+
+    memory: str = "1GiB"
+    """The memory that the pass over the data may take, approximately; with several processes, that of each."""
+
+    samples: Whole | None = None
+    """Measure on this number of samples, drawn with seed 0. Without it: on all samples."""
+
+    anyway: Annotated[bool, Flag] = False
+    """Start even if the work is not expected to fit in memory."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Inputs:
     """The network's data, loss and weights, and how to measure."""
 
@@ -44,29 +74,7 @@ class Inputs:
     """Weights to load: safetensors (also sharded), .pt, .pth, .bin, .ckpt. Nothing is ever unpickled. `random`: an
     untrained network of timm or transformers."""
 
-    prefix: str | None = None
-    """The prefix of the network's own names in the weights file, such as `net.`"""
-
-    parameters: str = "trainable"
-    """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
-
-    dtype: Literal["float32", "float64"] | None = None
-    """Measure in this precision instead of the network's."""
-
-    arithmetic: Literal["full", "tf32", "bfloat16"] = "full"
-    """The precision of matrix products: full, or reduced (TF32 or bfloat16), which is faster on a GPU."""
-
-    device: str | None = None
-    """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the network."""
-
-    memory: str = "1GiB"
-    """The memory that the pass over the data may take, approximately; with several processes, that of each."""
-
-    samples: Whole | None = None
-    """Measure on this number of samples, drawn with seed 0. Without it: on all samples."""
-
-    anyway: Annotated[bool, Flag] = False
-    """Start even if the work is not expected to fit in memory."""
+    how: How = How()
 
     def problem(self, model: str, beside: Problem | None = None) -> Problem:
         """Return the problem of these options and MODEL, checked; with `beside`, its --data and --test are used."""
@@ -74,21 +82,22 @@ class Inputs:
 
         from flatlens.problem import Problem
 
-        if self.weights is None and self.prefix is not None:
+        how = self.how
+        if self.weights is None and how.prefix is not None:
             raise BadInput("--prefix: it needs --weights FILE, whose names it changes")
         with stdout_to_stderr():
             named, source, loss = self._parts(model, beside)
-            if self.device is not None:
-                named.network.to(local(self.device))
+            if how.device is not None:
+                named.network.to(local(how.device))
             found = Problem(
                 named.network,
                 loss,
                 source.data,
                 test=source.test,
-                parameters=self.parameters if self.parameters in ("trainable", "all") else self.parameters.split(","),
-                dtype=None if self.dtype is None else getattr(torch, self.dtype),
-                arithmetic=self.arithmetic,
-                memory=self.memory,
+                parameters=how.parameters if how.parameters in ("trainable", "all") else how.parameters.split(","),
+                dtype=None if how.dtype is None else getattr(torch, how.dtype),
+                arithmetic=how.arithmetic,
+                memory=how.memory,
                 ranks=ranks(),
             )
         if named.remark:
@@ -124,7 +133,7 @@ class Inputs:
             raise BadInput(
                 f"--weights random: only for timm: and hf: networks; {model} sets its own weights: leave --weights out"
             )
-        for remark in load_weights(named.network, self.weights, self.prefix):
+        for remark in load_weights(named.network, self.weights, self.how.prefix):
             note(remark)
         return replace(named, weights=str(self.weights))
 
@@ -144,7 +153,7 @@ class Inputs:
         if self.test is not None:
             test = beside.test if beside and shared else load_data(self.test, "--test", named.preparation).data
             source = replace(source, test=test)
-        return source if self.samples is None else source.drawn(self.samples)
+        return source if self.how.samples is None else source.drawn(self.how.samples)
 
 
 def generator_of(seed: int) -> torch.Generator:

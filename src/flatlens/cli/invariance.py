@@ -57,7 +57,7 @@ def invariance(
         asked, moves = all_names(measures) or None, all_names(transforms) or None
         bar.stage(TRYING)
         work = partial(fl.measure, measures=asked)
-        announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.anyway)
+        announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
         found = fl.check_invariance(lens, asked, moves, generator=generator, progress=bar)
         if page is not None:

@@ -69,7 +69,7 @@ def measure(
         _require_layers(problem, layers)
         lens, generator = fl.Lens(problem, outputs=_combinations(outputs)), generator_of(seed)
         bar.stage(TRYING)
-        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.anyway)
+        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
         found = fl.measure(lens, names or None, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
