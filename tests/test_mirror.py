@@ -27,7 +27,7 @@ ELSEWHERE = {
     # Parts of each statistic
     "statistics/test_correlations.py": "statistics/coefficients statistics/draws statistics/exclusions",
     "statistics/test_partial.py": "statistics/within",
-    "statistics/test_relations.py": "statistics/bootstrap statistics/joint statistics/statistic",
+    "statistics/test_relations.py": "statistics/bootstrap statistics/statistic",
     # Matrices are tested by their products and traces, not by how these are computed
     "curvature/test_calibration.py": "curvature/probes curvature/trace",
     "curvature/test_krylov.py": "curvature/recall curvature/spectrum",
@@ -76,6 +76,7 @@ ELSEWHERE = {
     "cli/test_cost.py": "cli/memory",
     "cli/test_study.py": "cli/running",
     "papers/test_predictions.py": "papers/evidence papers/experiment",
+    "papers/test_units.py": "statistics/joint",
 }
 """The modules without a test file of their own, by the file that tests them; each group begins with the reason."""
 RECIPES = ("papers/sharpening/", "papers/compression/", "papers/relative2021/", "papers/reparam2019", "papers/remarks")
