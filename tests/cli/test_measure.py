@@ -211,7 +211,10 @@ def test_the_network_of_a_study_whose_weights_have_a_flipped_bit_is_refused(tmp_
     content[-100] ^= 4
     (tmp_path / "weights.safetensors").write_bytes(content)
     line = refused("measure", str(tmp_path))
-    assert f"{tmp_path} is damaged (weights.safetensors has changed since it was written): remove it" in line
+    assert (
+        f"{tmp_path} is damaged (weights.safetensors has changed since it was written (its checksum differs)): remove "
+        f"it" in line
+    )
 
 
 def test_a_page_and_chosen_layers(net, capsys, refused):

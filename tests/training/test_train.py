@@ -275,8 +275,8 @@ def test_data_that_does_not_fit_is_refused_in_a_line(split):
     for data, error, said in [
         ((split.x, split.y[:-1]), BadData, "50 inputs and 49 targets"),
         ((split.x[:0], split.y[:0]), BadData, "0 inputs"),
-        ((split.x, split.y + 1), BadData, "labels from 0 to 9 are needed.*met 1 to 10"),
-        ((split.x, torch.zeros(50, 3)), BadData, "do not fit outputs of 10"),
+        ((split.x, split.y + 1), BadData, "labels from 0 to 9 are needed.*got 1 to 10"),
+        ((split.x, torch.zeros(50, 3)), BadData, "do not fit 10 outputs per sample"),
     ]:
         with pytest.raises(error, match=said) as caught:
             train(model, data, settings(until=Until()))

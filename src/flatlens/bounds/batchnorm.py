@@ -16,7 +16,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
-FEATURES = 16  #: largest number of a layer's features
+FEATURES = 16  #: largest number of features of a layer that are examined
 _DOUBLINGS = 4  #: batch sizes up to all columns, from which the order is estimated
 _DRAWS = 8  #: nested sequences of batches
 KEPT = 4096  #: largest number of columns of a layer's input
@@ -32,17 +32,19 @@ KEPT = 4096  #: largest number of columns of a layer's input
 def batchnorm_limit(context: Context) -> Iterator[Claim]:
     r"""In large batches each entry of a BatchNorm's Jacobian is as if its statistics were fixed; its norm is not.
 
-    Theorem A.2, of each BatchNorm on columns of its own input: N values per feature, a convolution's positions among
-    them. bn_V holds the mean and variance of the SAME batch fixed, as the proof does: with running statistics the two
-    differ by those as well. With s^2 = eps + sigma^2 and y = x - mean, feature by feature,
+    Theorem A.2 for each BatchNorm, on columns of its own input: N values per feature, with the positions of a
+    convolution among them. bn_T uses the statistics of the batch. bn_V has the mean and variance of the SAME batch
+    fixed, as in the proof (running statistics would be another difference). With s^2 = eps + sigma^2 and y = x - mean,
+    for each feature,
 
         J bn_T - J bn_V = -(gamma / N s) (1 1^T + y y^T / s^2).
 
-    The row: N times the largest entry, of the Jacobians as torch has them, against (|gamma| / s) (1 + R^2 / s^2), R the
-    range of the feature over all data: what "the coordinates are O(1)" comes to at a finite N. One number a size.
-    `.order`: how far -d log(entry) / d log(N) is from 1, against 0.1, for the entries of the first samples as a batch
-    doubles around them; it says nothing against a limit where it is further. `.operator`: in operator norm there is no
-    limit, for 1 is orthogonal to y, so that ||J bn_T - J bn_V||_2 = max |gamma| / s = ||J bn_V||_2 at every N. Here as
+    The undotted row compares N times the largest entry of the difference, with torch's own Jacobians, to
+    (|gamma| / s) (1 + R^2 / s^2), where R is the range of the feature over all data: the meaning of "the coordinates
+    are O(1)" at a finite N. It has one number for each batch size. `.order` claims that -d log(entry) / d log(N) is 1
+    up to 0.1, for the entries of the first samples while the batch around them doubles; a larger difference does not
+    refute the limit. `.operator` shows that the operator norm has no limit: as 1 is orthogonal to y,
+    ||J bn_T - J bn_V||_2 = max |gamma| / s = ||J bn_V||_2 for every N. The row is
     ||J bn_V||_2 <= ||J bn_T - J bn_V||_2, of tightness 1.
     """
     layers = {name: m for name, m in context.lens.model.named_modules() if isinstance(m, _BatchNorm)}
@@ -136,7 +138,7 @@ def _orders(layer: Layer, X: Tensor, sizes: list[int]) -> Tensor:
 def _order_claim(name: str, orders: Tensor, sizes: list[int]) -> Claim:
     """Return the claim |order - 1| <= 0.1, over draws (draws, d).
 
-    Undecided if not, as no finite size refutes a limit.
+    It is undecided otherwise, because no finite size refutes a limit.
     """
     seen = orders[:, torch.isfinite(orders).all(0)]
     if seen.numel() == 0:

@@ -62,7 +62,7 @@ class Verdict:
     tightness: float  #: lhs / rhs, the largest over samples; NaN if both are 0 in all
     status: Status
     assumption: str  #: the first assumption that fails, or those that were declared
-    violated_share: float  #: share of the samples; or 0 or 1
+    violated_share: float  #: share of the samples that violate the inequality; 0 or 1 for a claim without samples
     source: str
     note: str
 

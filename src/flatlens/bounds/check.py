@@ -91,10 +91,17 @@ def check_bounds(
 ) -> BoundsReport:
     """Check inequalities on a network: those that need the pass alone, or the named ones.
 
-    `assume`: what no sample can check, taken on your word and shown as such. `distribution`: what the data was drawn
-    from, where it is known. `target`: what the network should compute, with its Lipschitz constant. `delta`: a radius
-    within which the samples cover the data's support, where you know it otherwise; of a known distribution it is found
-    by a `rule`: "exact", "published" or "tight" (`Distribution.covering_radius`).
+    Args:
+        lens: The network, with every output and in full precision.
+        bounds: Names or Bound objects; one alone is enough. None is every bound that needs the pass alone.
+        assume: Names of assumptions that no sample can check; the table shows them as declared, not checked.
+        distribution: The distribution of the data, if it is known.
+        target: The function that the network should compute, with its Lipschitz constant.
+        delta: A radius, in the input's units, within which the samples cover the support of the data. For a known
+            distribution it is computed.
+        rule: The way to compute it: "exact", "published" or "tight" (`Distribution.covering_radius`).
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")

@@ -16,9 +16,9 @@ class Assumption:
     """An assumption of a theorem, and whether it holds here."""
 
     name: str
-    holds: bool | None  #: None if neither checked nor declared
+    holds: bool | None  #: None if it was neither checked nor declared
     detail: str = ""
-    declared: bool = False  #: by the user, because no sample can check it
+    declared: bool = False  #: whether the user declared it, because no sample can check it
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ class Claim:
     lhs: _Side
     rhs: _Side
     layer: str | None = None
-    part: str = ""  #: the dotted name after the bound's
+    part: str = ""  #: the part of the name after the bound's name and a dot
     assumptions: tuple[Assumption, ...] = ()
-    stderr: float = 0.0  #: of the slack, if a side is an estimate
+    stderr: float = 0.0  #: standard error of the slack, if a side is an estimate
     logs: bool = False  #: whether the sides are logarithms of what the theorem compares
     rounding: float = 1e-6  #: share of the larger side below which slack counts as 0
-    floor: float = 1e-150  #: absolute slack below this counts as 0: squares of it underflow
+    floor: float = 1e-150  #: absolute slack that counts as 0, because squares of it underflow
     note: str = ""

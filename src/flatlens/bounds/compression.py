@@ -36,13 +36,13 @@ POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
 def linear_stability(context: Context) -> Iterator[Claim]:
     r"""The outputs follow a layer's input no more than its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
 
-    Per sample, from ||df/dW||_F = ||J||_F ||x||, an identity of layers applied once per sample. `.frobenius` has
-    ||df/dx||_F on the left. Of shared weights `.published` is the same with a convolution's kernel as the matrix, a
-    heuristic, and `.sound` says ||df/dx||_2 <= ||T||_2 ||J||_F, T the layer's operator: it holds for all, and no
-    sharpness bounds it. Eq. 5 as printed goes by way of ||df/dW||_F alone, which is no link of the chain: `.middle` is
-    ||df/dx||_2 <= ||df/dW||_F, true where ||W||_2 <= ||x||. `.mean` is Eq. 6 without that link: the squares' mean
-    against S, of the layer that reads the network's input. `.mean_1` and `.mean_4` are Eq. 6 for k = 1 and 4, the mean
-    of ||df/dx||_2^k against that of ||df/dtheta||_F^k; `.mean` has k = 2.
+    The claim holds for each sample, by the identity ||df/dW||_F = ||J||_F ||x|| of layers applied once per sample.
+    `.frobenius` has ||df/dx||_F on the left. For shared weights, `.published` is the same inequality with the kernel of
+    a convolution as the matrix, a heuristic; `.sound` is ||df/dx||_2 <= ||T||_2 ||J||_F with the layer's operator T,
+    which holds for all layers, but which no sharpness bounds. Eq. 5 as printed has ||df/dW||_F alone in the middle:
+    this is `.middle`, ||df/dx||_2 <= ||df/dW||_F, which is true only if ||W||_2 <= ||x||. `.mean` is Eq. 6 without that
+    step: the mean of the squares against S, for the layer that reads the network's input. `.mean_1` and `.mean_4` are
+    Eq. 6 for k = 1 and 4, the mean of ||df/dx||_2^k against that of ||df/dtheta||_F^k; `.mean` has k = 2.
     """
     for layer, weight in context.layers.items():
         if layer not in context.readable:
@@ -88,11 +88,11 @@ def of_the_mean(context: Context, k: float, part: str) -> Claim:
 def volume_bound(context: Context) -> Iterator[Claim]:
     """Sharpness bounds the local volumes: Proposition 3.4, and Lemma 3.2 per sample.
 
-    In logarithms. `.lemma` is Lemma 3.2, dVol <= (||df/dx||_F^2 / N)^(N/2), and `.mean` the proposition's first link,
-    both for dVol = sqrt det(df/dx df/dx^T): the order in print, df^T df, makes it 0 wherever there are fewer outputs
-    than inputs. `.second` is the second link, from the mean of (||df/dx||_F^2 / N)^(N/2) on. The text also calls dVol
-    the root of the product of all positive eigenvalues; so read, the lemma fails where the rank is below N:
-    `.published`.
+    Both sides are logarithms. `.lemma` is Lemma 3.2, dVol <= (||df/dx||_F^2 / N)^(N/2). `.mean` is the first step of
+    the proposition, and `.second` the second step, which starts from the mean of (||df/dx||_F^2 / N)^(N/2). Here dVol =
+    sqrt det(df/dx df/dx^T); the printed order, df^T df, gives 0 if there are fewer outputs than inputs. The text also
+    defines dVol as the root of the product of all positive eigenvalues. With that definition the lemma fails if the
+    rank is below N: `.published`.
     """
     layer = context.first
     if layer is None or layer not in context.readable:
@@ -116,8 +116,8 @@ def volume_bound(context: Context) -> Iterator[Claim]:
 def network_volume_bound(context: Context) -> Iterator[Claim]:
     """Sharpness bounds the network's volumes, summed over layers: Proposition 3.6.
 
-    In logarithms. `.mean` and `.second` are its two links, by way of Lemma 3.2 at every layer: N^(-N/2) / n times
-    sum_{l,i} ||df/dx_i^l||_F^N.
+    Both sides are logarithms. `.mean` and `.second` are its two steps, with Lemma 3.2 at every layer: the middle is
+    N^(-N/2) / n times sum_{l,i} ||df/dx_i^l||_F^N.
     """
     volumes = {layer: context.each(log_volume, layer) for layer in context.readable}
     if volumes:
@@ -136,7 +136,7 @@ def _volume_claims(
 ) -> Iterator[Claim]:
     """Yield sum_l mean_i dVol <= (1/n) sqrt(sum_{l,i} (||W_l|| / ||x_i^l||)^{2N}) (n S / N)^{N/2}, and its links.
 
-    As logarithms.
+    Both sides are logarithms.
     """
     N, n = context.outputs, context.n
     ratios, nonzero = [], []
@@ -168,14 +168,14 @@ def mls_chain(context: Context) -> Iterator[Claim]:
     """The steps from MLS to sharpness, each with its own tightness: A <= B <= C <= D.
 
     A = MLS, B = ||W||_2 mean_i ||df_i/dW||_F / ||x_i||, C = ||W||_2 sqrt(mean 1/||x_i||^2) sqrt(mean ||df_i/dW||_F^2),
-    D the same with S in the last place. The undotted row is A <= D, Proposition 3.8, as its proof has it (Eq. 31): in
-    print the root of Eq. 11 reaches over S^(1/2).
+    and D is C with S in the last place. The undotted row is A <= D, Proposition 3.8 in the form of its proof (Eq. 31).
+    The printed Eq. 11 has S^(1/2) under the root.
 
-    `.A_B.aligned` and `.A_B.rank` are the two causes of the first step (App. G.1), by way of ||W||_2 mean_i ||J_i||_2:
-    the tightness of the first is 1 where W and J stretch the same direction most, that of the second where J has rank
-    one. Their product is that of A <= B. The tightness of B <= C is the cosine between 1/||x_i|| and ||df_i/dW||_F over
-    the samples: 1 where ||x_i|| ||df_i/dW||_F is the same for all i. `.B_C.variation` is the inequality that App. G.1's
-    condition makes tight instead, B <= ||W||_2 sqrt(mean (||df_i/dW||_F / ||x_i||)^2).
+    `.A_B.aligned` and `.A_B.rank` separate the two causes of slack in A <= B (App. G.1), with ||W||_2 mean_i ||J_i||_2
+    in the middle. The first is tight if W and J stretch the same direction most, the second if J has rank one. The
+    product of their tightnesses is that of A <= B. The tightness of B <= C is the cosine between 1/||x_i|| and
+    ||df_i/dW||_F over the samples: it is 1 if ||x_i|| ||df_i/dW||_F is the same for all i. `.B_C.variation` is the
+    inequality that the condition of App. G.1 makes tight, B <= ||W||_2 sqrt(mean (||df_i/dW||_F / ||x_i||)^2).
     """
     layer = context.first
     if layer is None or layer not in context.readable:

@@ -106,7 +106,7 @@ class Context:
     def measured(self, key: str, layer: str | None = None, part: str = "") -> Estimate:
         """Return a measure's number, or its dotted part, by its name with options, as `flatlens.measure` gives it.
 
-        Run once.
+        The measure runs only once.
         """
         if key not in self._reports:
             # claims on a layer also hold for a frozen one
@@ -169,8 +169,8 @@ class Context:
     def local_minimum(self) -> Assumption:
         """Return the assumption that the weights are at a local minimum.
 
-        The gradient is small beside its change by a step of the weights' size in the steepest direction, and no Ritz
-        value is clearly negative.
+        It is true if the gradient is small compared with its change by a step of the weights' size in the steepest
+        direction, and no Ritz value is clearly negative.
         """
         if "local_minimum" in self.declared:
             return Assumption("local_minimum", True, declared=True)

@@ -19,8 +19,8 @@ from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Inputs, Refused
 
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
-AT_ONCE = 4096  #: points that the network takes together
-ROUNDING = 1e-13  #: relative to the outputs' size, in float64
+AT_ONCE = 4096  #: largest number of points in one call of the network
+ROUNDING = 1e-13  #: rounding error in float64, relative to the size of the outputs
 
 
 @final
@@ -29,7 +29,7 @@ class Covered:
     """The common part of Theorems 4.3, 5.1 and 6.1 of sharpening."""
 
     network: Inputs  #: the data, (n, M), and the outputs as a function of any points, in float64
-    shape: tuple[int, ...]  #: of one input, as the network takes it
+    shape: tuple[int, ...]  #: shape of one input of the network
     delta: float  #: NaN if not known
     variation: Tensor  #: upper bounds of V_{B(x_i, delta)}(Jf), (n,); NaN if not certified
     premises: tuple[Assumption, ...]

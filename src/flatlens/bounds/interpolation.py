@@ -22,9 +22,9 @@ _KEY = "interpolation_gap(exact=True, bound=True)"
 def interpolation_bound(context: Context) -> Iterator[Claim]:
     """Sharpness is the trace of the Hessian where the network interpolates, or bends little: Lemma B.1.
 
-    Its middle link, |Tr H - S| <= mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|, which needs bounded second derivatives
-    and no interpolation. The note says how much of Tr H the right side is: where it is little, S may stand for the
-    trace in the other bounds.
+    The row is the lemma's middle term, |Tr H - S| <= mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|. It needs bounded
+    second derivatives, and no interpolation. The note says how large the right side is relative to Tr H: if it is
+    small, S can replace the trace in the other bounds.
     """
     premises = (context.half_squared_error,)
     if not context.half_squared_error.holds:

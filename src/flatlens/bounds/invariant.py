@@ -89,8 +89,8 @@ def _diagonal(context: Context, layer: str) -> Tensor:
 class Balanced:
     """The minimum of Eq. 36 for one layer, with its scales, over live rows and columns.
 
-    If a column's feature is always 0, its scale can grow (if it has no weights, shrink) until it adds nothing to either
-    side; rows likewise. These rows and columns are left out.
+    If the feature of a column is always 0, its scale can grow (or shrink, if its weights are 0) until it adds nothing
+    to either side; the same holds for rows. These rows and columns are left out.
     """
 
     def __init__(self, context: Context, layer: str, H: Tensor) -> None:
@@ -145,10 +145,10 @@ def _product(g: LayerGrams, scales: Balanced) -> Tensor:
 def adaptive_bound(context: Context) -> Iterator[Claim]:
     """Adaptive sharpness bounds the sensitivity to single inputs in their own units: Proposition E.4.
 
-    Per sample and layer, the layer's own weight on the right, d the rows of W: (sum_k J_ok W_kp)^2 <= d sum_k
-    (J_ok W_kp)^2 in Eq. 45. (The proposition does not say what d is; the columns, or the outputs, will not do. Its
-    Eq. 45 writes x_p where x_i is meant.) `.mean` is Eq. 44: the mean over samples, of the layer that reads the
-    network's input, with all parameters measured on the right. C = I in both.
+    The claim is per sample and layer, with the layer's own weight on the right: (sum_k J_ok W_kp)^2 <= d sum_k (J_ok
+    W_kp)^2 in Eq. 45, d the number of rows of W. (The proposition does not define d; the inequality fails with the
+    number of columns, or of outputs. Eq. 45 prints x_p and means x_i.) `.mean` is Eq. 44: the mean over samples, for
+    the layer that reads the network's input, with all measured parameters on the right. C = I in both.
     """
     context.ask(adaptive_weight_slope2, adaptive_slope2)
     for name, weight in context.readable.items():
@@ -171,9 +171,9 @@ def adaptive_bound(context: Context) -> Iterator[Claim]:
 def normalized_mls_bound(context: Context) -> Iterator[Claim]:
     """Relative flatness of the first layer bounds normalised MLS, for the half squared error.
 
-    Per sample ||x||^2 lmax(G) <= ||x||^2 tr(G) = tr(C R) where C = I and the layer is applied once; an equality for one
-    output. Of relative flatness the Gauss-Newton part, which is all of it where the network is piecewise linear above
-    the layer. `.sample` is the same per sample, through any layer.
+    Per sample, ||x||^2 lmax(G) <= ||x||^2 tr(G) = tr(C R) if C = I and the layer is applied once. The sides are equal
+    for one output. The right side is the Gauss-Newton part of relative flatness, which is all of it if the network
+    above the layer is piecewise linear. `.sample` is the same per sample, through any layer.
     """
     loss = context.half_squared_error
     for name in context.readable:

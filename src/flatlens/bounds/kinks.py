@@ -15,8 +15,8 @@ def smooth(context: Context, layer: str) -> Assumption:
     """Return the assumption that no operation between the layer's output and the loss has a kink.
 
     The operations are read from autograd's graph of one probe. Those below the layer do not matter, because its
-    features stay fixed. ELU counts as a kink, as its second derivative jumps; so does a part changed in place, whatever
-    was done to it. A user's own `torch.autograd.Function` counts as smooth.
+    features stay fixed. ELU counts as a kink, because its second derivative jumps; so does every operation on a part
+    that was changed in place. A user's own `torch.autograd.Function` counts as smooth.
     """
     problem, model = context.lens.problem, context.lens.model
     with problem.measuring(model), torch.enable_grad(), record(model) as tape:

@@ -54,14 +54,16 @@ def spectral_term(norm2: float, top: float, delta: float) -> float:
 def feature_robustness_bound(context: Context) -> Iterator[Claim]:
     r"""Relative flatness bounds the mean change under rotated features: delta^2/(2m) kappa_Tr + O(delta^4).
 
-    Left |mean of E_F(delta A)| over Haar's A, drawn in pairs A and -A and so that a quadratic form is averaged exactly;
-    right the theorem's term and the observed rest: what at delta, delta/2, delta/4 with the same A is no multiple of
-    delta^2. So the claim weighs the extrapolated leading terms, the note tells the rest's share. The pairs leave no odd
-    order: the rest is O(delta^4), and no minimum is needed. Where a layer is too wide for balanced draws there is a
-    standard error, doubled: both sides have the same leading term, and within 4 of them nothing is decided.
+    The left side is |mean of E_F(delta A)| over A of Haar's law, drawn in pairs A and -A such that a quadratic form is
+    averaged exactly. The right side is the theorem's term plus the observed rest: the part of the change at delta,
+    delta/2 and delta/4, with the same A, that is no multiple of delta^2. So the claim compares the extrapolated leading
+    terms, and the note gives the share of the rest. The pairs leave no odd order: the rest is O(delta^4), and no
+    minimum is needed. If a layer is too wide for balanced draws, there is a standard error, which is doubled: both
+    sides have the same leading term, and within 4 standard errors nothing is decided.
 
-    `.order` is the rest's observed order, claimed to be at least 3.5 (4 is due); `.fixed_order` that for A of one
-    sign, its slope taken off, at least 2.8 (3 is due). |E| <= eps needs kappa >= 0.
+    `.order` claims that the observed order of the rest is at least 3.5 (the theory gives 4). `.fixed_order` claims at
+    least 2.8 (the theory gives 3) for A of one sign, after its first-order term is removed. |E| <= eps needs kappa >=
+    0.
     """
     for layer, weight in context.layers.items():
         if why := unmovable(weight):
@@ -134,11 +136,12 @@ def _part(beyond: float, own: float) -> str:
 def uniform_robustness_bound(context: Context) -> Iterator[Claim]:
     r"""Maximal relative flatness bounds the worst change under moved features: delta^2 d/2 kappa^phi + O(delta^3).
 
-    Left the largest E_F(delta A), ||A|| <= 1, that a search finds: a lower bound of the largest, sound on this side. d
-    rows. Right, beside the theorem's term, what the O(delta^3) stands for: the change's observed rest along that A;
-    delta ||W^T G||_*, the most that the slope G can give, 0 at a minimum; and (d - 1) eps delta^2/2 ||W||_F^2 where
-    the layer's Hessian is >= -eps only. `.spectral` is the 2019 form, delta^2/2 ||W||_F^2 lmax(H): it needs no positive
-    semidefinite H, and may be the smaller or the larger of the two.
+    The left side is the largest E_F(delta A) with ||A|| <= 1 that a search finds: a lower bound of the largest, which
+    is sound on this side. d is the number of rows. The right side is the theorem's term plus the terms that O(delta^3)
+    stands for: the observed rest of the change along that A; delta ||W^T G||_*, the largest contribution of the
+    gradient G, which is 0 at a minimum; and (d - 1) eps delta^2/2 ||W||_F^2 if the layer's Hessian is only known to be
+    >= -eps. `.spectral` is the form of 2019, delta^2/2 ||W||_F^2 lmax(H). It needs no positive semidefinite H, and may
+    be smaller or larger than the other.
     """
     for layer, weight in context.layers.items():
         if why := unmovable(weight):

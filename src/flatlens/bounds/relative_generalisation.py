@@ -52,24 +52,25 @@ def uniform_right(representativeness: float, term: float, repeats: int = 1) -> f
 def relative_generalisation(context: Context) -> Iterator[Claim]:
     r"""Relative flatness and representativeness bound the generalisation gap.
 
-    As |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta)), up to higher orders in 1/|S|.
+    The bound is |S|^(-2/(4+m)) (kappa_Tr / (2 m) + C_1 + C_2 / sqrt(Delta)), up to higher orders in 1/|S|. The left
+    side is the gap on held-out data.
 
-    Left the gap on held-out data. Theorem 11 with Proposition 12's constants as printed, for the layer that reads the
-    network's input (there the features' density is the data's) and the uniform kernel; Delta = 0.05. alpha = int p /
-    ||z||^m diverges, logarithmically, wherever p(0) > 0, and Vol where the support is unbounded: then the theorem
-    does not apply, and its right side is infinite. `.sharp` has constants that need neither, of the same rate and for
-    the same networks (`bounds.density` derives them). L, the largest loss there is, is taken to be the largest seen,
-    and higher orders in 1/n are dropped: to be declared, as bounded_loss and large_sample.
+    The undotted row is Theorem 11 with the constants of Proposition 12 as printed, for the layer that reads the
+    network's input (there, the density of the features is that of the data), with the uniform kernel and Delta = 0.05.
+    alpha = int p / ||z||^m diverges logarithmically if p(0) > 0, and Vol diverges if the support is unbounded. Then the
+    theorem does not apply, and its right side is infinite. `.sharp` has constants that need neither, with the same rate
+    and for the same networks (`bounds.density` derives them). L, the largest possible loss, is taken to be the largest
+    one observed, and higher orders in 1/n are dropped: declare these as bounded_loss and large_sample.
 
-    `.representativeness` and `.representativeness.sharp` are Proposition 12 by itself: left |E_Rep|, the risk on
-    held-out data less that near the samples, at x_i + xi with xi uniform in the ball of radius delta ||x_i||, delta =
-    n^(-1/(4+m)); right the same constants without kappa_Tr. Labels there are the target's where it is given, else each
-    sample's own. The tightness says how far below the worst case this sample is.
+    `.representativeness` and `.representativeness.sharp` are Proposition 12 alone. Left is |E_Rep|: the risk on
+    held-out data minus the risk near the samples, at x_i + xi with xi uniform in the ball of radius delta ||x_i||,
+    delta = n^(-1/(4+m)). Right are the same constants without kappa_Tr. Labels near a sample are those of the target if
+    it is given, else the sample's own. The tightness shows how far this sample is from the worst case.
 
-    `.uniform` is Theorem 15 for the last linear layer, its infimum over all laws of A at the worst A found, where
-    E_Rep = gap - E_F: Theorem 14 in other words. `.uniform.published` adds the term d times: the printed sum over s
-    is spurious, for kappa^phi has it inside. `.kde` is Figure 4's approximation, kernel densities of random splits
-    beside kappa_Tr of the last linear layer: no bound, never said to hold.
+    `.uniform` is Theorem 15 for the last linear layer, with its infimum over all laws of A at the worst A found, where
+    E_Rep = gap - E_F: this is Theorem 14 in another form. `.uniform.published` adds the term d times; the printed sum
+    over s is an error, since kappa^phi contains it. `.kde` is the approximation of Figure 4, kernel densities of random
+    splits beside kappa_Tr of the last linear layer. It is no bound, and is never reported to hold.
     """
     gap, held_out = _gap(context)
     yield from _known_density(context, gap, held_out)
@@ -162,7 +163,7 @@ def _no_first() -> Assumption:
 def _smooth_density(context: Context) -> Assumption:
     """Return the assumption of a smooth density: true for Gaussians, false for a cube.
 
-    Otherwise the user declares it.
+    For other distributions the user declares it.
     """
     if isinstance(context.distribution, GaussianMixture):
         return Assumption("smooth_density", True)

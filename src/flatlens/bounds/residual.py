@@ -28,16 +28,16 @@ from flatlens.measures.gauss_newton import interpolation_sharpness
 def residual_bound(context: Context) -> Iterator[Claim]:
     """A residual block adds no more to the sensitivity than its weight allows.
 
-    Eq. 17, of a block y = x + branch(W x) that x reaches by the skip and by W alone, and per sample:
+    Eq. 17, per sample, for a block y = x + branch(W x) whose input x is read by the skip and by W alone:
 
-        ||df/dx||_2 <= ||J||_2 + ||W||_2 ||df/dW||_F / ||x||,    J = df/dy
+    ||df/dx||_2 <= ||J||_2 + ||W||_2 ||df/dW||_F / ||x||,    J = df/dy
 
-    Printed with ||J||_2 on the left, where the slack is the same; here it stays on the right, so that tightness
-    compares like with like. Each block is a row, named for the layer of W. `.sound` has ||T||_2 ||df/dz||_F in the last
-    place, T the layer's operator and z = Wx: it holds of shared weights, too.
+    The paper prints ||J||_2 on the left. The slack is the same; here ||J||_2 stays on the right, so that the tightness
+    compares quantities of one kind. Each block is a row with the name of the layer of W. `.sound` has ||T||_2
+    ||df/dz||_F in the last place, with the layer's operator T and z = W x; it also holds for shared weights.
 
-    `.sum` is the telescoped sum over consecutive blocks that end in one linear layer, ||df/dx_1||_2 <= ||W_L||_2 +
-    sum_l ||W_l||_2 ||df/dW_l||_F / ||x_l||; `.mean` its mean over samples, with S by Cauchy as in Eq. 33.
+    `.sum` is the sum over consecutive blocks that end in one linear layer, ||df/dx_1||_2 <= ||W_L||_2 + sum_l ||W_l||_2
+    ||df/dW_l||_F / ||x_l||. `.mean` is its mean over samples, with S by Cauchy's inequality as in Eq. 33.
     """
     found = wiring(context.lens.model)
     why = found if isinstance(found, str) else _no_block(found)

@@ -169,11 +169,11 @@ def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
 def jacobian_generalisation(context: Context) -> Iterator[Claim]:
     """Steep networks cannot be trusted between samples: the test error's bound of Theorem 6.1, evaluated.
 
-    E ||f - f*|| <= delta (||f*||_Lip + max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf))) for a network that coincides with
-    f* on the samples; the expectation over fresh ones from the known distribution. No convexity is needed: each x is
-    within delta of a sample, and the ball holds the straight way between the two. `.corrected` adds
-    max_i ||f(x_i) - f*(x_i)|| on the right, the middle term of the proof's Eq. 24, and needs no interpolation. Called
-    vacuous where the right side is not below the diameter of f*'s values: some constant errs no more than that.
+    E ||f - f*|| <= delta (||f*||_Lip + max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf))) for a network that equals f* on
+    the samples. The expectation is over fresh samples of the known distribution. No convexity is needed: each x is
+    within delta of a sample, and the ball contains the segment between the two. `.corrected` adds max_i ||f(x_i) -
+    f*(x_i)|| on the right, the middle term of the proof's Eq. 24, and needs no interpolation. The note calls the bound
+    vacuous if the right side is not below the diameter of the values of f*: some constant function has no larger error.
     """
     seen = context.once(covered)
     if isinstance(seen, Assumption):

@@ -18,7 +18,7 @@ from flatlens.errors import BadInput
 class Target:
     """f*, from inputs as the network takes them to (n, N), and a bound of ||f*(x) - f*(y)|| / ||x - y|| on the support.
 
-    A network of known layers brings that bound along: the product of their norms (`lipschitz_product`).
+    For a network of known layers the bound is computed: the product of the norms of the layers (`lipschitz_product`).
 
     >>> Target(lambda x: x.sum(1, keepdim=True), lipschitz=2**0.5)(torch.ones(3, 2)).flatten()
     tensor([2., 2., 2.], dtype=torch.float64)

@@ -30,8 +30,8 @@ from flatlens.errors import BadInput
 from flatlens.grams.contractions import pieces
 
 EPS = torch.finfo(torch.float64).eps
-DIRECT = 2048  #: rows up to which the Newton system is solved directly; beyond, by conjugate gradients
-NEARLY = 1e-9  #: relative gap below which no progress in five sweeps means the limit of rounding
+DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; beyond it, conjugate gradients
+NEARLY = 1e-9  #: relative gap; below it, five sweeps without progress mean the limit of rounding
 FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
 
 
@@ -40,9 +40,9 @@ class Balance:
     """A point near the infimum of F, with a certified distance to it."""
 
     value: float  #: F at (u, v), over the entries within blocks: an upper bound of inf F
-    gap: float  #: certified: value - inf F <= gap
-    u: Tensor  #: (d,), known up to one factor per block; arbitrary where there is no block
-    v: Tensor  #: (m,), likewise, up to the inverse factors
+    gap: float  #: certificate: value - inf F <= gap
+    u: Tensor  #: (d,), unique up to one factor per block; arbitrary outside blocks
+    v: Tensor  #: (m,), unique up to the inverse factors
     sweeps: int  #: rounds of half steps and one Newton step
 
 

@@ -23,7 +23,7 @@ NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing 
 PERMUTATION = "permutation"  #: neurons of a layer in another order
 FUNCTION = frozenset(
     {LAYERWISE, NEURONWISE, PERMUTATION}
-)  #: all of them: a property of the function alone does not change
+)  #: all transforms: a property of the function alone survives them
 
 Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
 Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive"]
@@ -40,7 +40,7 @@ class Run:
 
     generator: torch.Generator
     progress: Progress | None = None
-    frozen: bool = False  #: whether layers with unmeasured weights get rows, too, and count in sums
+    frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
 
 
 @dataclass(frozen=True)
@@ -123,15 +123,13 @@ class PassMeasure(Measure):
     place: Where  #: evaluated at inputs of layers, at parameters, at weights of linear layers, or at the outputs
     answer: Answer  #: the network's answer: at its input, summed over layers, or the last linear layer's
     reduce: Callable[[Tensor], Reduced] = mean
-    needs: frozenset[Need] = (
-        frozenset()
-    )  #: what it reads from the pass; a measure that needs nothing more comes along for free
+    needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
     sketched: Sketched = "never"
     """How the measure is estimated from random combinations of many outputs.
 
     Either as a mean over them, or from the largest eigenvalue of G alone, or not at all.
     """
-    total: bool = False  #: whether a chunk gives a sum over its samples, of any shape, instead of one number per sample
+    total: bool = False  #: whether the function returns a sum over the chunk (of any shape), not one number per sample
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
     curvature: Callable[..., Tensor] | None = None
     """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
@@ -143,7 +141,7 @@ class PassMeasure(Measure):
 class NetworkMeasure(Measure):
     """A measure of the whole network, computed from a lens."""
 
-    of_parameters: bool = True  #: whether it is about the measured parameters, and undefined without any
+    of_parameters: bool = True  #: whether it is undefined if no parameter is measured
     reads: tuple[
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself

@@ -46,19 +46,18 @@ def representativeness(
 ) -> Parts:
     """Representativeness of the sample, approximated: |int (p - p_hat) l| with both densities estimated from splits.
 
-    The features of the last linear layer are split at random `splits` times, one part in `folds` held out; p_hat is the
-    kernel density of the rest, p that of the part held out, l the network's loss at the points of both. An
-    approximation and no bound: the distribution itself is not known, and of absolute values the mean is above 0 even
-    where both parts have one law. `.shift` is int |p - p_hat|, between 0 and 2, and
-    `.bound` the largest loss times it. The error is the spread over splits, which share their points: a guide, no
-    interval.
+    The features of the last linear layer are split at random, `splits` times; one part in `folds` is held out. p_hat is
+    the kernel density of the rest, p that of the part held out, and l the network's loss at the points of both. The
+    value is an approximation and not a bound: the distribution itself is not known, and a mean of absolute values is
+    above 0 even if both parts have the same law. `.shift` is int |p - p_hat|, between 0 and 2, and `.bound` the largest
+    loss times it. The error is the spread over splits. These share their points, so it is a guide and not an interval.
 
-    With held-out data `.split.representativeness` and `.split.robustness` are Eq. 5's terms of the signed gap, labels
-    kept: test loss - loss at moved features, and loss at moved weights - training loss. Their sum is the gap but for
-    the probes; the note says by how much it misses. Features move by `delta` ||phi|| r in random directions: r is 1
-    (`over="rotations"`), or has one of Proposition 2's own laws, "ball" (uniform densities lambda_i) or
-    "truncated_normal" of width `sigma`, as in `feature_robustness`. `flatlens.perturbation.moved_risk` takes a known
-    label function.
+    With held-out data, `.split.representativeness` and `.split.robustness` are the terms of the signed gap in Eq. 5,
+    with labels kept: test loss - loss at moved features, and loss at moved weights - training loss. Apart from the
+    error of the probes their sum is the gap; the note says by how much it differs. Features move by `delta` ||phi|| r
+    in random directions. `over` is the law of r: always 1 ("rotations"), or a law of Proposition 2, "ball" (uniform
+    densities lambda_i) or "truncated_normal" of width `sigma`, as in `feature_robustness`. If you know the label
+    function, give it to `flatlens.perturbation.moved_risk`.
     """
     require_count(2, splits=splits, folds=folds, probes=probes)
     require_positive(delta=delta, sigma=sigma)

@@ -78,17 +78,18 @@ def _found(norm: JacobianNorm) -> Estimate:
     on_request=True,
 )
 def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics: int | None = None) -> Parts:
-    """The summands of the Gauss-Newton matrix's conjugate, one a layer: lmax of each, and of its factors; summed.
+    """Largest eigenvalue of each layer's Gauss-Newton block, summed over layers, and of the factors of the block.
 
-    A row is lmax of the layer's Gauss-Newton block, in its weight alone: it couples the samples, so it is matrix-free.
-    The sum is an upper bound of lmax over these weights together (biases, norms and weights that are no layer's apart).
-    `.loss_curvature` is ||C^(1/2)||, its C divided by the number of samples; `.features` the spectral norm of the
-    features f_{l-1}(X); `.jacobian` the norm of the Jacobian from the layer's output up, the largest over samples.
-    For an unshared layer the block is at most the product of the squares of the three; a layer with shared weights has
-    no such bound.
+    The value of a layer is the largest eigenvalue of its Gauss-Newton block, in the layer's weight alone. The block
+    couples all samples, so it is used by products only. The sum over layers is an upper bound of the largest eigenvalue
+    for all these weights together, without biases, norms and weights outside layers. The factors are `.loss_curvature`,
+    ||C^(1/2)|| with C divided by the number of samples; `.features`, the spectral norm of the layer's features
+    f_{l-1}(X); and `.jacobian`, the largest norm over samples of the derivative of the outputs with respect to the
+    layer's output. If the layer's weight is used once per sample, the block is at most the product of the squares of
+    the three. For shared weights there is no such bound.
 
-    With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all of them are of the network in that mode,
-    and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
+    With BatchNorm in train mode (`batch_statistics`, as in `sharpness`), all numbers are those of the network in that
+    mode, and `.jacobian` is the norm of the Jacobian of a whole ghost batch.
     """
     require_tolerance(rtol)
     weights = whole_weights(lens, run)

@@ -56,13 +56,15 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
 def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
-    H_{s,s'} is its block of rows s and s'. Equals `relative_flatness_ggn` for the last linear layer and in
-    piecewise-linear networks that use the weight once; elsewhere min(d, m) curvature products are run, when asked
-    for by name. A convolution's kernel is read out x (in k k), a grouped one as diagonal blocks.
+    H_{s,s'} is the block of rows s and s'. The value equals `relative_flatness_ggn` for the last linear layer, and in
+    piecewise-linear networks that use the weight once. For other layers it takes min(d, m) curvature products, which
+    run only if you ask for the measure by name. The kernel of a convolution is a matrix out x (in k k); a grouped
+    convolution has a block for each group.
 
-    `normalized="std"` is Theorem 4's preprocessing done right: with it the value also survives a rescaling of the
-    features feeding the layer. As printed, with variances, it does not: `normalized="variance"` is there to show it.
-    A feature that is 0 for all data is dropped, and a constant one is measured in units of its value.
+    `normalized="std"` divides the features by their standard deviations before the measurement, as Theorem 4 needs it.
+    The value then also survives a rescaling of the features that the layer reads. `normalized="variance"` divides by
+    the variances, as the paper prints; the value does not survive then. A feature that is 0 for all data is dropped. A
+    constant feature is measured in units of its value.
     """
     return trace(g.C, in_units_of_features(g, normalized))
 
@@ -85,8 +87,9 @@ def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor
 def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Curvature of the risk along a layer's own weights, Gauss-Newton part: mean_i tr(C_i R_i).
 
-    R = (W^T M_k . W^T M_k') with M_k output k's weight gradient; ||phi||^2 G for a dense layer. The network's answer
-    is the last linear layer's, as published; `.sum` and `.max` over layers stand beside it.
+    R_i[k, k'] is the inner product of W^T M_k and W^T M_k', where M_k is the gradient of output k in the weight. For a
+    dense layer R_i = ||phi_i||^2 G_i. The network's number is that of the last linear layer, as in the paper; `.sum`
+    and `.max` are over layers.
     """
     return trace(g.C, in_units_of_features(g, normalized))
 
@@ -151,9 +154,10 @@ def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> 
 def neuron_flatness(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.
 
-    w_j is column j of a layer's W and H_jj the Hessian in it. Survives all linear reparametrisations. Equals
-    `neuron_flatness_ggn` for the last linear layer and in piecewise-linear networks that use the weight once; elsewhere
-    one product a column is run, when asked for by name. `.max` and `arrays["columns"]` as there.
+    w_j is column j of a layer's W, and H_jj the Hessian in it. The measure survives all linear reparametrisations. It
+    equals `neuron_flatness_ggn` for the last linear layer, and in piecewise-linear networks that use the weight once.
+    For other layers it takes one curvature product per column, which runs only if you ask for the measure by name.
+    `.max` and `arrays["columns"]` are as in `neuron_flatness_ggn`.
     """
     return g.linear.columns().sum(0)
 
@@ -175,8 +179,9 @@ def neuron_flatness(g: LayerGrams) -> Tensor:
 def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.
 
-    rho(j) = mean_i ||C_i^(1/2) sum_p phi_pj J_p w_j||^2 for column j of a layer's W: what leaves the layer's input j.
-    The columns of a convolution are (input channel, place in the kernel); positions are summed before squaring.
-    `.max` is the largest column's, at a layer rho^l and over layers rho^max; `arrays["columns"]` has them all.
+    The term of column j of a layer's W is rho(j) = mean_i ||C_i^(1/2) sum_p phi_pj J_p w_j||^2: the part of the layer's
+    input j. A convolution has a column for each input channel and place in the kernel; the positions of the image are
+    summed before squaring. `.max` is the largest column of the layer, and of all layers. `arrays["columns"]` has all
+    columns.
     """
     return g.linear.columns().sum(0)

@@ -18,14 +18,14 @@ from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
 from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
 
-TOLERANCE = 0.03  #: relative residual of a squared spectral norm found matrix-free: 1.5% of the norm
+TOLERANCE = 0.03  #: largest relative residual of a squared spectral norm found by products: 1.5% of the norm
 
 
 @dataclass(eq=False)
 class Gathered:
     """The results of one pass over the data."""
 
-    values: dict[Key, Tensor]  #: (n,) per place, or the mean over samples; from a sketch (probes, ...)
+    values: dict[Key, Tensor]  #: (n,) per place, or the mean over samples; (probes, ...) for a sketch
     outcomes: Outcomes | None = None
     residuals: dict[Key, Tensor] = field(default_factory=dict)  #: relative residuals of largest eigenvalues, (n,)
     products: int = 0

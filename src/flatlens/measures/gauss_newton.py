@@ -24,8 +24,8 @@ from flatlens.measures.reduce import mean
 def interpolation_sharpness(g: LayerGrams) -> Tensor:
     """Size of the outputs' response to the parameters: mean_i ||df/dtheta||_F^2.
 
-    mean_i tr K_i, summed over all measured parameters. Equals Tr H at interpolation under the half squared error;
-    the papers' figures plot its square root.
+    It is mean_i tr K_i, summed over all measured parameters. It equals Tr H if the network interpolates the data under
+    the half squared error. The paper's figures plot its square root.
     """
     return g.K.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -45,7 +45,7 @@ def interpolation_sharpness(g: LayerGrams) -> Tensor:
 def ggn_trace(g: LayerGrams) -> Tensor:
     """Trace of the Gauss-Newton matrix: mean_i tr(C_i K_i), summed over parameters.
 
-    Equals Tr H wherever the network is affine in each weight, as ReLU networks are that use each weight once.
+    It equals Tr H if the outputs are an affine function of each weight. ReLU networks that use each weight once are.
     """
     return trace(g.C, g.K)
 

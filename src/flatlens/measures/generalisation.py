@@ -45,8 +45,9 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
 def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     """The empirical risk: mean loss over the data.
 
-    `excess`: less the smallest that it could be on these targets, which for cross-entropy is the mean entropy of the
-    labels; 0 unless they are smoothed or soft. Undefined for losses whose smallest value is not known.
+    `excess=True` subtracts the smallest value that the loss can have for these targets. For cross-entropy this is the
+    mean entropy of the labels: 0 unless they are smoothed or soft. The value is undefined for losses whose smallest
+    value is not known.
     """
     losses = lens.outcomes("data").losses
     if not excess:
@@ -123,12 +124,13 @@ def test_accuracy(lens: Lens) -> Estimate:
     works_coupled=True,
 )
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
-    """Risk less empirical risk, the risk estimated on held-out data.
+    """Test loss minus training loss: the risk, estimated on held-out data, minus the empirical risk.
 
-    `convention`: "signed" (relative2021); "absolute", |test - train| (sharpening section 6); "summed_x5", 5 times
-    the summed test loss less the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the
-    test set); "accuracy", training less test accuracy. The standard error is that of the held-out mean; the
-    empirical risk has none. With `batchnorm="train"` the training loss is with batch statistics, the test loss never.
+    The conventions are "signed" (relative2021); "absolute", |test - train| (sharpening section 6); "summed_x5", 5 times
+    the summed test loss minus the summed training loss (reparam2019 Fig. 1, where the training set is 5 times the test
+    set); and "accuracy", training accuracy minus test accuracy. The standard error is that of the mean over the
+    held-out data; the empirical risk has none. With `batchnorm="train"`, the training loss is computed with batch
+    statistics, and the test loss never is.
     """
     if convention not in CONVENTIONS:
         known = ", ".join(repr(one) for one in CONVENTIONS)

@@ -33,7 +33,7 @@ NO_MEASURED_LAYER = "the network has no linear layer whose weight is a measured 
 def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
     """Return a Ritz value as an estimate: a lower bound of the largest eigenvalue.
 
-    An eigenvalue lies within the residual of it, but not always the largest.
+    Some eigenvalue lies within the residual of the Ritz value; it need not be the largest.
     """
     value = float(pairs.values[0])
     note = "" if pairs.exact else _near(float(pairs.residuals[0]), value + pairs.above)
@@ -127,14 +127,16 @@ def sharpness(
 ) -> Parts:
     """Sharpness: the largest eigenvalue of the risk's Hessian in the measured parameters.
 
-    Largest algebraically, by Lanczos with full reorthogonalisation until the residual is below `rtol` times the value:
-    a lower bound, with an eigenvalue that close to it. That need not be the largest: with `rtol` at 1e-3, searches of
-    random spectra took the second eigenvalue for it in 9 to 16% of cases where it lay 0.2% below the first, in 4% where
-    0.5%, in 1% where 2%. A smaller `rtol` makes it rarer. The note gives a bound for a start at random (Kuczynski and
-    Wozniakowski 1992), which says something from some fifteen products on. `arrays` has the `top_k` largest and
-    `bottom_k` smallest eigenvalues with their residuals. `layers` adds each layer's diagonal block, weight and bias.
-    `batch_statistics`: BatchNorm normalises so many samples together by their own statistics, as in training
-    (sharpening A.1), where the problem has it in eval mode.
+    It is the largest eigenvalue, not the largest in absolute value. Lanczos with full reorthogonalisation runs until
+    the residual is below `rtol` times the value. The value is then a lower bound, and some eigenvalue lies within the
+    residual of it. This need not be the largest one. With `rtol=1e-3`, searches of random spectra returned the second
+    eigenvalue in 9 to 16% of the cases if it was 0.2% below the first, in 4% if 0.5%, and in 1% if 2%. A smaller `rtol`
+    makes this rarer. For a random start, the note gives a bound on what was missed (Kuczynski and Wozniakowski 1992);
+    it takes some fifteen products to say anything.
+
+    `arrays` has the `top_k` largest and `bottom_k` smallest eigenvalues and their residuals. `layers=True` adds the
+    block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
+    statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
     """
     of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
     whole = top_of(lens, run, name, of(None), rtol, top_k, bottom_k)
@@ -194,8 +196,8 @@ def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | N
 def layer_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     """Sharpness of each layer: lmax(H_l), H_l the Hessian in the layer's weight alone; summed over layers.
 
-    `.kappa` is ||W_l||_F^2 lmax(H_l), the 2019 flatness measure, which survives a layer-wise rescaling; `.max` and
-    `.kappa_max` are the largest layer's. Of a convolution, H_l is the Hessian in its kernel.
+    `.kappa` is ||W_l||_F^2 lmax(H_l), the flatness measure of 2019, which survives layer-wise rescaling. `.max` and
+    `.kappa_max` are the largest layer's. For a convolution, H_l is the Hessian in its kernel.
     """
     require_tolerance(rtol)
     weights = whole_weights(lens, run)
@@ -264,8 +266,8 @@ def _combined(layers: list[Estimate], add: bool, rtol: float) -> Estimate:
 def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Parts:
     """Maximal relative flatness: sum_s ||w_s||^2 lmax(H_ss), over the rows s of a layer's weight.
 
-    H_ss is the Hessian of the risk in row s alone. The network's answer is the last linear layer's; `.sum` and `.max`
-    over layers beside it. Rows of a convolution are its output channels.
+    H_ss is the Hessian of the risk in row s alone. The rows of a convolution are its output channels. The network's
+    number is that of the last linear layer; `.sum` and `.max` are over layers.
     """
     require_tolerance(rtol)
     weights = whole_weights(lens, run)
@@ -350,9 +352,9 @@ def spectral_density(
 ) -> Parts:
     """Density of the Hessian's eigenvalues; the value is their root mean square, ||H||_F / sqrt(P).
 
-    `arrays` has `grid`, `density` and its standard error, `stderr`; the smoothing is 1% of the spectrum's range,
-    0.75 / `steps` of it where that is more (finer things so few steps do not resolve). `ggn`: of
-    the Gauss-Newton matrix. `layers`: of each layer's diagonal block, too.
+    `arrays` has `grid`, `density` and `stderr`, the standard error of the density. The density is smoothed over 1% of
+    the spectrum's range, or over 0.75 / `steps` of the range if that is more, since `steps` products resolve nothing
+    finer. `ggn=True` gives the density of the Gauss-Newton matrix. `layers=True` adds the block of each layer.
     """
     kind = GaussNewton if ggn else Hessian
 

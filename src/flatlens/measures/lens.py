@@ -25,8 +25,8 @@ from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.state import fingerprint
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
-PROBES = 16  #: random combinations beyond that
-REPLANS = 16  #: largest number of new plans; each explains less than the one before
+PROBES = 16  #: number of random combinations beyond `EXACT` outputs
+REPLANS = 16  #: largest number of new plans of one pass; each explains fewer parameters than the one before
 _T = TypeVar("_T")
 
 
@@ -34,15 +34,18 @@ _T = TypeVar("_T")
 class Lens:
     """A view of a problem's network as it is now; keeps per-sample values, but no Gram matrices.
 
-    One pass serves all one-pass measures that read no more of it than the given ones; a later measure that reads more
-    runs another pass (`passes` counts them). If the model has changed since, `StaleLens` is raised. `after`: a lens on
-    an earlier moment of the same network, or that lens's `remembered`: its leading eigenpairs, with which new searches
-    start.
+    One pass serves all one-pass measures that read no more of it than the requested ones. A later measure that reads
+    more runs another pass; `passes` counts them. If the model has changed since, `StaleLens` is raised.
 
-    `outputs`: "exact" runs one backward pass for each of the network's N outputs. A number runs passes over that many
-    random combinations of the outputs instead (one set for measures with the loss's curvature, one for those without).
-    Then traces are estimates with a standard error, spectral norms are lower bounds with a residual, and volumes are
-    undefined. Default: exact up to `EXACT` outputs, `PROBES` combinations beyond.
+    Args:
+        problem: The network, loss and data.
+        outputs: "exact" runs one backward pass for each of the network's N outputs. A number runs passes over that
+            many random combinations of the outputs instead: one set for measures with the loss's curvature, one for
+            the others. Then traces are estimates with a standard error, spectral norms are lower bounds with a
+            residual, and volumes are undefined. None is "exact" up to `EXACT` outputs, and `PROBES` combinations
+            beyond.
+        after: A lens on an earlier moment of the same network, or its `remembered`: searches for eigenvectors start
+            from the ones found then.
     """
 
     def __init__(
@@ -59,11 +62,11 @@ class Lens:
         require_finite_weights(problem.model)
         self.problem = problem
         self.model = problem.measured()
-        self.probes = _probes(outputs, problem.outputs)  #: None if every output is taken
+        self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
         self.seconds: dict[str, float] = {}
-        self.remembered = _remembered(after)  #: leading eigenpairs by search
+        self.remembered = _remembered(after)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
         self._met: list[Batch] = []  #: batches on which an earlier plan did not hold

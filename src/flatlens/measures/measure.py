@@ -37,8 +37,13 @@ def measure(
 ) -> Report:
     """Measure a network: every exact one-pass measure, or the ones named.
 
-    `generator` is for measures that draw random numbers; exact ones need none. Measures that multiply with curvature
-    operators (sharpness, Hessian trace...) are run when named.
+    Args:
+        lens: The network to measure, `Lens(problem)`.
+        measures: Names, such as "mls" or "local_volume(top_k=3)", or Measure objects; one alone is enough. None is
+            every exact measure of the pass. Measures that take curvature products (sharpness, Hessian trace, ...),
+            searches or random draws run only when named.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():

@@ -29,8 +29,8 @@ from flatlens.measures.reduce import Reduced
 def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
     """Curvature along each parameter in units of its value, Gauss-Newton part, summed over parameters.
 
-    mean_i sum_j theta_j^2 ||C^(1/2) df_i/dtheta_j||^2 over all parameters measured, biases and norms too; the lemma has
-    C = I. An entry of a convolution's kernel is one parameter: its positions are summed before squaring.
+    It is mean_i sum_j theta_j^2 ||C_i^(1/2) df_i/dtheta_j||^2 over all measured parameters, biases and norms included.
+    In the lemma C = I. An entry of a convolution's kernel is one parameter: its positions are summed before squaring.
     """
     return g.adaptive
 
@@ -58,8 +58,9 @@ def by_norm(traces: Tensor, weight: Weight, measure: Measure) -> Reduced:
 def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Tensor:
     """Matrix-normalised sharpness: sum_l ||W_l||_2 sqrt(mean_i ||df_i/dW_l||_F^2), of the weights alone.
 
-    The norm of a convolution is the operator's, which the bounds want; for shared weights the published inequality that
-    this bounds the layers' MLS can fail. `frobenius` takes ||W_l||_F in its place, of the kernel as stored.
+    ||W_l||_2 of a convolution is the norm of its operator, as the bounds need it. The published inequality, that the
+    value bounds the sum of the layers' MLS, can fail for shared weights. `frobenius=True` takes ||W_l||_F of the stored
+    kernel instead.
     """
     return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
 
@@ -100,12 +101,12 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
 def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
     """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.
 
-    The least of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s and s' (`arrays` has them,
-    as sigma and sigma_prime).
+    The value of a layer is the minimum of sum_ij H_ij (s_i s'_j)^2 + W_ij^2 / (4 lam^2 (s_i s'_j)^2) over positive s
+    and s'. `arrays` has the minimising s and s' as `sigma` and `sigma_prime`.
 
-    H is the diagonal of the layer's Gauss-Newton matrix (nonnegative, as the problem needs; the Hessian's own where the
-    network is piecewise linear), of a shared weight summed over positions before squaring. Convex in the logarithms;
-    `arrays["gap"]` is the certificate: the value is at most that much above the minimum. Dead rows and columns
-    contribute their infimum, 0. `lam` only divides the value.
+    H is the diagonal of the layer's Gauss-Newton matrix, which is not negative, as the problem needs. In
+    piecewise-linear networks it equals the diagonal of the Hessian. For a shared weight, positions are summed before
+    squaring. The problem is convex in the logarithms of s and s'. `arrays["gap"]` is a certificate: the value is above
+    the minimum by at most this. Dead rows and columns contribute 0. `lam` divides the value and changes nothing else.
     """
     return g.linear.diagonal()

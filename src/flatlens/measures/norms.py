@@ -55,9 +55,9 @@ _SLOPE_ALONG_PARAMETERS = companion(_slope_along_parameters, "parameters", {"col
 def weight_norm(lens: Lens) -> Parts:
     """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
 
-    `.spectral` is ||W_l||_2, of a convolution that of the operator on its input's size, with `.kernel` that of the
-    kernel as a matrix out x (in k k) beside it. The network's are the largest of its layers', as of one block-diagonal
-    matrix.
+    `.spectral` is ||W_l||_2. For a convolution it is the norm of the operator on inputs of the layer's size; `.kernel`
+    is then the norm of the kernel as a matrix out x (in k k). The network's `.spectral` and `.kernel` are the largest
+    of the layers'.
     """
     parts: dict[tuple[str, str | None], Estimate] = {}
     weights = lens.layout.weights
@@ -115,7 +115,7 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
 def feature_norm(lens: Lens) -> Parts:
     """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.
 
-    A convolution's features are its whole input, flattened; a module called twice has two rows.
+    The features of a convolution are its whole input, flattened. A module that is called twice has two rows.
     """
     norms = feature_norms(lens.problem, lens.model, lens.layout)
     if not norms:
@@ -136,10 +136,11 @@ def feature_norm(lens: Lens) -> Parts:
 def fisher_rao(lens: Lens) -> Parts:
     """Fisher-Rao norm: (number of weight layers) * sqrt(mean_i <dl_i/df_i, f_i>^2).
 
-    `.parameters` is sqrt(theta^T F theta) with F = mean_i g_i g_i^T the empirical Fisher matrix of the measured
-    parameters: sqrt(mean_i <dl_i/df_i, sum_j theta_j df_i/dtheta_j>^2). The two are equal where the outputs are
-    homogeneous in the parameters of degree the number of layers: ReLU networks without biases. Elsewhere the note says
-    how far they part. Means weigh samples as the risk does: ignored ones count nothing.
+    `.parameters` is sqrt(theta^T F theta) with the empirical Fisher matrix F = mean_i g_i g_i^T of the measured
+    parameters, that is sqrt(mean_i <dl_i/df_i, sum_j theta_j df_i/dtheta_j>^2). It equals the value if the outputs are
+    homogeneous in the parameters, and the degree is the number of layers: ReLU networks without biases. For other
+    networks the note says by how much the two differ. Means weigh samples as the risk does: ignored samples do not
+    count.
     """
     outer = lens.gathered(_SLOPE_ALONG_OUTPUTS).get(None)
     if outer is None:

@@ -72,10 +72,11 @@ def average_sharpness(
 ) -> Estimate:
     """Average-case sharpness: (2 / rho^2) E[L(theta + d) - L(theta)], d normal with standard deviation rho |theta_j|.
 
-    Without `adaptive` the standard deviation is rho in every parameter. Tends to `adaptive_sharpness` (to
-    `hessian_trace`) as rho -> 0; at rho = 0.1 a ReLU network is not there yet. Drawn in antithetic pairs (+d, -d), so
-    that the risk's slope drops out; the standard error is over the pairs, `probes` of them: `arrays["pairs"]`.
-    `scale="published46"` is Eq. 46, which has no 2 / rho^2 (and rho = 0.1).
+    `adaptive=False` takes the standard deviation rho for every parameter. As rho -> 0 the value tends to
+    `adaptive_sharpness`, or to `hessian_trace` with `adaptive=False`; at rho = 0.1 a ReLU network is still far from
+    this limit. Each of the `probes` is an antithetic pair (+d, -d), so that the slope of the risk cancels. The standard
+    error is over these pairs; `arrays["pairs"]` has their values. `scale="published46"` is Eq. 46, which has no factor
+    2 / rho^2 (and rho = 0.1).
     """
     require_positive(rho=rho)
     require_flag(adaptive=adaptive)
@@ -131,10 +132,11 @@ def worst_sharpness(
 ) -> Estimate:
     """Worst-case sharpness: the largest rise of the risk over all ||d||_2 <= rho, found by projected gradient ascent.
 
-    A lower bound: the best of `restarts` searches of `steps` gradients, one begun along the slope (one step of it is
-    SAM's own approximation), the others in random directions; `arrays["restarts"]` tells how far they agree. With
-    `adaptive` the ball is ||d / |theta| ||_2 <= rho (ASAM's, in every parameter): a parameter at 0 stays there. With
-    `m` m-sharpness: each m samples in the data's order have a d of their own, and the rises are averaged.
+    The value is a lower bound: the best of `restarts` searches of `steps` gradients each. One search starts along the
+    gradient (its first step is SAM's own approximation), the others in random directions. `arrays["restarts"]` shows
+    how far they agree. `adaptive=True` takes the ball ||d / |theta| ||_2 <= rho (that of ASAM, for every parameter); a
+    parameter at 0 stays at 0. `m=k` is m-sharpness: each group of k samples, in the data's order, has a d of its own,
+    and the rises are averaged.
     """
     require_positive(rho=rho)
     require_flag(adaptive=adaptive)
@@ -199,11 +201,11 @@ def pac_bayes_flatness(
 ) -> Parts:
     """PAC-Bayes flatness: 1 / sigma^2, sigma the largest noise that costs no more than `level` of accuracy on average.
 
-    Weights + normal noise of standard deviation sigma (with `adaptive` sigma |theta_j|, in which a weight at 0 stays
-    there); a widely copied implementation passes sigma^2 for it. `of="loss"`: a rise of the risk by `level`. The noise
-    is doubled until the mean over `probes`, each with its opposite, first passes the level, then bisected, the same
-    probes throughout; the error is over probes (jackknife). `.sigma` is sigma itself; `arrays` has the curve: `sigmas`
-    and `changes`.
+    The noise is normal with standard deviation sigma, or sigma |theta_j| with `adaptive=True`, where a weight at 0
+    stays at 0. (A widely copied implementation passes sigma^2 as the standard deviation.) `of="loss"` replaces the
+    accuracy by a rise of the risk by `level`. The search doubles the noise until the mean over the probes first passes
+    the level, and then bisects, with the same probes throughout; each of the `probes` is used with its opposite. The
+    error is a jackknife over probes. `.sigma` is sigma itself. `arrays` has the curve: `sigmas` and `changes`.
     """
     require_positive(level=level)
     require_flag(adaptive=adaptive)

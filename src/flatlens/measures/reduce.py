@@ -23,7 +23,7 @@ class Reduced:
     kind: Kind = "exact"
     stderr: float = 0.0
     probes: Tensor | None = None  #: the value from each of a sketch's probes, (probes,); their mean is the value
-    largest: float | None = None  #: largest term of a sum, if the measure has a `.max` at a layer
+    largest: float | None = None  #: largest term of the sum, for measures with a `.max` at each layer
     largest_probes: Tensor | None = None
     arrays: Mapping[str, Tensor] = field(default_factory=dict)
 

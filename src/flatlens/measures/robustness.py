@@ -48,16 +48,17 @@ def feature_robustness(
 ) -> Parts:
     """Feature robustness: the change of the risk under phi -> (I + A) phi at a layer, labels kept, A random.
 
-    `over` says which A: "rotations", delta O with O of Haar's law (Theorem 5: delta^2 / (2m) `relative_flatness` to
-    leading order); "ball", r O with A phi uniform in the ball of radius delta ||phi||, and "truncated_normal", with
-    Prop. 2's density (of width `sigma` before it is cut off at 1); "noise", a direction for each sample apart
-    (reparam2019 D.1; for a layer used once per sample the mean is that over rotations, with a smaller error); "worst",
-    the largest change over all ||A|| <= delta, a lower bound by `restarts` searches. Each probe is a pair A and -A. The
-    network's answer is the last linear layer's; `layers` adds the others.
+    `over` names the law of A. "rotations": A = delta O with O of Haar's law; by Theorem 5 the change is delta^2 / (2m)
+    `relative_flatness` to leading order. "ball": A = r O such that A phi is uniform in the ball of radius delta
+    ||phi||. "truncated_normal": the density of Prop. 2, of width `sigma` before it is cut off at 1. "noise": a random
+    direction for each sample (reparam2019 D.1); if the layer is used once per sample, the mean is that over rotations,
+    with a smaller error. "worst": the largest change over all ||A|| <= delta; a lower bound, found by `restarts`
+    searches. Each of the `probes` is a pair A and -A. The network's number is that of the last linear layer;
+    `layers=True` adds the others.
 
-    Definition 1 speaks of all alpha A, 0 <= alpha <= delta. With `levels` above 1, `.sup` is the largest absolute value
-    of the mean change at so many equal steps of alpha up to delta, of the same A: a lower bound of the supremum, but
-    for the error of the mean. Where the risk is convex along every A the supremum is at delta.
+    Definition 1 is about all alpha A with 0 <= alpha <= delta. With `levels` above 1, `.sup` is the largest absolute
+    value of the mean change at that many equal steps of alpha up to delta, with the same A. Apart from the error of the
+    mean, this is a lower bound of the supremum. If the risk is convex along every A, the supremum is at delta.
     """
     require_positive(delta=delta, sigma=sigma)
     require_flag(layers=layers)
@@ -153,11 +154,11 @@ def _by_noise(
 def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes: int = 16) -> Parts:
     """Change of the loss through labels alone, near the samples: mean_i |l(f', y[phi']) - l(f', y_i)|.
 
-    phi' = phi_i + delta ||phi_i|| xi at the last linear layer, xi of uniform law on the sphere; f' the outputs there.
-    y[phi'] is guessed: the label of the nearest sample, of the data and the held-out data. Definition 9 asks that this
-    is O(delta^3) for all directions: `.worst` takes each sample's largest change, a lower bound of that. `.changed` is
-    the share of points whose label differs. Where the label function is known, `flatlens.perturbation.label_change`
-    takes it.
+    phi' = phi_i + delta ||phi_i|| xi at the last linear layer, where xi is uniform on the sphere; f' are the outputs
+    there. The label y[phi'] is a guess: that of the nearest sample, in the data and the held-out data. Definition 9
+    requires that the change is O(delta^3) in all directions: `.worst` takes each sample's largest change, a lower bound
+    of that. `.changed` is the share of points whose label differs. If you know the label function, give it to
+    `flatlens.perturbation.label_change`.
     """
     require_positive(delta=delta)
     require_count(2, probes=probes)

@@ -37,7 +37,8 @@ def softmax_norm(g: LayerGrams) -> Tensor:
 def mls(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     """Maximum local sensitivity: mean_i ||df/dx_i||_2, to the network's input, or through one layer.
 
-    With `softmax` of softmax(f), as `jacobian_norm(softmax=True)`, whose mean it is.
+    `softmax=True` takes the derivatives of softmax(f) in place of f; `jacobian_norm(softmax=True)` is the maximum of
+    the same norms.
     """
     return softmax_norm(g) if softmax else spectral_norm(g)
 
@@ -78,7 +79,7 @@ def nmls(g: LayerGrams) -> Tensor:
 def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
     """The largest sensitivity over the samples: max_i ||df/dx_i||_2 of the logits, or of softmax(f).
 
-    The softmax's own Jacobian is P = diag(p) - p p^T, so that of softmax(f) has the Gram P G P.
+    `softmax=True` takes the derivatives of p = softmax(f). Their Gram matrix is P G P, with P = diag(p) - p p^T.
     """
     return softmax_norm(g) if softmax else spectral_norm(g)
 

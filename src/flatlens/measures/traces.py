@@ -30,8 +30,8 @@ from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
 
-_FIRST = 8  #: probes at first: fewer do not show their own spread
-_FEW = 64  #: directions up to which all are taken: probes of few directions are far from normal
+_FIRST = 8  #: probes of the pilot: fewer do not show their own spread
+_FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
 _MOST = 4096  #: largest number of probes
 
 
@@ -57,9 +57,9 @@ class Effort:
 def sampled(
     draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int
 ) -> tuple[Tensor, int | None] | None:
-    """Return (probes, how many of them are the pilot); None if all `everything` directions cost less, or are requested.
+    """Return (probes, number of them in the pilot); None if all `everything` directions cost less, or are requested.
 
-    draw(m) gives m rows whose sums are the values; `size` is added to them.
+    `draw(m)` returns m rows whose sums are the values; `size` is the number that the values are added to.
     """
     if effort.probes is not None:
         return draw(effort.probes), None
@@ -78,9 +78,10 @@ def sampled(
 
 
 def of_probes(values: Tensor, pilot: int | None) -> Estimate:
-    """Return the mean of the probes. After a pilot, the pilot's spread alone gives the error (Stein's two stages).
+    """Return the mean of the probes as an estimate.
 
-    If the spread of all probes decided how many to draw, the interval would cover too little.
+    The spread of the pilot alone gives the error (Stein's two stages): if the spread of all probes decided how many to
+    draw, the interval would cover too little.
     """
     mean = float(values.mean())
     _, stderr = mean_of_forms(values if pilot is None else values[:pilot])
@@ -93,7 +94,7 @@ class FunctionalHessianPart:
     """The part of a trace beyond its Gauss-Newton part, by parameter: numbers, or probes."""
 
     names: tuple[str, ...]
-    values: Tensor  #: (names,), or from probes (m, names)
+    values: Tensor  #: (names,), or (m, names) for m probes
     pilot: int | None
     products: int
 
@@ -192,10 +193,10 @@ def _plus(a: Estimate, b: Estimate) -> Estimate:
 def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
     """Trace of the risk's Hessian in the measured parameters, also of each layer's block.
 
-    The exact Gauss-Newton trace, plus the trace of H - GGN: 0 in piecewise-linear networks that use each weight once,
-    else by as many random probes as bring the standard error to `rtol` times the value (`probes` fixes their number),
-    or along every direction in turn where that is fewer products (`exact` insists). `.gauss_newton` and `.bending` are
-    the two parts.
+    The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
+    weight once, the latter is 0. In other networks, random probes estimate it: as many as bring the standard error
+    below `rtol` times the value, or exactly `probes`. If every direction in turn takes fewer products, or with
+    `exact=True`, it is exact. `.gauss_newton` and `.bending` are the two parts.
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:
@@ -241,7 +242,8 @@ def adaptive_sharpness(
 ) -> Parts:
     """Elementwise-adaptive sharpness: sum_j theta_j^2 d2L/dtheta_j^2, the limit of the average-case one as rho -> 0.
 
-    `adaptive_sharpness_ggn` plus the functional Hessian; options and parts as of `hessian_trace`.
+    It is `adaptive_sharpness_ggn` plus the same sum for the functional Hessian. Options and parts are those of
+    `hessian_trace`.
     """
     return traced(lens, run, adaptive_sharpness_ggn, Effort(rtol, probes, exact), weighted=True)
 
@@ -268,9 +270,9 @@ def interpolation_gap(
 ) -> Parts:
     """How far the trace of the Hessian is from `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
 
-    The lemma speaks of the half squared error; under other losses the difference holds their C, too. `adaptive` is
-    Lemma E.2's version: theta_j^2 before every term. `bound` adds the lemma's middle term as `.bound`, mean_i sum_j
-    |<f_i - y_i, d2f_i/dtheta_j2>|, which is never above its m M epsilon.
+    The lemma is about the half squared error; under other losses the difference also contains C. `adaptive=True` is the
+    version of Lemma E.2, with theta_j^2 before every term. `bound=True` adds `.bound`, the middle term of the lemma,
+    mean_i sum_j |<f_i - y_i, d2f_i/dtheta_j2>|. It is never above the lemma's m M epsilon.
     """
     if adaptive and not _is_half_square(lens):
         return {("", None): undefined("Lemma E.2 is about the half squared error")}
@@ -296,7 +298,7 @@ def _is_half_square(lens: Lens) -> bool:
 def _lemma_bound(lens: Lens, run: Run, adaptive: bool) -> Estimate:
     """Return mean_i sum_j |<dl_i/df, d2 f_i/dtheta_j2>|, parameter by parameter.
 
-    For a dense layer one direction per row.
+    A dense layer takes one direction per row.
     """
     if not _is_half_square(lens):
         return undefined("Lemma B.1 is about the half squared error")

@@ -27,9 +27,9 @@ from flatlens.perturbation.variation import found_variation
 def local_variation(lens: Lens, run: Run, *, delta: float = 0.1, restarts: int = 4, steps: int = 20) -> Parts:
     """Local variation of the Jacobian: max_i sup ||Jf(u) - Jf(v)||_2 over u, v within delta of x_i.
 
-    `delta` is Euclidean, in the input's units. The value is what a search finds, a lower bound; `.upper` is certified,
-    for chains of affine layers and common activations that are small enough to be written out as matrices. Both have
-    each sample's own bound in `samples`. For a linear network both are 0.
+    `delta` is a Euclidean distance in the input's units. The value is the result of a search, a lower bound. `.upper`
+    is a certified upper bound; it exists for chains of affine layers and common activations that are small enough to be
+    written out as matrices. `samples` has each sample's own bound for both. For a linear network both are 0.
     """
     require_positive(delta=delta)
     require_count(1, restarts=restarts, steps=steps)
@@ -70,9 +70,9 @@ def mls_by_search(
 ) -> Estimate:
     """Maximum local sensitivity by search: mean_i max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||.
 
-    `delta` is relative to each input's own norm, so that it means the same at any scale of the data, and rounding with
-    it. A lower bound of the steepest secants of that length, by gradient ascent from random starts. The slope itself,
-    which they tend to as delta shrinks, is `mls`: exact, in one pass. `normalized` is Definition F.1 of the slopes
+    `delta` is relative to the norm of each input, so that it means the same at any scale of the data. The value is a
+    lower bound of the steepest secants of this length, found by gradient ascent from random starts. As delta shrinks,
+    these tend to `mls`, which one pass gives exactly. `normalized=True` is Definition F.1 with the slopes that were
     found, mean_i ||x_i||^2 slope_i^2, as Appendix F approximates `normalized_mls`; its unit is output^2.
     """
     require_positive(delta=delta)

@@ -56,9 +56,9 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
 def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
-    The paper prints det(df^T df), which is 0 whenever there are fewer outputs than inputs. `top_k` keeps the largest
-    eigenvalues, as the authors' figures do with 3. Worked in logs; where lmin(G) is rounding beside lmax(G) the volume
-    is exactly 0.
+    The paper prints det(df^T df), which is 0 if there are fewer outputs than inputs. `top_k` keeps only the largest
+    eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. If the smallest
+    eigenvalue of G is only rounding of the largest, the volume is exactly 0.
     """
     return log_volumes(g, top_k)
 
@@ -116,7 +116,7 @@ def network_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
 def local_dimension(g: LayerGrams) -> Tensor:
     """Participation ratio of the image of a small ball: mean_i (tr G_i)^2 / tr(G_i^2), between 1 and N.
 
-    Samples with G = 0 have no image and are left out, their share said.
+    Samples with G = 0 have no image. They are left out, and the note counts them.
     """
     total = g.G.diagonal(dim1=1, dim2=2).sum(1, keepdim=True)[..., None]
     share = g.G / total  # NaN where G = 0

@@ -21,7 +21,7 @@ from flatlens.transforms.transform import Moved, Transform
 
 STDERRS = 4.0  #: combined standard errors within which two estimates are equal
 SEARCHED = 1e-3  #: relative error of a search or an iteration
-_SHORT = 0.1  #: relative; a smaller difference may come from one search that stopped too early
+_SHORT = 0.1  #: relative difference; a smaller one may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller rtol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
 CELL_COLUMNS = [
@@ -39,13 +39,15 @@ TABLE_1 = {
 class Cell:
     """One number before and after one transform."""
 
-    measure: str  #: with its dotted part
+    measure: str  #: name of the measure, with its part
     transform: str
     before: float
     after: float
     change: float  #: relative to `before`
     stderr: float  #: of after - before
-    unchanged: bool | None  #: within rounding and error; None without a number, or without a reliable one
+    unchanged: (
+        bool | None
+    )  #: whether before and after agree within rounding and error; None if a number is missing or unreliable
     declared: (
         bool | None
     )  #: whether it must be unchanged, by the literature and the measure's card; None: they do not say
@@ -76,8 +78,8 @@ class Applied:
 class InvarianceReport(Result, Sequence[Cell]):
     """Cells, one a measure and transform; `frame()` is the table.
 
-    `moved` has what each transform did and the proof that the outputs stayed, `left_out` why others do not apply to
-    this network, `about` what was measured.
+    `moved` maps a transform to what it did, with the proof that the outputs stayed the same; `left_out` maps a
+    transform that does not apply to this network to the reason; `about` says what was measured.
     """
 
     _KIND = "invariance report"

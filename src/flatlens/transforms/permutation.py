@@ -21,7 +21,7 @@ def feature_by_feature(wiring: Wiring) -> Offer:
 def permutation(moving: Moving) -> str:
     """The neurons or channels of each layer in a random order, with their norms and outgoing weights.
 
-    W_2 P^T s(P W_1 x + P b_1), for any activation s that acts on each neuron by itself.
+    W_2 P^T s(P W_1 x + P b_1), for any activation s that acts on each neuron separately.
     """
     for link in moving.links:
         order = torch.randperm(link.features, generator=moving.generator)
