@@ -125,11 +125,12 @@ def over_groups(
     """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting."""
 
     def found(results: Results) -> Statistic:
-        networks, excluded = trained_ones(table(results))
-        groups = [group[numbers_of(group, [setting, column]).notna().all(axis=1)] for group in alike_in(networks, same)]
+        networks, excluded = trained_ones(table(results).reset_index(drop=True))
+        numbers, units_of = numbers_of(networks, [setting, column]).dropna(), units_in(networks)
+        groups = [numbers.loc[group.index.intersection(numbers.index)] for group in alike_in(networks, same)]
         groups = [group for group in groups if len(group)]
-        values = [of(numbers_of(group, [setting, column]).set_index(setting)[column]) for group in groups]
-        units = units_of_groups([set(units_in(group)) for group in groups])
+        values = [of(group.set_index(setting)[column]) for group in groups]
+        units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
         found = average(values, units, name=name, unit=word_of(units))
         return replace(found, excluded=(*excluded, *found.excluded))
 
@@ -229,8 +230,9 @@ def complete(table: pd.DataFrame, columns: Sequence[str]) -> Retained:
     """
     kept, untrained = trained_ones(table)
     columns = list(dict.fromkeys(columns))
-    numbers = numbers_of(kept, columns).assign(**{UNIT: units_in(kept)}).reset_index(drop=True)
-    found = keep(numbers, columns, present=[UNIT])
+    numbers = pd.DataFrame({name: kept[name].to_numpy(dtype=float) if name in kept else np.nan for name in columns},
+                           index=kept.index)  # fmt: skip
+    found = keep(numbers.assign(**{UNIT: units_in(kept)}), columns, present=[UNIT])
     return Retained(found.table, (*untrained, *found.excluded))
 
 

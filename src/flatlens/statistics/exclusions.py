@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.coefficients import Array
@@ -34,7 +36,7 @@ def keep(
     for name in log:
         if name not in columns:
             raise UnknownName.among("column to take the logarithm of", str(name), map(str, columns))
-    reasons = pd.Series("", index=range(len(table)), dtype=object)
+    reasons = np.full(len(table), "", dtype=object)
     numbers = {name: _numbers(table, name) for name in columns}
     for name, values in numbers.items():
         _exclude(reasons, np.isnan(values), f"{name} is missing")
@@ -43,11 +45,11 @@ def keep(
             _exclude(reasons, values <= 0, f"{name} is not positive, and has no logarithm")
     for name in present:
         _exclude(reasons, table[name].isna().to_numpy(), f"{name} is missing")
-    kept = (reasons == "").to_numpy()
+    kept = reasons == ""
     found = {name: np.log(values[kept]) if name in log else values[kept] for name, values in numbers.items()}
     others = {name: table[name].to_numpy()[kept] for name in present}
-    counts = reasons[~kept].value_counts(sort=False)
-    return Retained(pd.DataFrame({**found, **others}), tuple((str(why), int(number)) for why, number in counts.items()))
+    counts = Counter(map(str, reasons[~kept]))  # in the order of first appearance
+    return Retained(pd.DataFrame({**found, **others}), tuple(counts.items()))
 
 
 def _numbers(table: pd.DataFrame, name: Any) -> Array:
@@ -57,8 +59,8 @@ def _numbers(table: pd.DataFrame, name: Any) -> Array:
         raise BadInput(f"column {name!r}: numbers are needed ({error})") from error
 
 
-def _exclude(reasons: pd.Series, these: Any, why: str) -> None:
-    reasons[these & (reasons == "").to_numpy()] = why
+def _exclude(reasons: NDArray[np.object_], these: NDArray[np.bool_], why: str) -> None:
+    reasons[these & (reasons == "")] = why
 
 
 def as_columns(**columns: Any) -> pd.DataFrame:

@@ -1,0 +1,252 @@
+"""Simulated error rates of every statistic of the papers' predictions: `python -m benchmarks.sizes > docs/sizes.md`.
+
+Populations have the dependence of the papers' studies: networks of one seed share an effect, learning rates have
+effects of their own. Under the null hypothesis a statistic's true value is the number it is held against; a wrong
+verdict is "reproduced" or "not reproduced", each nominally in 2.5%. Some twenty minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import pandas as pd
+
+from flatlens.papers import cases, contrasts, evidence
+from flatlens.papers.cases import CASE
+from flatlens.papers.predictions import conclusion_of
+from flatlens.papers.units import UNIT
+from flatlens.statistics import share
+from flatlens.statistics.coefficients import Array
+
+Rng: TypeAlias = np.random.Generator
+UNITS = (6, 8, 10, 12, 20)
+"""Numbers of independent units."""
+LRS = 3
+"""Networks of a unit, one per learning rate."""
+DISCRETE = "discrete: few values are possible"
+JOINT = "ranks have to agree, and of six to ten networks they take few values"
+HOLM = "every case has to hold"
+SPREAD = "two standard deviations are compared, whose jackknife errors are too large where true spreads are near 0"
+FOLDED = "sizes are compared, whose jackknife errors are too large where the true correlations are near 0"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A statistic and the populations it is simulated on."""
+
+    statistic: str
+    design: str
+    table: Callable[[Rng, int, float], pd.DataFrame]  #: (random numbers, units, effect); effect 0 is the null
+    weigh: Callable[[evidence.Table], evidence.Evidence]
+    than: float = 0.0
+    effect: float = 1.0  #: that of the alternative, at which the power is given
+    conservative: str = ""  #: why wrong verdicts may be rarer than 1.5%
+
+
+def effects(rng: Rng, units: int, of_seed: float, each: int = LRS) -> Array:
+    """Return a standard normal number per network, (units * each,); `of_seed` is the seeds' share of its variance."""
+    return np.repeat(rng.normal(size=units), each) * of_seed**0.5 + rng.normal(size=units * each) * (1 - of_seed) ** 0.5
+
+
+def networks(units: int, each: int = LRS, **columns: Array) -> pd.DataFrame:
+    """Return a table of networks with their units and learning rates."""
+    labels = [f"seed {unit}" for unit in np.repeat(np.arange(units), each)]
+    return pd.DataFrame({UNIT: labels, "lr": np.tile(np.arange(float(each)), units), **columns})
+
+
+def related(of_seed: float, each: int, start: float, rng: Rng, units: int, effect: float, *,
+            skewed: bool = False, of_lr: bool = False) -> pd.DataFrame:  # fmt: skip
+    """Return columns a and b with correlation `start` (at effect 1 .8, or .95), and c with correlation `start` to b."""
+    b, noise, other = (effects(rng, units, of_seed, each) for _ in range(3))
+    r = start + effect * ((0.8 if start < 0.5 else 0.95) - start)
+    a, c = r * b + (1 - r**2) ** 0.5 * noise, start * b + (1 - start**2) ** 0.5 * other
+    if of_lr:  # effects of learning rates, that of a uncorrelated with that of b
+        a, b = a + np.tile([-1.0, 0.0, 1.0], units), b + np.tile([1.0, -2.0, 1.0], units) / 3**0.5
+    return networks(units, each, **({"a": np.exp(a), "b": np.exp(b)} if skewed else {"a": a, "b": b, "c": c}))
+
+
+def means(of_seed: float, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    return networks(units, x=effects(rng, units, of_seed) + effect)
+
+
+def lines(each: int, of_seed: float, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return x over learning rates, in one line per seed."""
+    x = effects(rng, units, of_seed, each) + effect * np.tile(np.arange(each), units)
+    return networks(units, each, x=x)
+
+
+def layers(start: float, rng: Rng, units: int, effect: float, count: int = 4) -> pd.DataFrame:
+    """Return gap, and columns u0 to u3 and v0 to v3 with correlation `start` to it; at effect 1, v with other ones."""
+    gap = rng.normal(size=units)
+    columns = {}
+    for name in "uv":
+        for i in range(count):
+            r = start + (effect * (0.2 * i if i % 2 else -0.3 * i) if name == "v" else 0.0)
+            columns[f"{name}{i}"] = r * gap + (1 - r**2) ** 0.5 * rng.normal(size=units)
+    return networks(units, 1, gap=gap, **columns)
+
+
+def settings(values: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return a and b at several settings; the same seeds are at each, and r rises with the setting."""
+    of_a, of_b = rng.normal(size=(2, units))
+    parts = []
+    for value in range(values):
+        a = (of_a + rng.normal(size=units)) / 2**0.5
+        r = effect * value / (values - 1) * 0.95
+        b = r * a + (1 - r**2) ** 0.5 * (of_b + rng.normal(size=units)) / 2**0.5
+        parts.append(networks(units, 1, a=a, b=b, setting=np.full(units, float(value))))
+    return pd.concat(parts, ignore_index=True)
+
+
+def kinds(count: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return cases that share seeds: a related to b by effect .8, c not; levels differ from case to case."""
+    base = rng.normal(size=(3, units))
+    parts = []
+    for case in range(count):
+        a, noise, c = (0.6 * np.repeat(one, 2) + 0.8 * effects(rng, units, 0.4, 2) + 10 * case for one in base)
+        r = 0.8 * effect
+        b = r * (a - 10 * case) + (1 - r**2) ** 0.5 * (noise - 10 * case)
+        parts.append(networks(units, 2, a=a, b=b, c=c, **{CASE: np.full(2 * units, f"case {case}")}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def parted(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return a and b with correlation .4; at effect 1 it is .8 at all learning rates but the first, and there -.8."""
+    b, noise = effects(rng, units, 0.5), effects(rng, units, 0.5)
+    r = np.tile([0.4 - 1.2 * effect, *[0.4 + 0.4 * effect] * (LRS - 1)], units)
+    return networks(units, a=r * b + (1 - r**2) ** 0.5 * noise, b=b)
+
+
+def shares(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    holds = rng.random(units) < 0.5 + 0.45 * effect
+    return networks(units, 1, x=holds.astype(float))
+
+
+def share_of(table: evidence.Table) -> evidence.Evidence:
+    return lambda results: share(table(results)["x"], table(results)[UNIT])
+
+
+def _correlations() -> Iterator[Row]:
+    designs: tuple[tuple[str, float, int, bool, str], ...] = (
+        ("one network a seed", 1.0, 1, False, JOINT),
+        ("3 learning rates, 30% of the variance between seeds", 0.3, LRS, False, JOINT),
+        ("3 learning rates, 88% between seeds", 0.88, LRS, False, JOINT),
+        ("the same, learning rates with effects", 0.88, LRS, True, JOINT),
+    )
+    for design, of_seed, each, of_lr, why in designs:
+        draw = partial(related, of_seed, each, 0.0, of_lr=of_lr)
+        yield Row("Pearson r, ranks agreeing", design, draw, lambda t: evidence.correlated(t, "a", "b"),
+                  conservative=why)  # fmt: skip
+    yield Row("Pearson r, ranks agreeing", "lognormal columns, 30% between seeds",
+              partial(related, 0.3, LRS, 0.0, skewed=True), lambda t: evidence.correlated(t, "a", "b"),
+              conservative="of skewed columns r above 0 is rare, and ranks have to agree")  # fmt: skip
+    for design, of_seed, each, _, _ in designs[:3]:
+        yield Row("Pearson r against .5", design, partial(related, of_seed, each, 0.5),
+                  lambda t: evidence.correlated(t, "a", "b"), 0.5, conservative=JOINT)  # fmt: skip
+        for name, title in (("spearman", "Spearman rho"), ("kendall", "Kendall tau-b, two measures")):
+            yield Row(title, design, partial(related, of_seed, each, 0.0),
+                      lambda t, name=name: evidence.correlated(t, "a", "b", name), conservative=DISCRETE)  # fmt: skip
+        yield Row("difference of two z", f"{design}, both r .6", partial(related, of_seed, each, 0.6),
+                  lambda t: contrasts.stronger(t, ["a"], ["c"], "b"), conservative=JOINT)  # fmt: skip
+    for start, why in ((0.0, FOLDED), (0.6, JOINT)):
+        yield Row("difference of two |z|", f"{designs[1][0]}, both r {start:g}", partial(related, 0.3, LRS, start),
+                  lambda t: contrasts.stronger_in_size(t, ["a"], ["c"], "b"), conservative=why)  # fmt: skip
+    yield Row("|Pearson r| against .5", designs[2][0], partial(related, 0.88, LRS, 0.5),
+              lambda t: contrasts.strength(t, "a", "b"), 0.5, conservative=JOINT)  # fmt: skip
+
+
+def _means() -> Iterator[Row]:
+    for of_seed in (0.3, 0.88):
+        said = f"3 learning rates, {of_seed:.0%} of the variance between seeds"
+        yield Row("mean", said, partial(means, of_seed), lambda t: contrasts.mean_of(t, "x"))
+    for each in (2, 3, 5):
+        yield Row("mean of Kendall's tau over lines", f"one line of {each} learning rates a seed",
+                  partial(lines, each, 0.5), lambda t: evidence.along(t, "lr", "x", [UNIT]),
+                  conservative=DISCRETE if each < 5 else "")  # fmt: skip
+    yield Row("share of units", "true share one half", shares, share_of, 0.5, conservative=DISCRETE)
+
+
+def _several() -> Iterator[Row]:
+    for values in (3, 6):
+        yield Row("slope of z over a setting", f"{values} settings of the same seeds", partial(settings, values),
+                  lambda t: contrasts.rising(t, "setting", "a", "b"), conservative=JOINT)  # fmt: skip
+    pair, both = [("a", "b")], [("a", "b"), ("c", "b")]
+    for count in (4,):
+        said, draw = f"{count} cases of the same seeds", partial(kinds, count)
+        yield Row("mean of z over cases", said, draw, lambda t: cases.across(t, pair, cases.mean, "r"),
+                  conservative=JOINT)  # fmt: skip
+        yield Row("mean difference of two z over cases", said, draw,
+                  lambda t: cases.across(t, both, cases.margin, "z"), conservative=JOINT)  # fmt: skip
+        yield Row("r in all cases, Holm", f"{said}, r 0 in each", draw, lambda t: cases.in_each_case(t, pair, "r"),
+                  conservative=HOLM)  # fmt: skip
+        yield Row("r in some case, Holm", f"{said}, r 0 in each", draw,
+                  lambda t: cases.in_each_case(t, pair, "r", "some"), conservative=HOLM)  # fmt: skip
+    yield Row("z of a part less z of all", "3 learning rates, the part without the first",
+              parted,
+              lambda t: cases.by_part(t, lambda n: n["lr"] > 0, "a", "b", "z"), conservative=JOINT)  # fmt: skip
+    for start in (0.0, 0.3):
+        yield Row("deviation of z over layers, less that over others", f"one network a seed, all r {start:g}",
+                  partial(layers, start),
+                  lambda t: contrasts.steadier(t, ["u0", "u1", "u2", "u3"], ["v0", "v1", "v2", "v3"], "gap"),
+                  conservative=SPREAD)  # fmt: skip
+    yield Row("r of each layer, Holm", "one network a seed, all r 0", partial(layers, 0.0),
+              lambda t: contrasts.weakest(t, ["u0", "u1", "u2", "u3"], "gap"), conservative=HOLM)  # fmt: skip
+
+
+ROWS = (*_means(), *_correlations(), *_several())
+
+
+def verdicts(row: Row, units: int, effect: float, repeats: int, seed: int = 0) -> tuple[int, int]:
+    """Return in how many repeats the statistic is believed above its number, and below it."""
+    rng = np.random.default_rng([seed, units, ROWS.index(row)])
+    found = []
+    for _ in range(repeats):
+        table = row.table(rng, units, effect)
+        statistic = row.weigh(lambda _, table=table: table)({})  # type: ignore[misc]
+        found.append(conclusion_of(statistic, "above", row.than))
+    return found.count("reproduced"), found.count("not reproduced")
+
+
+INTRODUCTION = """\
+# Simulated error rates of the papers' statistics
+
+Written by `python -m benchmarks.sizes > docs/sizes.md`. Each statistic is simulated {repeats} times where its true value
+is the number that it is held against, on populations with the dependence of the papers' studies. "Miss above" is the
+share of verdicts that the truth is above, "miss below" that it is below: nominally 2.5% each, with a standard error of
+{error:.1f} points. A statistic may miss in at most 3.5%, and where it misses in fewer than 1.5%, the last column says
+why. The power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard deviation, a
+correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95, r from 0 to .95
+over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6. "Units" are independent
+seeds. `tests/statistics/test_sizes.py` asks for these rates.
+
+| statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
+|---|---|---:|---:|---:|---:|---|"""
+
+
+def page(repeats: int, rows: tuple[Row, ...] = ROWS) -> Iterator[str]:
+    """Yield the lines of docs/sizes.md."""
+    fewer = max(repeats // 10, 1)
+    yield INTRODUCTION.format(repeats=repeats, fewer=fewer, error=100 * (0.025 * 0.975 / repeats) ** 0.5)
+    for row in rows:
+        for units in UNITS:
+            above, below = (100 * count / repeats for count in verdicts(row, units, 0.0, repeats))
+            power = 100 * verdicts(row, units, row.effect, fewer, seed=1)[0] / fewer
+            why = row.conservative if min(above, below) < 1.5 else ""
+            yield f"| {row.statistic} | {row.design} | {units} | {above:.1f} | {below:.1f} | {power:.0f} | {why} |"
+
+
+def main(**options: Any) -> None:
+    """Print the page, line by line."""
+    for line in page(**options):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=1000)
+    main(**vars(parser.parse_args()))
