@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from itertools import zip_longest
 from pathlib import Path
 
 import vl_convert
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.predictions import MARKS
+from flatlens.papers.predictions import MARKS, Prediction
 from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.papers.rerun import IN_WORDS
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent
@@ -29,17 +29,33 @@ INTRODUCTION = f"""\
 
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
 what needs no more than a laptop; the page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
-A claim is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
-reproduced* where all of it lies on the other, else *inconclusive*. Where a claim is not reproduced at laptop scale its
-experiment was re-run ({IN_WORDS}), and both outcomes stand here. What laptop scale changes is said below each
-title: an outcome is about that data and size.
+A row is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
+reproduced* where all of it lies on the other, else *inconclusive*; it is decided where two runs agree ({IN_WORDS}).
+Intervals are over independent units, such as seeds, whose number stands beside that of the networks; fewer than 6
+decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)). A *theorem* checks the
+code, a *claim* is quoted, a *reading* is ours, a *number* is printed; main claims are bold. What laptop scale changes is said
+below each title: an outcome is about that data and size.
 """
 
 
 def page(found: list[Reproduction]) -> str:
     """The whole page as Markdown."""
-    sections = [line for one in found for line in _section(one)]
-    return "\n".join([INTRODUCTION, *_missing(found), *_glance(found), *sections, *_versions(found)])
+    rows = rows_of(found)
+    every = [row for each in rows for row in each]
+    sections = [line for one, mine in zip(found, rows, strict=True) for line in _section(one, mine)]
+    return "\n".join(
+        [INTRODUCTION, *_missing(found), *_kinds(every), *_glance(found, rows), *sections, *_versions(found)]
+    )
+
+
+def _kinds(rows: list[Row]) -> Iterator[str]:
+    yield by_chance(rows)
+    yield ""
+    yield _row("kind", *MARKS)
+    yield _row("---", *["---:"] * len(MARKS))
+    for kind, counts in counted_by_kind(rows).items():
+        yield _row(kind, *counts.values())
+    yield ""
 
 
 def _missing(found: list[Reproduction]) -> Iterator[str]:
@@ -47,40 +63,49 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
     if missing := [name for name in EXPERIMENTS if name not in there]:
         yield f"Not yet run to the end at this scale: {', '.join(missing)}."
         yield ""
-    failed = [one for one in found if one.counts["not reproduced"] and one.scale == "laptop"]
-    if once := [one.experiment.id for one in failed if not one.again]:
-        yield f"Not yet re-run: {', '.join(once)}."
+    if once := [one.experiment.id for one in found if not one.again and one.scale == "laptop"]:
+        yield f"Not yet run twice: {', '.join(once)}."
         yield ""
 
 
-def _glance(found: list[Reproduction]) -> Iterator[str]:
-    yield f"| | experiment | source | networks | {' | '.join(MARKS)} |"
-    yield "|---|---|---|---:" + "|---:" * len(MARKS) + "|"
-    for one in found:
+def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
+    yield _row("", "experiment", "source", "networks", *MARKS)
+    yield _row("---", "---", "---", "---:", *["---:"] * len(MARKS))
+    for one, mine in zip(found, rows, strict=True):
         link = f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
-        yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *one.counts.values())
+        counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
+        yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *counts)
     yield ""
 
 
-def _section(one: Reproduction) -> Iterator[str]:
+def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     yield f"## {_name(one)}"
     yield ""
     yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
     yield " ".join(what_was_run(result) for result in one.results.values())
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
-    yield "| what the paper says | here |" + (" re-run |" if one.again else "") + " value, 95% interval | n |"
-    yield "|---|---|" + ("---|" if one.again else "") + "---|---:|"
-    for outcome, again in zip_longest(one.outcomes, one.again):
-        second = [f"{again.marked} {again.statistic.in_words}"] if again else []
-        said = f"{outcome.prediction.says} ({outcome.prediction.source})"
-        yield _row(said, outcome.marked, *second, outcome.statistic.in_words, outcome.statistic.size)
+    second = ("re-run",) * bool(one.again)
+    yield _row("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
+    yield _row("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
+    for row in rows:
+        outcome, again = row.outcome, row.again
+        runs = [f"{again.marked} {again.statistic.in_words}"] if again else []
+        statistic = outcome.statistic
+        yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
+                   statistic.in_words, statistic.size)  # fmt: skip
     yield ""
     if one.plots:
         yield f"![{one.plots[0].title}]({(PICTURES / _file(one)).as_posix()})"
         yield ""
         yield f"{one.plots[0].title}. {one.plots[0].caption}"
         yield ""
+
+
+def _said(prediction: Prediction) -> str:
+    says = f"**{prediction.says}**" if prediction.headline else prediction.says
+    quote = f': "{prediction.quote}"' if prediction.quote else ""
+    return f"{says} ({prediction.source}{quote}){f' {prediction.reason}' if prediction.reason else ''}"
 
 
 def _name(one: Reproduction) -> str:

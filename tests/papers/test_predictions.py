@@ -88,7 +88,7 @@ def test_relations_are_over_the_networks_that_reached_the_end():
 
 def test_a_theorem_is_decided_by_its_value_alone():
     def outcome(value):
-        found = Statistic("largest change", value, 2)
+        found = Statistic("largest change", value, 2, tails=lambda _: (0.9, 0.1))
         return Prediction("c", "", "", lambda _: found, "below", 1e-6, kind="theorem").weigh({}).conclusion
 
     assert [outcome(value) for value in (1e-9, 1e-3, NAN)] == ["reproduced", "not reproduced", "inconclusive"]

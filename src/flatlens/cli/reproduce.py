@@ -38,8 +38,8 @@ def reproduce(
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
         scale: `smoke` takes seconds, `laptop` minutes; `paper` is the published setting on the published data.
-        again: If a claim is not reproduced, re-run its experiment with other seeds and 1.5 times as many samples; the
-            page shows both outcomes.
+        again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a verdict takes two
+            runs that agree.
         running: The processes or machines to run on.
         strict: Exit with 1 if a claim is not reproduced.
         as_json: Print JSON.
@@ -91,7 +91,7 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
         for v, again in zip_longest(one.outcomes, one.again):
             second = [again.conclusion] if again else []
-            table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, str(v.statistic.n))
+            table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, v.statistic.size)
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")

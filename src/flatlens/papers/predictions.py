@@ -45,7 +45,7 @@ class Prediction:
     def weigh(self, results: Results) -> Outcome:
         """Compute the statistic from the studies, and return the outcome."""
         found = self.statistic(results)
-        weighed = replace(found, low=found.value, high=found.value) if self.kind == "theorem" else found
+        weighed = replace(found, low=found.value, high=found.value, tails=None) if self.kind == "theorem" else found
         return Outcome(self, found, conclusion_of(weighed, self.side, self.than))
 
 

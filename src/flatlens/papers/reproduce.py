@@ -85,8 +85,8 @@ def reproduce(
         name: the catalogue's row, "X4".
         out: a new or empty folder, or one where this experiment was begun.
         scale: "smoke", "laptop" or "paper".
-        again: if a claim is not reproduced, re-run all studies with other seeds and 1.5 times as many samples, into
-            `out/again`.
+        again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
+            verdict takes two runs that agree.
         progress: as for `run_study`.
         options: the other options of `run_study`.
 
@@ -105,7 +105,7 @@ def reproduce(
 
     results = run(studies, out)
     outcomes = _weighed(experiment, results)
-    if again and counted(outcomes)["not reproduced"]:
+    if again:
         run({study: rerun(settings) for study, settings in studies.items()}, out / AGAIN)
     return _concluded(out, experiment, scale, results, outcomes)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
-from flatlens.papers.predictions import MARKS, counted
+from flatlens.papers.predictions import MARKS
 from flatlens.papers.rerun import IN_WORDS
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report import words
 from flatlens.report.figures.figure import Figure
 from flatlens.report.figures.plots import plot_figure
@@ -58,14 +59,17 @@ def write_atlas(
 
 def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]], places: Sequence[str]) -> str:
     """Return the page's text; `places` are the experiments' folders as the page links them."""
+    summary = rows_of(found)
     rows = [
-        _row(one, figures, "" if place == "." else f"{place}/")
-        for one, figures, place in zip(found, drawn, places, strict=True)
+        _row(one, predicted, figures, "" if place == "." else f"{place}/")
+        for one, predicted, figures, place in zip(found, summary, drawn, places, strict=True)
     ]
+    every = [row for each in summary for row in each]
     specs = {slot: spec for row in rows for slot, spec in row["specs"].items()}
     return environment().get_template("atlas.html.j2").render(
         title=_title(found),
-        counts=counted(outcome for one in found for outcome in one.outcomes),
+        kinds=counted_by_kind(every),
+        chance=by_chance(every),
         marks=MARKS,
         rows=rows,
         again=IN_WORDS,
@@ -83,16 +87,16 @@ def _title(found: Sequence[Reproduction]) -> str:
     return "Atlas: the papers' figures and claims, reproduced"
 
 
-def _row(one: Reproduction, figures: Sequence[Figure], place: str) -> dict[str, Any]:
+def _row(one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure], place: str) -> dict[str, Any]:
     slots = {f"{one.experiment.id}-{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}
     return {
         "experiment": one.experiment,
         "scale": one.scale,
         "differs": one.experiment.differs.get(one.scale, ()),
-        "outcomes": list(zip_longest(one.outcomes, one.again)),
+        "predicted": predicted,
         "again": bool(one.again),
         "networks": one.networks,
-        "counts": one.counts,
+        "counts": Counter(row.decided for row in predicted),
         "studies": [_study(name, one, place) for name in one.results],
         "unfinished": one.unfinished,
         "figures": figures,

@@ -1,0 +1,91 @@
+"""Summary of many predictions: both runs of each, verdicts made by chance, and which survive a correction."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias, get_args
+
+import numpy as np
+
+from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Kind, Outcome
+from flatlens.papers.reproduce import Reproduction
+from flatlens.statistics import benjamini_hochberg
+
+DISCOVERY = 0.05
+"""Largest share of false verdicts among those that survive, in the mean."""
+SURVIVES = "*"
+"""Mark of a verdict that survives."""
+
+Counts: TypeAlias = Mapping[Kind, Mapping[Conclusion, int]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prediction with its outcome, and that of the re-run."""
+
+    outcome: Outcome
+    again: Outcome | None
+    survives: bool = False  #: decided, and still so after Benjamini and Hochberg's correction over all rows
+
+    @property
+    def decided(self) -> Conclusion:
+        """The conclusion of both runs; "inconclusive" if they differ, or if there is only one. A theorem needs one."""
+        if self.outcome.prediction.kind == "theorem" and self.again is None:
+            return self.outcome.conclusion
+        if self.outcome.conclusion == "not tested":
+            return "not tested"
+        agree = self.again is not None and self.again.conclusion == self.outcome.conclusion
+        return self.outcome.conclusion if agree else "inconclusive"
+
+    @property
+    def p(self) -> float:
+        """The larger p of the two runs: that of a verdict which both of them reach."""
+        return self.outcome.p if self.again is None else float(np.maximum(self.outcome.p, self.again.p))  # NaN stays
+
+    @property
+    def marked(self) -> str:
+        """The conclusion behind its mark, and whether it survives: "✓ reproduced *"."""
+        return f"{MARKS[self.decided]} {self.decided}{f' {SURVIVES}' * self.survives}"
+
+
+def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
+    """Return the rows of each experiment; p-values are corrected over all of them (Benjamini and Hochberg 1995)."""
+    rows = [[Row(*pair) for pair in _pairs(one)] for one in found]
+    rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
+    verdicts = ("reproduced", "not reproduced")
+    return [
+        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in verdicts)) for row in each]
+        for each in rows
+    ]
+
+
+def _pairs(one: Reproduction) -> list[tuple[Outcome, Outcome | None]]:
+    return list(zip(one.outcomes, one.again or [None] * len(one.outcomes), strict=True))
+
+
+def counted_by_kind(rows: Iterable[Row]) -> Counts:
+    """Return the number of rows with each decided conclusion, by kind; kinds without a row are left out."""
+    counts = Counter((row.outcome.prediction.kind, row.decided) for row in rows)
+    kinds: tuple[Kind, ...] = get_args(Kind)
+    return {
+        kind: {conclusion: counts[kind, conclusion] for conclusion in MARKS}
+        for kind in kinds
+        if any(of == kind for of, _ in counts)
+    }
+
+
+def by_chance(rows: Sequence[Row]) -> str:
+    """Return in words how many verdicts chance would make if nothing had an effect, and how many stand."""
+    tested = [row for row in rows if row.outcome.p == row.outcome.p]
+    twice = [row for row in tested if row.again is not None]
+    one, two = 2 * LEVEL * len(tested), 2 * LEVEL**2 * len(twice)
+    survive = sum(row.survives for row in rows)
+    decided = sum(row.decided in ("reproduced", "not reproduced") for row in tested)
+    return (
+        f"{len(tested)} rows have a p-value. Were there no effect at all, one run would decide at most {one:.1f} "
+        f"of them by chance, and two runs the same way {two:.1f}. {decided} are decided, in two runs that agree; "
+        f"{survive} of these survive Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are "
+        f"marked {SURVIVES}."
+    )

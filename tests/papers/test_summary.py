@@ -1,0 +1,52 @@
+"""A row is decided where two runs agree; verdicts by chance are counted, and p-values corrected over all rows."""
+
+from types import SimpleNamespace
+
+import pytest
+from scipy.stats import false_discovery_control
+
+from flatlens.papers.predictions import Prediction
+from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
+from flatlens.statistics import Statistic
+
+
+def outcome(p, kind="claim", value=1.0):
+    """The outcome of a statistic whose one-sided p of being above 0 is `p`; None: it has no interval."""
+    tails = None if p is None else lambda _: (p, 1 - p)
+    return Prediction("c", "", "", lambda _: Statistic("s", value, 20, tails=tails), kind=kind).weigh({})
+
+
+def test_a_row_is_decided_where_two_runs_agree():
+    yes, no, undecided = outcome(0.001), outcome(0.999), outcome(0.2)
+    decided = [Row(*pair).decided for pair in ((yes, yes), (no, no), (yes, no), (yes, undecided), (yes, None))]
+    assert decided == ["reproduced", "not reproduced", "inconclusive", "inconclusive", "inconclusive"]
+    assert Row(outcome(None, "theorem"), None).decided == "reproduced"
+    assert Row(outcome(None, "theorem"), outcome(None, "theorem", -1.0)).decided == "inconclusive"
+    assert Row(yes, undecided).p == pytest.approx(0.4)  # two-sided, of the weaker run
+    assert Row(outcome(None), yes).p != Row(outcome(None), yes).p
+
+
+def test_what_survives_is_decided_and_corrected_over_all_rows():
+    p = [0.0001, 0.012, 0.024, 0.4]
+    outcomes = tuple(outcome(each) for each in p)
+    one = SimpleNamespace(outcomes=outcomes[:2], again=outcomes[:2])
+    other = SimpleNamespace(outcomes=outcomes[2:], again=outcomes[2:])
+    rows = [row for each in rows_of([one, other]) for row in each]
+    corrected = false_discovery_control([2 * each for each in p])
+    assert [row.survives for row in rows] == (corrected <= 0.05).tolist() == [True, True, False, False]
+    assert [row.marked for row in rows[1:3]] == ["✓ reproduced *", "✓ reproduced"]
+    alone = rows_of([SimpleNamespace(outcomes=outcomes[:1], again=())])
+    assert not alone[0][0].survives  # strong, but in one run
+
+
+def test_the_summary_counts_kinds_apart_and_what_chance_does():
+    yes, theorem = outcome(0.001), outcome(None, "theorem")
+    rows = [Row(yes, yes, survives=True)] * 3 + [Row(theorem, None), Row(outcome(0.3, "reading"), None)]
+    counts = counted_by_kind(rows)
+    assert list(counts) == ["theorem", "claim", "reading"]
+    assert counts["claim"]["reproduced"] == 3
+    assert counts["reading"]["inconclusive"] == 1
+    said = by_chance(rows)
+    assert said.startswith("4 rows have a p-value")  # the theorem has none
+    assert "at most 0.2 of them by chance, and two runs the same way 0.0." in said
+    assert "3 are decided, in two runs that agree; 3 of these survive" in said
