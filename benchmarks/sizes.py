@@ -216,13 +216,13 @@ INTRODUCTION = """\
 # Simulated error rates of the papers' statistics
 
 Written by `python -m benchmarks.sizes > docs/sizes.md`. Each statistic is simulated {repeats} times where its true
-value is the number that it is held against, on populations with the dependence of the papers' studies. "Miss above" is
-the share of verdicts that the truth is above, "miss below" that it is below: nominally 2.5% each, with a standard
+value is the number that it is held against, on populations with the dependence of the papers' studies. "Miss above"
+is the share of verdicts that the truth is above, "miss below" that it is below: nominally 2.5% each, with a standard
 error of {error:.1f} points. A statistic may miss in at most 3.5%, and where it misses in fewer than 1.5%, the last
-column says why. The power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard deviation, a
-correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95, r from 0 to .95
-over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6. "Units" are independent
-seeds. `tests/statistics/test_sizes.py` asks for these rates.
+column says why. The power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard
+deviation, a correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95,
+r from 0 to .95 over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6.
+"Units" are independent seeds. `tests/statistics/test_sizes.py` asks for these rates.
 
 | statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
 |---|---|---:|---:|---:|---:|---|"""

@@ -32,9 +32,9 @@ what needs no more than a laptop; the page is made from the folders (`python doc
 A row is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*; it is decided where two runs agree ({IN_WORDS}).
 Intervals are over independent units, such as seeds, whose number stands beside that of the networks; fewer than 6
-decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)). A *theorem* checks the
-code, a *claim* is quoted, a *reading* is ours, a *number* is printed; main claims are bold. What laptop scale changes is said
-below each title: an outcome is about that data and size.
+decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)). A *theorem* checks
+the code, a *claim* is quoted, a *reading* is ours, a *number* is printed; main claims are bold. What laptop scale
+changes is said below each title: an outcome is about that data and size.
 """
 
 

@@ -1,0 +1,46 @@
+"""Wrong verdicts are as rare as is said: 1.5 to 3.5% a side where the truth is the number it is held against."""
+
+import pytest
+from benchmarks import sizes
+from scipy.stats import binomtest
+
+LEAST, MOST = 0.015, 0.035
+SURE = 1e-3
+"""The probability below which a count is not blamed on chance."""
+
+
+def each(row):
+    return f"{row.statistic}, {row.design}"
+
+
+def check(row, units, repeats):
+    for wrong in sizes.verdicts(row, units, 0.0, repeats, seed=2):
+        assert binomtest(wrong, repeats, MOST, alternative="greater").pvalue > SURE, wrong
+        if not row.conservative:
+            assert binomtest(wrong, repeats, LEAST, alternative="less").pvalue > SURE, wrong
+
+
+@pytest.mark.parametrize("row", sizes.ROWS, ids=each)
+def test_wrong_verdicts_are_not_too_many(row):
+    check(row, 8, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("units", sizes.UNITS)
+@pytest.mark.parametrize("row", sizes.ROWS, ids=each)
+def test_wrong_verdicts_are_as_rare_as_is_said(row, units):
+    check(row, units, 1500)
+
+
+def test_a_statistic_that_counts_networks_as_units_is_caught(monkeypatch):
+    """The plain interval over networks, which share seeds, is wrong far too often."""
+    row = next(row for row in sizes.ROWS if row.design.startswith("3 learning rates, 88%"))
+
+    def table(rng, units, effect):
+        found = row.table(rng, units, effect)
+        return found.assign(unit=[f"network {i}" for i in range(len(found))])
+
+    wrong = sizes.Row(row.statistic, row.design, table, row.weigh)
+    monkeypatch.setattr(sizes, "ROWS", (*sizes.ROWS, wrong))
+    with pytest.raises(AssertionError):
+        check(wrong, 8, 200)
