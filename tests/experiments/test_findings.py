@@ -74,10 +74,10 @@ def test_a_sign_that_turns_round_inside_the_groups_is_told():
     relations, within = relate_all(table), relate_within(table, GAP.name, {"seed": pd.Series(seed)})
     networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5})
     sentences = findings(STUDY, networks, relations, within, unfinished=0, failed=0)
-    turned = [s for s in sentences if "turns round" in s]
+    turned = [s for s in sentences if "changes" in s]
     assert len(turned) == 1
     assert turned[0].startswith("Within a fixed seed")
-    assert "turns round for MLS, 0.9" in turned[0]
+    assert "changes for MLS, 0.9" in turned[0]
     assert "NMLS" not in turned[0]
 
 

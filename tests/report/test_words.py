@@ -46,5 +46,7 @@ def test_architectures_are_counted_and_not_listed(laptop):
     base = {**laptop.settings["base"], "training": {"max_steps": 0, "loss": "mse"}, "model": {"type": "ViT"}}
     networks = laptop.networks.assign(seed=0)
     told = what_was_run(replace(laptop, networks=networks, settings={"base": base, "axes": axes}))
-    trained = "48 networks (ViT), as they come on 600 training samples of digits with the mean squared error"
+    trained = (
+        "48 networks (ViT), at their initial weights on 600 training samples of digits with the mean squared error"
+    )
     assert told == f"{trained}: 36 models."

@@ -30,7 +30,7 @@ def residual_bound(context: Context) -> Iterator[Claim]:
 
     Eq. 17, per sample, for a block y = x + branch(W x) whose input x is read by the skip and by W alone:
 
-    ||df/dx||_2 <= ||J||_2 + ||W||_2 ||df/dW||_F / ||x||,    J = df/dy
+        ||df/dx||_2 <= ||J||_2 + ||W||_2 ||df/dW||_F / ||x||,    J = df/dy
 
     The paper prints ||J||_2 on the left. The slack is the same; here ||J||_2 stays on the right, so that the tightness
     compares quantities of one kind. Each block is a row with the name of the layer of W. `.sound` has ||T||_2

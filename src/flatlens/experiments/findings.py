@@ -166,7 +166,7 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
                 turned.append(f"{name}, {overall['pearson']:.2f} overall but {_interval(inside.iloc[0], 'pearson')}")
         if turned:
             more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
-            sentences.append(f"Within {words}, the sign of r turns round for {'; '.join(turned[:4])}{more}.")
+            sentences.append(f"Within {words}, the sign of r changes for {'; '.join(turned[:4])}{more}.")
     return sentences
 
 

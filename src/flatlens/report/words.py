@@ -36,7 +36,7 @@ def what_was_run(result: StudyResult) -> str:
     elif grid:
         seeds = f", {seeds} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
-    how = "as they come" if untrained else f"trained{_how(base)}"
+    how = "at their initial weights" if untrained else f"trained{_how(base)}"
     networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base)}"
     return f"{networks}: {grid}{seeds}.{_stop(base)}"
 
