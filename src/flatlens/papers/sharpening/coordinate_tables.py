@@ -6,6 +6,7 @@ sizes agree with max_i f'(x_i)^2, not with max_i |f'(x_i)|. Both are shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -80,9 +81,9 @@ def beside_printed(results: Results) -> Plot:
     """Return the tables of our numbers beside the printed ones, with the ratios of the two starts."""
     caption = (
         "Means and standard deviations over the trials, here and in the paper, and the ratio of the means after the "
-        "low and after the high start. The eight targets are not published: sizes cannot be compared one by one. The "
-        "Jacobian norm stands without the power method's root, too; the sharpness is that of the error summed over the "
-        "points, and that of its mean: the paper says neither."
+        "low and after the high start, with the deviation that follows. The eight targets are not published: sizes "
+        "cannot be compared one by one. The Jacobian norm stands without the power method's root, too; the sharpness "
+        "is that of the error summed over the points, and that of its mean: the paper says neither."
     )
     return Plot("tables", "Tables 1 and 2, here and in the paper", caption, "table", pd.DataFrame(_cells(results)))
 
@@ -94,19 +95,23 @@ def _cells(results: Results) -> Iterator[dict[str, object]]:
         panel = f"{TABLE_OF[study]}: {ACTIVATION_NAMES[study]} networks"
         for row, printed in table.items():
             for said, column in COMPARED[row].items():
-                means = {}
-                for start, (mean, spread) in zip(STARTS, printed, strict=True):
-                    values = networks.loc[networks["start"] == start, column].dropna()
-                    here = (float(values.mean()), float(values.std()), len(values))
-                    for source, (m, s, n) in {"here": here, "paper": (mean, spread, 10)}.items():
-                        means[source, start] = m
+                for source in ("here", "paper"):
+                    pairs = zip(STARTS, printed, strict=True)
+                    high, low = (cell(networks, column, start, numbers, source) for start, numbers in pairs)
+                    ratio = low[0] / high[0]
+                    spread = abs(ratio) * math.hypot(low[1] / low[0], high[1] / high[0])
+                    for of, (m, s, n) in (("high", high), ("low", low), ("low / high", (ratio, spread, low[2]))):
                         yield {
-                            "panel": panel, "row": f"{row}{said}, {start}", "column": source,
+                            "panel": panel, "row": f"{row}{said}, {of}", "column": source,
                             "text": f"{m:,.2f} ± {s:,.2f}", "mean": m, "deviation": s, "n": n,
                         }  # fmt: skip
-                for source in ("here", "paper"):
-                    ratio = means[source, "low"] / means[source, "high"]
-                    yield {
-                        "panel": panel, "row": f"{row}{said}, low / high", "column": source,
-                        "text": f"{ratio:,.2f}", "mean": ratio, "deviation": np.nan, "n": np.nan,
-                    }  # fmt: skip
+
+
+def cell(
+    networks: pd.DataFrame, column: str, start: str, printed: tuple[float, float], source: str
+) -> tuple[float, float, int]:
+    """Return mean, standard deviation and number of trials after a start, measured here or printed in the paper."""
+    if source == "paper":
+        return (*printed, 10)
+    values = networks.loc[networks["start"] == start, column].dropna()
+    return float(values.mean()), float(values.std()), len(values)

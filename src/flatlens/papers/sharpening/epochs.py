@@ -82,7 +82,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "share of the largest Jacobian norm": _share(jacobian),
             "share of the largest norm of C": _share(_CURVATURE.column),
             "rise of the output norm": rise(outputs),
-            "tau of output norm and norm of C": agreement(outputs, _CURVATURE.column),
+            "r of the changes of output norm and norm of C": agreement(outputs, _CURVATURE.column),
         },
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
@@ -173,7 +173,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "curvature.follows_outputs",
             "With unsmoothed labels the norm of C falls as the norm of the output grows.",
             late,
-            mean_of(plain, "tau of output norm and norm of C"),
+            mean_of(plain, "r of the changes of output norm and norm of C"),
             "this growth in output corresponds to a vanishing of the C term",
             "below",
         ),

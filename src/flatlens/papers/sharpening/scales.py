@@ -6,14 +6,14 @@ Jacobian norms are of the network itself and of its softmax, as in the paper's o
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
 from flatlens.papers.courses import in_course, largest, last, rise
-from flatlens.papers.evidence import correlated
+from flatlens.papers.evidence import along
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -48,7 +48,7 @@ NUMBERS = {
 def _x11(scale: Scale) -> Mapping[str, Study]:
     sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
         "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
-        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 5),
+        "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 8),
         "paper": (
             DataSettings(
                 "cifar10", train=5000, order="first", standardise="component", statistics="all", scale=1.0, flat=True
@@ -73,62 +73,59 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
+_SEVERE = "while Jacobian growth *is* more severe for the smaller scalings, the sharpness growth is *less*"
+_LARGER = "these matrices are *larger* for the larger scaling values"
+_PUSHES = "which pushes the sharpness upwards despite Jacobian norm being smaller"
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A claim that a number of the course rises, or falls, with the scale of the inputs."""
+
+    name: str
+    number: str
+    side: Side
+    says: str
+    quote: str
+
+
+_ROWS = (
+    _Row("jacobian", f"rise of {JACOBIAN.column}", "below",
+         "where the data is scaled closer together, the increase of the Jacobian norm is more severe", _SEVERE),
+    _Row("jacobian.softmaxed", f"rise of {SOFTMAXED.column}", "below",
+         "where the data is scaled closer together, the increase of the softmaxed network's Jacobian norm is more "
+         "severe", _SEVERE),
+    _Row("sharpness", "rise of sharpness", "above",
+         "where the data is scaled closer together, the increase of the sharpness is less severe", _SEVERE),
+    _Row("sharpness.level", "largest sharpness", "above",
+         "where the data is scaled closer together, the largest sharpness is lower", _PUSHES),
+    _Row("jacobian.level", f"largest {JACOBIAN.column}", "below",
+         "despite that the largest Jacobian norm is higher there", _PUSHES),
+    _Row("jacobian.softmaxed.level", f"largest {SOFTMAXED.column}", "below",
+         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES),
+    *(
+        _Row(f"features.{number}", f"last {column}", "above",
+             f"at larger scalings the matrix of the features of hidden layer {number} has a larger spectral norm, at "
+             "the end of the training", _LARGER)
+        for number, column in enumerate(_FEATURES, start=1)
+    ),
+)  # fmt: skip
+
+
 def _predictions() -> tuple[Prediction, ...]:
-    predictions = []
-    expected: tuple[tuple[str, str, str, Side], ...] = (
-        ("jacobian", "jacobian_norm", "the increase of the Jacobian norm is more severe", "below"),
-        (
-            "jacobian.softmaxed",
-            SOFTMAXED.column,
-            "the increase of the softmaxed network's Jacobian norm is more severe",
-            "below",
-        ),
-        ("sharpness", "sharpness", "the increase of the sharpness is less severe", "above"),
+    return tuple(
+        Prediction(
+            f"{study}.{row.name}",
+            f"{_SPOKEN[study]} networks: {row.says}.",
+            f"sharpening C.2, {figure}",
+            along(in_course(study, NUMBERS), "scale", row.number, ["seed"]),
+            row.side,
+            kind="claim",
+            quote=row.quote,
+        )
+        for study, figure in _FIGURES.items()
+        for row in _ROWS
     )
-    for study, figure in _FIGURES.items():
-        table = in_course(study, NUMBERS)
-        predictions += [
-            Prediction(
-                f"{study}.{name}",
-                f"{_SPOKEN[study]} networks: where the data is scaled closer together, {says}.",
-                f"sharpening C.2, {figure}",
-                correlated(table, "scale", f"rise of {column}", "kendall"),
-                side,
-            )
-            for name, column, says, side in expected
-        ]
-        predictions += [
-            Prediction(
-                f"{study}.sharpness.level",
-                f"{_SPOKEN[study]} networks: where the data is scaled closer together, the largest sharpness is lower.",
-                f"sharpening C.2, {figure}",
-                correlated(table, "scale", "largest sharpness", "kendall"),
-            ),
-            *(
-                Prediction(
-                    f"{study}.{name}.level",
-                    f"{_SPOKEN[study]} networks: despite that the largest {said} is higher there.",
-                    f"sharpening C.2, {figure}",
-                    correlated(table, "scale", f"largest {column}", "kendall"),
-                    "below",
-                )
-                for name, said, column in (
-                    ("jacobian", "Jacobian norm", JACOBIAN.column),
-                    ("jacobian.softmaxed", "Jacobian norm of the softmaxed network", SOFTMAXED.column),
-                )
-            ),
-        ]
-        predictions += [
-            Prediction(
-                f"{study}.features.{number}",
-                f"{_SPOKEN[study]} networks: at larger scalings the matrix of the features of hidden layer {number} "
-                "has a larger spectral norm, at the end of the training.",
-                f"sharpening C.2, {figure}",
-                correlated(table, "scale", f"last {column}", "kendall"),
-            )
-            for number, column in enumerate(_FEATURES, start=1)
-        ]
-    return tuple(predictions)
 
 
 def _plots(results: Results) -> list[Plot]:
@@ -136,7 +133,9 @@ def _plots(results: Results) -> list[Plot]:
     for study, figure in _FIGURES.items():
         drawn = followed_curves(results[study], "scale", _SHOWN, "gradient descent at a learning rate of 0.2")
         name = figure.replace(". ", "").lower()
-        plots.append(replace(drawn, name=name, title=f"Input scaling: {_SPOKEN[study]} networks through training"))
+        plots.append(
+            replace(drawn, name=name, title=f"{figure}: input scaling, {_SPOKEN[study]} networks through training")
+        )
     return plots
 
 
