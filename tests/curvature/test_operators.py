@@ -271,7 +271,7 @@ def test_a_loss_without_a_distribution_has_no_fisher() -> None:
     net, x, y = network("mlp-tanh")
     problem = fl.Problem(net, lambda f, y: f.square().sum(1), (x, y))
     for kind in ("exact", "sampled"):
-        with pytest.raises(BadLoss, match="no distribution"):
+        with pytest.raises(BadLoss, match="negative log-likelihood"):
             Fisher(problem, kind=kind)(normal(107))
     g = torch.einsum("nk,nkp->np", 2 * net(x).detach(), jacobian_of(net, x))
     close(Fisher(problem, kind="empirical").matrix(), g.T @ g / len(x))
