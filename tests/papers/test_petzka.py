@@ -1,14 +1,26 @@
 """The experiments of the two papers of Petzka et al.: that they run and say what their claims need, not what comes."""
 
-import numpy as np
-import pytest
+from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
 from flatlens.bounds.relative_generalisation import rate
+from flatlens.data.clusters import mixture
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.relative2021.clusters import FLATNESS, approximated
-from flatlens.papers.relative2021.minima import CODED, RIGHT, minima
+from flatlens.papers.relative2021.clusters import AS_CODED, FLATNESS
+from flatlens.papers.relative2021.lenets import CODED, RIGHT, THEOREM_4, minima
+from flatlens.papers.relative2021.locally_constant import data_set, features_only
+from flatlens.papers.relative2021.representative import approximated, in_subspace, worst_case
 from flatlens.papers.remarks import SUMMED_GAP
-from flatlens.papers.reparam2019 import HIDDEN, LAYER_MEASURES, NETWORK_WISE, fifth_layer, well_trained
+from flatlens.papers.reparam2019.every_layer import HIDDEN, LAYER_MEASURES, NETWORK_WISE, TABLE_1, well_trained
+from flatlens.papers.reparam2019.layer_five import fifth_layer, within
+from flatlens.papers.rerun import rerun
+from flatlens.training import Ridge, Training, train
 
 
 def test_the_published_settings():
@@ -91,6 +103,86 @@ def test_the_approximated_bound_is_the_theorems(smoke_of):
     assert rate(60, 8) == pytest.approx(60 ** (-2 / 12))
 
 
+def test_a_data_set_in_feature_space_is_measured_as_a_network_is():
+    """A linear network on the features themselves, and the risk on 200,000 other samples."""
+    separation, n, seed = 1.0, 300, 5
+    generator = torch.Generator().manual_seed(seed)
+    drawn = mixture(separation, generator)
+    x, y = drawn.sample(n, generator)
+    test_x, test_y = drawn.sample(200_000, torch.Generator().manual_seed(99))
+    net = nn.Linear(8, 2).double()
+    train(net, (x, y), Training(Ridge(), loss="half_squared_error", max_steps=1))
+    problem = fl.Problem(net, "half_squared_error", (x, y), test=(test_x, test_y))
+    report = fl.measure(fl.Lens(problem), [FLATNESS, AS_CODED, "generalisation_gap"])
+    flatness, as_coded, gap = data_set(separation, n, seed)
+    assert flatness == pytest.approx(report[FLATNESS].value, rel=1e-9)
+    assert as_coded == pytest.approx(report[AS_CODED].value, rel=1e-9)
+    off = net(test_x).detach() - torch.eye(2).double()[test_y]
+    error = float((off.square().sum(1) / 2).std()) / 200_000**0.5
+    assert abs(gap - report["generalisation_gap"].value) < 4 * error
+
+
+@pytest.mark.xdist_group("X16")
+def test_data_sets_in_feature_space_are_others_in_a_rerun(smoke_of):
+    results = smoke_of("X16")[1].results
+    table = features_only(results)
+    assert table.groupby("separation").size().to_dict() == {1.0: 80, 4.0: 80}
+    assert table["unit"].nunique() == 80
+    again = SimpleNamespace(settings=rerun(EXPERIMENTS["X16"].studies("smoke")["clusters"]).as_json())
+    others = features_only({"clusters": again})
+    assert not set(table["seed"]) & set(others["seed"])
+    assert len(others) == len(table)
+
+
+def test_the_clusters_keep_their_distances_in_the_subspace_with_a_density():
+    drawn = mixture(2.0, torch.Generator().manual_seed(1))
+    law, (means, covariances, _) = in_subspace(drawn), drawn.moments()
+    assert torch.allclose(torch.cdist(law.means, law.means), torch.cdist(means, means))
+    assert torch.allclose(law.means.norm(dim=1), means.norm(dim=1))
+    values = torch.linalg.eigvalsh(covariances)
+    assert torch.allclose(values[:, 2:], torch.linalg.eigvalsh(law.covariances))
+    assert values[:, :2].abs().max() < 1e-12 * values.max()
+    assert torch.linalg.matrix_rank(covariances[0]) == law.dimension == 6
+
+
+@pytest.mark.xdist_group("X17")
+def test_the_worst_case_takes_the_mean_loss_for_the_largest(smoke_of):
+    results = smoke_of("X17")[1].results
+    networks, samples = results["folds"].networks, approximated(results)
+    one = networks[(networks["separation"] == 1.0) & (networks["seed"] == 0)]
+    loss = (one["loss"] + one["generalisation_gap"]).mean()
+    row = samples[(samples["separation"] == 1.0) & (samples["seed"] == 0)].iloc[0]
+    assert row["worst case"] == pytest.approx(worst_case(1.0, 0, 60) * loss)
+    assert worst_case(1.0, 0, 60) > worst_case(1.0, 0, 600)
+
+
+def test_values_within_a_group_have_no_mean():
+    table = pd.DataFrame({"init": ["a", "a", "b"], "x": [1.0, 3.0, 7.0], "y": [1, 2, 3]})
+    found = within(lambda _: table, "init", ["x"])({})
+    assert found["x"].tolist() == [-1.0, 1.0, 0.0]
+    assert found["y"].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("name", "study"), [("X14", "lenet"), ("X18", "lenet")])
+def test_no_two_schemes_share_a_start(name, study):
+    networks = EXPERIMENTS[name].studies("laptop")[study].networks()
+    scheme = {"X14": lambda n: n.model.init, "X18": lambda n: n.training.optimiser}[name]
+    of = {}
+    for one in networks:
+        assert one.model.seed == one.training.seed
+        assert of.setdefault(one.model.seed, scheme(one)) == scheme(one)
+    assert len(of) == 12
+    assert len({one.data.seed for one in networks}) == 1
+
+
+@pytest.mark.xdist_group("X15")
+def test_table_1_says_what_neurons_change(smoke_of):
+    outcomes = {outcome.prediction.name: outcome for outcome in smoke_of("X15")[1].outcomes}
+    for name in TABLE_1:
+        assert outcomes[f"{name}.layerwise"].statistic.value < 1e-3
+        assert (outcomes[f"{name}.neuronwise"].statistic.value > 0.01) == name.startswith("kappa")
+
+
 @pytest.mark.xdist_group("X18")
 def test_measures_as_defined_and_as_coded(smoke_of):
     results = smoke_of("X18")[1].results
@@ -104,4 +196,12 @@ def test_measures_as_defined_and_as_coded(smoke_of):
         assert np.allclose(table[name], table[f"moved {name}"], rtol=1e-6), name
     for name in ("Hessian trace", "weight norm", CODED[1], CODED[4]):
         assert not np.isclose(table[name], table[f"moved {name}"], rtol=0.1).any(), name
+    assert np.allclose(table["Fisher-Rao norm"], table["neurons moved Fisher-Rao norm"])
+    assert np.allclose(table[THEOREM_4], table[f"neurons moved {THEOREM_4}"])
+    for name in (
+        "relative flatness",
+        "Hessian trace",
+        "weight norm",
+    ):  # the first despite C.2: the layer's own features
+        assert not np.isclose(table[name], table[f"neurons moved {name}"], rtol=0.01).any(), name
     assert set(table["optimiser"]) == {"SGD", "Adam"}

@@ -31,6 +31,12 @@ class Mixture:
         informative = self.centroids[cluster] + (self.factors[cluster] @ noise).squeeze(-1)
         return torch.cat([informative, informative @ self.mixing], 1), cluster * 2 // CLUSTERS
 
+    def moments(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the clusters' means (4, 8) and covariances (4, 8, 8) of all features, and their labels (4,)."""
+        features = torch.cat([torch.eye(INFORMATIVE, dtype=torch.float64), self.mixing], 1)
+        factors = features.T @ self.factors
+        return self.centroids @ features, factors @ factors.mT, torch.arange(CLUSTERS) * 2 // CLUSTERS
+
 
 def mixture(separation: float, generator: torch.Generator) -> Mixture:
     """Draw the four Gaussians.

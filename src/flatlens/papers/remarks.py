@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from flatlens.experiments.settings import Axis
 
 SMOKE_ONLY = "Far too short and small for the effects: only to see that it runs."
@@ -11,8 +14,14 @@ SUMMED_GAP = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""
 MOVED = "layerwise"
 """The reparametrisation after which their networks are measured again."""
+NEURONWISE = "neuronwise"
+"""The second one: single neurons."""
+LEAST_CHANGE = 1e-6
+"""Largest |log(after / before)| of a number that does not change but for rounding."""
 WEAK = 0.3
 """Largest |r| that counts as "very weak" or "does not correlate"."""
+VERY_WEAK = 0.2
+WEAK_BY_EVANS = "The paper names no largest value; Evans (1996) calls an |r| below 0.2 very weak."
 STRONG = 0.7
 """Smallest r that counts as "strongly", as in App. C of reparam2019."""
 
@@ -20,3 +29,13 @@ STRONG = 0.7
 def trial_axis(count: int) -> Axis:
     """Return the axis of `count` trials; one seed sets the sample, the network and the order of its batches."""
     return Axis("data.seed+model.seed+training.seed", tuple((seed, seed, seed) for seed in range(count)))
+
+
+def own_seeds(name: str, values: Sequence[Any], count: int) -> Axis:
+    """Return the axis of a setting with `count` seeds for each value: no two values share initial weights or batches.
+
+    >>> own_seeds("init", ["normal", "uniform"], 2).values
+    (('normal', 0), ('normal', 1), ('uniform', 2), ('uniform', 3))
+    """
+    pairs = ((value, number * count + seed) for number, value in enumerate(values) for seed in range(count))
+    return Axis(f"{name}+seed", tuple(pairs))

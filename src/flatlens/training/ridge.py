@@ -35,17 +35,24 @@ def solve(model: nn.Module, x: Tensor, targets: Tensor, penalty: float) -> None:
         BadModel: the network does not end in an `nn.Linear`.
     """
     last = _last(model)
-    phi = _features(model, last, x).double()
-    y = targets.double()
-    centre, level = phi.mean(0), y.mean(0)
-    if last.bias is None:
-        centre, level = torch.zeros_like(centre), torch.zeros_like(level)
+    W, b = solution(_features(model, last, x).double(), targets.double(), penalty, bias=last.bias is not None)
+    last.weight.copy_(W)
+    if last.bias is not None:
+        last.bias.copy_(b)
+
+
+def solution(phi: Tensor, y: Tensor, penalty: float, *, bias: bool = True) -> tuple[Tensor, Tensor]:
+    """Return the W (outputs, m) and b (outputs,) that `Ridge` describes, for features (n, m) and targets (n, outputs).
+
+    >>> W, b = solution(torch.tensor([[0.0], [2.0]]), torch.tensor([[1.0], [5.0]]), penalty=2.0)
+    >>> W.item(), b.item()
+    (1.0, 2.0)
+    """
+    centre, level = (phi.mean(0), y.mean(0)) if bias else (phi.new_zeros(phi.shape[1]), y.new_zeros(y.shape[1]))
     phi, y = phi - centre, y - level
     units = torch.eye(phi.shape[1], dtype=phi.dtype, device=phi.device)
     W = torch.linalg.solve(phi.T @ phi + penalty * units, phi.T @ y).T
-    last.weight.copy_(W)
-    if last.bias is not None:
-        last.bias.copy_(level - W @ centre)
+    return W, level - W @ centre
 
 
 def _last(model: nn.Module) -> nn.Linear:

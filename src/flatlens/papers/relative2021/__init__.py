@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from flatlens.papers.relative2021 import clusters, minima
+from flatlens.papers.relative2021 import locally_constant, minima, representative
 
-EXPERIMENTS = (*clusters.EXPERIMENTS, *minima.EXPERIMENTS)
+EXPERIMENTS = (*locally_constant.EXPERIMENTS, *representative.EXPERIMENTS, *minima.EXPERIMENTS)

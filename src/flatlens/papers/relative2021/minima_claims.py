@@ -1,0 +1,163 @@
+"""What relative2021 claims of the minima of LeNet5: section 6, Fig. 5 to 8, C.2."""
+
+from __future__ import annotations
+
+import re
+
+from flatlens.papers.contrasts import stronger, unchanged
+from flatlens.papers.evidence import correlated
+from flatlens.papers.predictions import Prediction
+from flatlens.papers.relative2021.lenets import CODED, OF_ANOTHER, RIGHT, THEOREM_4, minima
+from flatlens.papers.remarks import LEAST_CHANGE, STRONG
+
+FLAT, TRACE, FISHER_RAO, PAC_BAYES, NORM = RIGHT
+SECTION_6, C_2 = "relative2021 section 6, Fig. 5", "relative2021 C.2"
+
+STRONGLY = "the novel relative flatness measure correlates strongly with generalization"
+HIGHER = "relative flatness has higher correlation than all the competing measures"
+WEAKEST = "only the Fisher-Rao norm is reparameterization invariant but shows the weakest correlation"
+INVARIANT = (
+    "both our proposed relative flatness and the Fisher-Rao norm are invariant to these reparameterization"  # sic
+)
+CHANGED = "these reparameterizations change traditional measures of flatness"
+DECLINES = "For all other measures, the correlation with generalization declines substantially"
+NEURONS = "Relative flatness and the Fisher-Rao norm are also invariant under neuron-wise reparameterizations"
+NEURONS_BREAK = "which could be used to further break the correlation for the other measures"
+PREPROCESSED = (
+    "Using a simple preprocessing step (a neuron-wise reparameterization with the variance over the sample), our "
+    "proposed measure becomes independent of all neuron-wise reparameterizations"
+)
+ANOTHER_LAYER = "It keeps the high correlation value, but due to less optimal feature space we observe smaller number"
+
+_CODE = "The authors' code computes the measures of Fig. 5 otherwise than the text defines them."
+_NO_NUMBER = "The text names no least value; App. C of reparam2019, by the same authors, calls 0.7 strong."
+
+
+def predictions() -> tuple[Prediction, ...]:
+    """Return the predictions of X18."""
+    return (*_correlations(), *_invariances(), *_declines(), *_another_layer())
+
+
+def _correlations() -> list[Prediction]:
+    rows = [
+        Prediction(
+            "flatness", "Relative flatness correlates positively with the generalisation gap.",
+            SECTION_6, correlated(minima, FLAT, "gap"),
+            kind="claim", quote=STRONGLY, headline=True,
+        ),
+        Prediction(
+            "flatness.ranks", "So do their ranks: Spearman's correlation.",
+            SECTION_6, correlated(minima, FLAT, "gap", "spearman"),
+            quote=STRONGLY, reason="The text does not say which correlation; one network can make or hide Pearson's.",
+        ),
+        Prediction(
+            "flatness.strong", f"It does so strongly, r at least {STRONG:g}.",
+            SECTION_6, correlated(minima, FLAT, "gap"), "above", STRONG,
+            quote=STRONGLY, reason=_NO_NUMBER,
+        ),
+        Prediction(
+            "stronger", "Relative flatness correlates more strongly with it than each of the four other measures.",
+            SECTION_6, stronger(minima, [FLAT], [TRACE, FISHER_RAO, PAC_BAYES, NORM], "gap"),
+            kind="claim", quote=HIGHER, headline=True,
+        ),
+        Prediction(
+            "fisher_rao.weakest", "The Fisher-Rao norm shows the weakest correlation.",
+            "relative2021 section 6", stronger(minima, [FLAT, TRACE, PAC_BAYES, NORM], [FISHER_RAO], "gap"),
+            kind="claim", quote=WEAKEST,
+        ),
+    ]  # fmt: skip
+    for mine, others, coded in ((FLAT, (TRACE, FISHER_RAO, PAC_BAYES, NORM), ""), (CODED[0], CODED[1:], ".as_coded")):
+        rows += [
+            Prediction(
+                f"stronger_than.{_slug(other)}{coded}",
+                f"Relative flatness correlates more strongly with it than: {other.removesuffix(' (code)')}"
+                f"{', both as the authors compute them in their code' if coded else ''}.",
+                SECTION_6, stronger(minima, [mine], [other], "gap"),
+                kind="reading" if coded else "claim", quote=HIGHER, reason=_CODE if coded else "",
+            )
+            for other in others
+        ]  # fmt: skip
+    return rows
+
+
+def _invariances() -> list[Prediction]:
+    """Return what each reparametrisation leaves unchanged."""
+    rows = [
+        Prediction(
+            f"{_slug(name)}.invariant", f"{_title(name)}: invariant to layer-wise reparametrisation.",
+            f"{C_2}, Fig. 7", unchanged(minima, name, f"moved {name}"), "below", LEAST_CHANGE,
+            kind="theorem", quote=INVARIANT,
+        )
+        for name in (FLAT, FISHER_RAO)
+    ]  # fmt: skip
+    rows += [
+        Prediction(
+            f"{_slug(name)}.not_invariant", f"{_title(name)}: changed by it, by more than rounding.",
+            "relative2021 section 1", unchanged(minima, name, f"moved {name}"), "above", LEAST_CHANGE,
+            kind="claim", quote=CHANGED,
+        )
+        for name in (TRACE, PAC_BAYES, NORM)
+    ]  # fmt: skip
+    rows += [
+        Prediction(
+            f"{_slug(name)}.neuronwise", f"{_title(name)}: invariant to neuron-wise reparametrisation, of every layer.",
+            C_2, unchanged(minima, name, f"neurons moved {name}"), "below", LEAST_CHANGE,
+            kind="claim", quote=NEURONS,
+        )
+        for name in (FLAT, FISHER_RAO)
+    ]  # fmt: skip
+    rows.append(
+        Prediction(
+            "normalised.neuronwise",
+            "Relative flatness of features divided by their standard deviation: invariant to neuron-wise "
+            "reparametrisation. (With the printed variance it is not: docs/slips_relative.md.)",
+            "relative2021 section 4, Thm 4", unchanged(minima, THEOREM_4, f"neurons moved {THEOREM_4}"), "below",
+            LEAST_CHANGE, kind="theorem", quote=PREPROCESSED,
+        )
+    )  # fmt: skip
+    return rows
+
+
+def _declines() -> list[Prediction]:
+    """Return what happens to the other measures' correlations."""
+    moves = (("declines", "moved", "it", f"{C_2}, Fig. 7", DECLINES),
+             ("declines.neuronwise", "neurons moved", "neuron-wise reparametrisation", C_2, NEURONS_BREAK))  # fmt: skip
+    return [
+        Prediction(
+            f"{_slug(name)}.{row}", f"{_title(name)}: the correlation with the gap declines after {after}.",
+            place, stronger(minima, [name], [f"{prefix} {name}"], "gap"),
+            kind="claim", quote=quote,
+        )
+        for row, prefix, after, place, quote in moves
+        for name in (TRACE, PAC_BAYES, NORM)
+    ]  # fmt: skip
+
+
+def _another_layer() -> list[Prediction]:
+    place = f"{C_2}, Fig. 8"
+    return [
+        Prediction(
+            "another_layer",
+            "Relative flatness of another fully connected layer correlates positively with the gap.",
+            place, correlated(minima, OF_ANOTHER, "gap"),
+            kind="claim", quote=ANOTHER_LAYER,
+        ),
+        Prediction(
+            "another_layer.strong", f"It keeps the high correlation, r at least {STRONG:g}.",
+            place, correlated(minima, OF_ANOTHER, "gap"), "above", STRONG,
+            quote=ANOTHER_LAYER, reason=_NO_NUMBER,
+        ),
+        Prediction(
+            "another_layer.less", "It does so less than that of the penultimate layer's features.",
+            place, stronger(minima, [FLAT], [OF_ANOTHER], "gap"),
+            kind="claim", quote=ANOTHER_LAYER,
+        ),
+    ]  # fmt: skip
+
+
+def _title(name: str) -> str:
+    return name[0].upper() + name[1:]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "_", name.replace(" (code)", "").replace("'s", "")).lower()

@@ -1,0 +1,252 @@
+"""X15: a fully connected network, the flatness of every layer, of neurons and of the whole network, and the gap."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from flatlens.column import Column
+from flatlens.data.named import DataSettings
+from flatlens.experiments.quantities import GAP, Quantity
+from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.models import MLP
+from flatlens.papers.contrasts import steadier, stronger, unchanged
+from flatlens.papers.evidence import Table, correlated, reached, where
+from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.plots import pairwise, scatter
+from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.remarks import COEFFICIENT, LEAST_CHANGE, MOVED, NEURONWISE, SMOKE_ONLY, STRONG, SUMMED_GAP
+from flatlens.training import SGD, Training
+
+HIDDEN = ("fc1", "fc2", "fc3", "fc4")
+LAYER_MEASURES = {
+    "kappa_trace": ("kappa_tau^l", "Fig. 3"),
+    "neuron_flatness": ("rho_sigma^l", "Fig. 4"),
+    "neuron_flatness.max": ("rho^l", "Fig. 5"),
+}
+NETWORK_WISE = {
+    "kappa_tau^max": "kappa_trace.max",
+    "kappa_tau^Sigma": "kappa_trace",
+    "rho^max": "neuron_flatness.max",
+    "rho^Sigma": "neuron_flatness",
+}
+"""Column of each measure of the whole network in Fig. 6."""
+TABLE_1 = {
+    "kappa^max": "layer_sharpness.kappa_max",
+    "kappa^Sigma": "layer_sharpness.kappa",
+    **NETWORK_WISE,
+}
+"""Column of each measure of the whole network in Table 1."""
+TRAINED = 0.07
+"""Largest training loss: networks above it are left out, as in App. C."""
+
+
+def _studies(scale: Scale) -> Mapping[str, Study]:
+    data, inputs = {
+        "smoke": (DataSettings("digits", train=100), 64),
+        "laptop": (DataSettings("digits", train=600), 64),
+        "paper": (DataSettings("mnist", flat=True), 784),
+    }[scale]
+    pairs: tuple[tuple[int, float], ...] = {
+        "smoke": ((25, 0.1), (50, 0.2)),
+        "laptop": ((25, 0.05), (50, 0.1), (100, 0.2), (200, 0.4)),
+        "paper": ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16)),
+    }[scale]
+    epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "paper": (1000, 10)}[scale]
+    base = NetworkSettings(
+        data,
+        MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
+        Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=100),
+        measures=(
+            "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP,
+        ),
+        moved=(MOVED, NEURONWISE),
+    )  # fmt: skip
+    axes = (Axis("batch_size+lr", pairs), Axis("seed", tuple(range(seeds))))
+    shown = (
+        GAP,
+        Quantity("training loss", "loss"),
+        *(Quantity(name, column) for name, column in NETWORK_WISE.items()),
+        Quantity("batch size (log)", "batch_size", "log", role="setting"),
+    )
+    return {"mlp": Study("mlp", base, axes, shown, scale=scale)}
+
+
+def well_trained(study: str) -> Table:
+    """Return the networks whose training loss is at most 0.07."""
+    return where(reached(study), lambda networks: networks["loss"] <= TRAINED)
+
+
+def moved(column: str, transform: str) -> str:
+    """Return the name of a column after a transform.
+
+    >>> moved("kappa_trace", "layerwise")
+    'kappa_trace@layerwise'
+    """
+    return str(replace(Column.parse(column), transform=transform))
+
+
+OBSERVED = "The observed correlation is strong (with $\\rho \\geq 0.7$) and varies slightly for different layers"
+AGAIN_SIGNIFICANT = "The observed correlation is again significant"
+DIFFERS = "compared to the previous measure we can see that it might differ considerably depending on the layer"
+LARGER = (
+    "each of the network-wise measures has a larger correlation with generalization loss than the original "
+    "neuron-wise and layer-wise measures"
+)
+UNDER_LAYERS = "Since each of the individual expressions are invariant under linear reparameterizations of full layers"
+UNDER_ALL = "Since each of the individual expressions is invariant under all linear reparameterizations"
+NOT_UNDER_ALL = "are in general not independent of the latter reparameterizations"
+
+
+def _predictions() -> tuple[Prediction, ...]:
+    table, gap = well_trained("mlp"), "generalisation_gap"
+    layers = {column: [str(Column.of(column, layer)) for layer in HIDDEN] for column in LAYER_MEASURES}
+    each = [
+        (column, symbol, f"reparam2019 App. C, {figure}", layer)
+        for column, (symbol, figure) in LAYER_MEASURES.items()
+        for layer in HIDDEN
+    ]
+    return (
+        *(
+            Prediction(
+                f"{column}.{layer}",
+                f"{symbol} of hidden layer {layer[2:]} correlates positively with the generalisation error.",
+                figure, correlated(table, str(Column.of(column, layer)), gap),
+                kind="claim", quote=OBSERVED if column == "kappa_trace" else AGAIN_SIGNIFICANT,
+            )
+            for column, symbol, figure, layer in each
+        ),
+        *(
+            Prediction(
+                f"{column}.{layer}.strong",
+                f"{symbol} of hidden layer {layer[2:]} correlates strongly with it, r at least {STRONG:g}.",
+                figure, correlated(table, str(Column.of(column, layer)), gap), "above", STRONG,
+                kind="claim", quote=OBSERVED,
+            )
+            for column, symbol, figure, layer in each if column == "kappa_trace"
+        ),
+        *(
+            Prediction(
+                f"{column}.varies_more",
+                f"Over the hidden layers r of {symbol} with it differs more than that of kappa_tau^l.",
+                f"reparam2019 App. C, Fig. 3, {figure.removeprefix('Fig. ')}",
+                steadier(table, layers["kappa_trace"], layers[column], gap),
+                kind="claim", quote=DIFFERS,
+            )
+            for column, (symbol, figure) in LAYER_MEASURES.items() if column != "kappa_trace"
+        ),
+        *(
+            Prediction(
+                f"{name}.stronger",
+                f"{name}, of the whole network, correlates more strongly with it than any hidden layer's of the three.",
+                "reparam2019 App. C, Fig. 6",
+                stronger(table, [column], [one for several in layers.values() for one in several], gap),
+                kind="claim", quote=LARGER,
+            )
+            for name, column in NETWORK_WISE.items()
+        ),
+        *_invariances(),
+    )  # fmt: skip
+
+
+def _invariances() -> list[Prediction]:
+    """Return the rows of Table 1: what layer-wise and neuron-wise reparametrisations leave unchanged."""
+    networks, rows = reached("mlp"), []
+    for name, column in TABLE_1.items():
+        rounding = 1e-3 if column.startswith("layer_sharpness") else LEAST_CHANGE  # found to a residual of a thousandth
+        rows.append(
+            Prediction(
+                f"{name}.layerwise", f"{name} is not affected by layer-wise reparametrisations.",
+                "reparam2019 App. B, Table 1", unchanged(networks, column, moved(column, MOVED)), "below", rounding,
+                kind="theorem", quote=UNDER_LAYERS,
+            )
+        )  # fmt: skip
+        neurons = unchanged(networks, column, moved(column, NEURONWISE))
+        if name.startswith("rho"):
+            rows.append(
+                Prediction(
+                    f"{name}.neuronwise", f"{name} is not affected by neuron-wise ones.",
+                    "reparam2019 App. B, Thm 3, Table 1", neurons, "below", rounding, kind="theorem", quote=UNDER_ALL,
+                )
+            )  # fmt: skip
+        else:
+            rows.append(
+                Prediction(
+                    f"{name}.neuronwise", f"{name} is changed by neuron-wise ones, by more than rounding.",
+                    "reparam2019 App. B", neurons, "above", rounding, kind="claim", quote=NOT_UNDER_ALL,
+                )
+            )  # fmt: skip
+    return rows
+
+
+def _plots(results: Results) -> list[Plot]:
+    networks = well_trained("mlp")(results)
+    plots = [
+        scatter(
+            networks, f"{figure.replace('. ', '').lower()}", f"{figure}: {symbol} of each hidden layer and the gap",
+            "One mark a network.", {f"layer {layer[2:]}": str(Column.of(column, layer)) for layer in HIDDEN},
+            "generalisation_gap", "batch_size", x=symbol, y="generalisation gap",
+        )
+        for column, (symbol, figure) in LAYER_MEASURES.items()
+    ]  # fmt: skip
+    return [
+        *plots,
+        scatter(
+            networks, "fig6", "Fig. 6: flatness of the whole network and the gap", "One mark a network.", NETWORK_WISE,
+            "generalisation_gap", "batch_size", x="flatness", y="generalisation gap",
+        ),
+        _table_1(results),
+        pairwise("mlp", results["mlp"]),
+    ]  # fmt: skip
+
+
+def _table_1(results: Results) -> Plot:
+    networks, rows = reached("mlp")(results), []
+    for name, column in TABLE_1.items():
+        rows.append(("network", name, "invariant, says the paper", "all linear" if "rho" in name else "layer-wise"))
+        for said, transform in (("layer-wise", MOVED), ("neuron-wise", NEURONWISE)):
+            ratios = networks[moved(column, transform)] / networks[column]
+            rows.append(("network", name, f"changed by {said}", f"{float(np.abs(np.log(ratios)).mean()):.2g}"))
+    return Plot(
+        "table1", "Table 1: which reparametrisations leave the measures of a network unchanged",
+        "The change is the mean over networks of |log(after / before)|. Factors are random, in [5, 25].",
+        "table", pd.DataFrame(rows, columns=["panel", "row", "column", "text"]),
+    )  # fmt: skip
+
+
+RATIO = (
+    "Learning rates .02, .04, .08, .16 for batches of 1000 to 8000: the paper prints .02 to 1.6, and that the ratio is "
+    "constant, which .16 makes it."
+)
+_TRAINING_ERROR = (
+    f"Networks whose training loss is above {TRAINED:g} are left out: the paper says training error, which is taken to "
+    "be the loss, as its generalisation error is a difference of losses."
+)
+_STARTS = "Networks of one seed share their initial weights over the batch sizes: the seed is the unit."
+_UNSAID = "1000 epochs and 10 seeds a batch size: the paper gives neither."
+
+EXPERIMENTS = (
+    Experiment(
+        "X15",
+        "Flatness of layers, of neurons and of whole networks, and the gap",
+        "reparam2019 Fig. 3, 4, 5, 6, Table 1",
+        _studies,
+        _predictions(),
+        _plots,
+        {
+            "smoke": (SMOKE_ONLY, COEFFICIENT),
+            "laptop": (
+                "scikit-learn's digits in place of MNIST, 600 to train on.",
+                "Batches of 25 to 200, as many steps an epoch as those of 1000 to 8000 make of MNIST within a factor "
+                "of 3; 30 epochs, 24 seeds.",
+                _STARTS,
+                _TRAINING_ERROR,
+                COEFFICIENT,
+            ),
+            "paper": (RATIO, _UNSAID, _STARTS, _TRAINING_ERROR, COEFFICIENT),
+        },
+    ),
+)
