@@ -26,5 +26,7 @@ def test_every_slip_has_its_example() -> None:
         "Proposition 12",
         "Proposition 12",
         "Theorem 15",
+        "C.2",
+        "Fig. 3",
     ]
     assert all("```python" in section for section in sections)

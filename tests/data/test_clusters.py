@@ -27,6 +27,18 @@ def test_samples_have_the_centres_and_covariances_of_their_clusters():
         assert torch.allclose(mine.T.cov(), drawn.factors[k] @ drawn.factors[k].T, atol=0.08)
 
 
+def test_moments_are_those_of_the_samples():
+    drawn = mixture(3.0, torch.Generator().manual_seed(2))
+    means, covariances, labels = drawn.moments()
+    x, y = drawn.sample(200_000, torch.Generator().manual_seed(3))
+    second = covariances + means[:, :, None] * means[:, None]
+    for label in (0, 1):
+        mine = x[y == label]
+        spread = (mine[:, :, None] * mine[:, None]).std(0) / len(mine) ** 0.5
+        assert (mine.mean(0) - means[labels == label].mean(0)).abs().max() < 5 * mine.std(0).max() / len(mine) ** 0.5
+        assert ((mine.T @ mine / len(mine) - second[labels == label].mean(0)).abs() < 5 * spread).all()
+
+
 def test_covariances_are_the_identity_on_average():
     g = torch.Generator().manual_seed(0)
     factors = torch.cat([mixture(1.0, g).factors for _ in range(2000)])

@@ -20,6 +20,7 @@ from flatlens.papers.remarks import SUMMED_GAP
 from flatlens.papers.reparam2019.every_layer import HIDDEN, LAYER_MEASURES, NETWORK_WISE, TABLE_1, well_trained
 from flatlens.papers.reparam2019.layer_five import fifth_layer, within
 from flatlens.papers.rerun import rerun
+from flatlens.papers.units import trained_ones
 from flatlens.training import Ridge, Training, train
 
 
@@ -65,7 +66,9 @@ def test_networks_of_a_larger_training_loss_are_left_out(smoke_of):
     networks = results["mlp"].networks
     networks = networks.assign(loss=[0.01, 0.0701, 0.07, 0.3])
     results = {"mlp": type(results["mlp"])(**{**vars(results["mlp"]), "networks": networks})}
-    assert well_trained("mlp")(results)["loss"].tolist() == [0.01, 0.07]
+    kept, left_out = trained_ones(well_trained("mlp")(results))
+    assert kept["loss"].tolist() == [0.01, 0.07]
+    assert left_out == (("training loss above 0.07", 2),)
 
 
 @pytest.mark.xdist_group("X15")

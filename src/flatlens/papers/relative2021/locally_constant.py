@@ -34,7 +34,7 @@ from flatlens.papers.relative2021.clusters import (
 )
 from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
 from flatlens.papers.units import labelled
-from flatlens.statistics import Statistic, correlate
+from flatlens.statistics import Statistic
 from flatlens.training import Ridge
 from flatlens.training.ridge import solution
 
@@ -180,7 +180,7 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _r_with_gap(among: pd.DataFrame, column: str) -> Statistic:
-    return correlate(among[column], among[_GAP], "pearson", names=(column, "gap"), permuted=0)
+    return correlated(lambda _: among, column, _GAP)({})
 
 
 FEATURES_ONLY = (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import lru_cache
 
 import pandas as pd
@@ -32,7 +30,7 @@ from flatlens.papers.relative2021.clusters import (
 )
 from flatlens.papers.remarks import SMOKE_ONLY, trial_axis
 from flatlens.papers.units import labelled
-from flatlens.statistics import Statistic, average
+from flatlens.statistics import Statistic
 
 FOLDS = 3
 TIGHT = 10
@@ -186,8 +184,7 @@ def _plots(results: Results) -> list[Plot]:
 
 
 def _mean(among: pd.DataFrame, column: str) -> Statistic:
-    found = average(among[column], name=column)
-    return found if math.isfinite(found.value) else replace(found, value=float(among[column].mean()))  # too few
+    return mean_of(lambda _: among, column)({})
 
 
 _BOUND = (

@@ -14,11 +14,12 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.papers.contrasts import steadier, stronger, unchanged
-from flatlens.papers.evidence import Table, correlated, reached, where
+from flatlens.papers.evidence import Table, correlated, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import COEFFICIENT, LEAST_CHANGE, MOVED, NEURONWISE, SMOKE_ONLY, STRONG, SUMMED_GAP
+from flatlens.papers.units import LEFT_OUT, trained_ones
 from flatlens.training import SGD, Training
 
 HIDDEN = ("fc1", "fc2", "fc3", "fc4")
@@ -76,8 +77,14 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
 
 
 def well_trained(study: str) -> Table:
-    """Return the networks whose training loss is at most 0.07."""
-    return where(reached(study), lambda networks: networks["loss"] <= TRAINED)
+    """Return the networks; those whose training loss is above 0.07 are marked as left out."""
+
+    def found(results: Results) -> pd.DataFrame:
+        networks = reached(study)(results)
+        above = networks["loss"] > TRAINED
+        return networks.assign(**{LEFT_OUT: above.map({True: f"training loss above {TRAINED:g}", False: ""})})
+
+    return found
 
 
 def moved(column: str, transform: str) -> str:
@@ -183,7 +190,7 @@ def _invariances() -> list[Prediction]:
 
 
 def _plots(results: Results) -> list[Plot]:
-    networks = well_trained("mlp")(results)
+    networks, _ = trained_ones(well_trained("mlp")(results))
     plots = [
         scatter(
             networks, f"{figure.replace('. ', '').lower()}", f"{figure}: {symbol} of each hidden layer and the gap",
