@@ -11,6 +11,7 @@ from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import SCALES
 from flatlens.papers.predictions import Conclusion
+from flatlens.papers.relative2021.locally_constant import TIMES
 from flatlens.papers.reproduce import load_reproduction
 
 COLUMNS = {
@@ -56,7 +57,7 @@ def test_every_network_is_measured_and_every_claim_weighed(smoke_of, name):
         found = outcome.statistic
         assert outcome.conclusion in Conclusion.__args__
         assert found.name
-        assert found.n <= networks
+        assert found.n <= networks * (TIMES if name == "X16" else 1)  # data sets without a network
         assert np.isfinite(found.value) or found.note or found.n < 4, outcome
         assert outcome.prediction.source.startswith(one.experiment.paper)
 
@@ -84,7 +85,7 @@ def test_every_figure_has_its_data(smoke_of, name):
         else:
             assert list(plot.data)[: len(COLUMNS[plot.kind])] == COLUMNS[plot.kind]
             numbers = plot.data.drop(columns="x", errors="ignore").select_dtypes("number")
-            assert np.isfinite(numbers.to_numpy(dtype=float)).any()
+            assert plot.kind == "table" or np.isfinite(numbers.to_numpy(dtype=float)).any()
         if plot.kind == "scatter":
             assert set(plot.data["key"]) <= keys
         if name in FINITE:
