@@ -41,6 +41,13 @@ def test_seeds_that_differ_with_other_settings_are_not_listed():
     assert "learning rates with batch sizes 0.1 with 4 and 0.2 with 8, each network with a seed of its own." in told
 
 
+def test_optimisers_with_seeds_of_their_own_are_listed_once():
+    own = Axis("training.optimiser+seed", ((SGD(0.1), 0), (SGD(0.1), 1), (Adam(1e-4), 2)))
+    study = Study("told", Study.digits("smoke").base, (own,))
+    told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=pd.DataFrame({"seed": range(3)})))
+    assert "optimiser SGD at 0.1 and Adam at 0.0001, each network with a seed of its own." in told
+
+
 def test_architectures_are_counted_and_not_listed(laptop):
     axes = [{"name": "model", "values": [{"type": "ViT", "depth": d} for d in range(36)]}]
     base = {**laptop.settings["base"], "training": {"max_steps": 0, "loss": "mse"}, "model": {"type": "ViT"}}

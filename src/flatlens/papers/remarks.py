@@ -31,11 +31,13 @@ def trial_axis(count: int) -> Axis:
     return Axis("data.seed+model.seed+training.seed", tuple((seed, seed, seed) for seed in range(count)))
 
 
-def own_seeds(name: str, values: Sequence[Any], count: int) -> Axis:
-    """Return the axis of a setting with `count` seeds for each value: no two values share initial weights or batches.
+def own_seeds(name: str, values: Sequence[tuple[Any, ...]], count: int) -> Axis:
+    """Return the axis of `count` networks of each setting, every network with a seed of its own.
 
-    >>> own_seeds("init", ["normal", "uniform"], 2).values
-    (('normal', 0), ('normal', 1), ('uniform', 2), ('uniform', 3))
+    So no two networks share initial weights or the order of batches.
+
+    >>> own_seeds("batch_size+lr", [(4, 0.1), (8, 0.2)], 2).values
+    ((4, 0.1, 0), (4, 0.1, 1), (8, 0.2, 2), (8, 0.2, 3))
     """
-    pairs = ((value, number * count + seed) for number, value in enumerate(values) for seed in range(count))
-    return Axis(f"{name}+seed", tuple(pairs))
+    each = ((*value, number * count + seed) for number, value in enumerate(values) for seed in range(count))
+    return Axis(f"{name}+seed", tuple(each))

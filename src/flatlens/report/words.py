@@ -55,8 +55,11 @@ def _without_seeds(axis: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an axis that changes a seed together with other settings as one of these alone."""
     names = axis["name"].split(TOGETHER)
     kept = [i for i, one in enumerate(names) if last_field(one) != "seed"]
-    values = dict.fromkeys(tuple(value[i] for i in kept) for value in axis["values"])
-    return {"name": TOGETHER.join(names[i] for i in kept), "values": list(values)}
+    values: list[tuple[Any, ...]] = []
+    for value in axis["values"]:
+        rest = tuple(value[i] for i in kept)
+        values += [] if rest in values else [rest]
+    return {"name": TOGETHER.join(names[i] for i in kept), "values": values}
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:

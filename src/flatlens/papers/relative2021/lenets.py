@@ -10,7 +10,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
-from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.evidence import reached
 from flatlens.papers.experiment import Scale
@@ -40,7 +40,7 @@ MOVES: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": NEURONWIS
 
 
 def studies(scale: Scale) -> Mapping[str, Study]:
-    """Return the study of LeNets, each optimiser from starts of its own at every batch size."""
+    """Return the study of LeNets, each from a start of its own."""
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=120, test=600),
@@ -71,8 +71,9 @@ def studies(scale: Scale) -> Mapping[str, Study]:
         Quantity(THEOREM_4, NORMALISED),
         Quantity("1/sigma", PAC_BAYES, "sqrt"),
     )
-    axes = (own_seeds("training.optimiser", optimisers, seeds), Axis("batch_size", batches))
-    return {"lenet": Study("lenet", base, axes, shown, scale=scale)}
+    setups = [(optimiser, batch) for optimiser in optimisers for batch in batches]
+    axis = own_seeds("training.optimiser+batch_size", setups, seeds)
+    return {"lenet": Study("lenet", base, (axis,), shown, scale=scale)}
 
 
 def minima(results: Results) -> pd.DataFrame:
@@ -84,12 +85,13 @@ def minima(results: Results) -> pd.DataFrame:
         found = networks.get(str(Column(name, transform=at, layer=layer)))
         return nothing if found is None else found.astype(float)
 
+    setups = networks["training.optimiser+batch_size+seed"]  # "(SGD(lr=0.02, ...), 8, 0)"
     columns = {
         "key": networks["key"],
         UNIT: networks[UNIT],
         "gap": column("generalisation_gap", ""),
         "batch size": networks["batch_size"],
-        "optimiser": networks["training.optimiser+seed"].str.extract(r"(\w+)\(", expand=False),  # "(SGD(lr=...), 0)"
+        "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
     for prefix, at in MOVES.items():
         norm = column("weight_norm", at, LAST)

@@ -42,7 +42,6 @@ _FACTORS = (
     "Each layer is multiplied by a factor of its own and the next divided by it; the authors' code moves the last two "
     "layers alone. Neuron-wise, each neuron and channel has a factor of its own; C.2 gives no figure of it."
 )
-STARTS = "Each optimiser has starts of its own; networks from one start, at different batch sizes, are one unit."
 SPLIT_GAP = (
     "The gap is the mean test loss less the mean training loss; the code sums both, the test's five times, which is "
     "measured beside it, by name, and proportional where the test samples are a fifth."
@@ -64,10 +63,10 @@ EXPERIMENTS = (
             "smoke": (SMOKE_ONLY, SPLIT_GAP),
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 120 to train on; smaller batches, and learning rates "
-                "at which each optimiser converges; 2 starts of each.",
-                STARTS, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
+                "at which each optimiser converges; 2 networks of each setup.",
+                SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
-            "paper": (_UNSAID, STARTS, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
+            "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
         },
     ),
 )  # fmt: skip

@@ -11,14 +11,23 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
-from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import MLP
 from flatlens.papers.contrasts import steadier, stronger, unchanged
 from flatlens.papers.evidence import Table, correlated, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import COEFFICIENT, LEAST_CHANGE, MOVED, NEURONWISE, SMOKE_ONLY, STRONG, SUMMED_GAP
+from flatlens.papers.remarks import (
+    COEFFICIENT,
+    LEAST_CHANGE,
+    MOVED,
+    NEURONWISE,
+    SMOKE_ONLY,
+    STRONG,
+    SUMMED_GAP,
+    own_seeds,
+)
 from flatlens.papers.units import LEFT_OUT, trained_ones
 from flatlens.training import SGD, Training
 
@@ -66,14 +75,13 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         ),
         moved=(MOVED, NEURONWISE),
     )  # fmt: skip
-    axes = (Axis("batch_size+lr", pairs), Axis("seed", tuple(range(seeds))))
     shown = (
         GAP,
         Quantity("training loss", "loss"),
         *(Quantity(name, column) for name, column in NETWORK_WISE.items()),
         Quantity("batch size (log)", "batch_size", "log", role="setting"),
     )
-    return {"mlp": Study("mlp", base, axes, shown, scale=scale)}
+    return {"mlp": Study("mlp", base, (own_seeds("batch_size+lr", pairs, seeds),), shown, scale=scale)}
 
 
 def well_trained(study: str) -> Table:
@@ -232,8 +240,7 @@ _TRAINING_ERROR = (
     f"Networks whose training loss is above {TRAINED:g} are left out: the paper says training error, which is taken to "
     "be the loss, as its generalisation error is a difference of losses."
 )
-_STARTS = "Networks of one seed share their initial weights over the batch sizes: the seed is the unit."
-_UNSAID = "1000 epochs and 10 seeds a batch size: the paper gives neither."
+_UNSAID = "1000 epochs and 10 networks of each batch size: the paper gives neither."
 
 EXPERIMENTS = (
     Experiment(
@@ -248,12 +255,11 @@ EXPERIMENTS = (
             "laptop": (
                 "scikit-learn's digits in place of MNIST, 600 to train on.",
                 "Batches of 25 to 200, as many steps an epoch as those of 1000 to 8000 make of MNIST within a factor "
-                "of 3; 30 epochs, 24 seeds.",
-                _STARTS,
+                "of 3; 30 epochs, 24 networks of each batch size.",
                 _TRAINING_ERROR,
                 COEFFICIENT,
             ),
-            "paper": (RATIO, _UNSAID, _STARTS, _TRAINING_ERROR, COEFFICIENT),
+            "paper": (RATIO, _UNSAID, _TRAINING_ERROR, COEFFICIENT),
         },
     ),
 )

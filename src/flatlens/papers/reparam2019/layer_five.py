@@ -13,7 +13,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
-from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.contrasts import strength, stronger, unchanged
 from flatlens.papers.evidence import Table, correlated, independent, reached
@@ -59,7 +59,8 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         moved=(MOVED,),
     )
     seeds = {"smoke": 1, "laptop": 3, "paper": 9}[scale]
-    starts = own_seeds("init", INITS[:2] if scale == "smoke" else INITS, seeds)
+    schemes = INITS[:2] if scale == "smoke" else INITS
+    setups = own_seeds("init+batch_size+lr", [(init, *pair) for init in schemes for pair in BATCHES_LRS[scale]], seeds)
     shown = (
         GAP,
         Quantity("5 x summed test less summed training loss", SUMMED_GAP, role="result"),
@@ -73,7 +74,7 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
             )
         ),
     )
-    return {"lenet": Study("lenet", base, (starts, Axis("batch_size+lr", BATCHES_LRS[scale])), shown, scale=scale)}
+    return {"lenet": Study("lenet", base, (setups,), shown, scale=scale)}
 
 
 def _of_fifth(row: str, transform: str) -> str:
@@ -90,7 +91,7 @@ def fifth_layer(study: str) -> Table:
             "key": networks["key"],
             UNIT: networks[UNIT],
             "gap": networks.get("generalisation_gap"),
-            "init": networks["init+seed"].str.extract(r"(\w+)", expand=False),  # "('xavier_normal', 0)"
+            "init": networks["init+batch_size+lr+seed"].str.extract(r"(\w+)", expand=False),  # "('normal', 4, ..."
         }
         for prefix, at in (("", ""), ("moved ", MOVED)):
             kappa_trace, norm = (networks.get(_of_fifth(name, at)) for name in ("kappa_trace", "weight_norm"))
@@ -259,8 +260,8 @@ EXPERIMENTS = (
             "smoke": (SMOKE_ONLY, GAPS, COEFFICIENT, FIFTH_LAYER),
             "laptop": (
                 "Patches of two photographs in place of CIFAR-10, 200 to train on.",
-                "Batches of 2 to 16 and learning rates to match, in the paper's ratio, for so few samples; 3 starts of "
-                "each scheme, each trained at the four batch sizes.",
+                "Batches of 2 to 16 and learning rates to match, in the paper's ratio, for so few samples; 3 networks "
+                "of each setup.",
                 SCHEMES,
                 GAPS,
                 COEFFICIENT,
@@ -269,7 +270,6 @@ EXPERIMENTS = (
                 FIFTH_LAYER,
             ),
             "paper": (
-                "9 starts of each scheme, each trained at the four batch sizes; the paper may have drawn new ones.",
                 SCHEMES,
                 CONVERGED,
                 "500 epochs at most.",
