@@ -17,7 +17,7 @@ from flatlens.papers.relative2021.lenets import CODED, RIGHT, THEOREM_4, minima
 from flatlens.papers.relative2021.locally_constant import data_set, features_only
 from flatlens.papers.relative2021.representative import approximated, in_subspace, worst_case
 from flatlens.papers.remarks import SUMMED_GAP
-from flatlens.papers.reparam2019.every_layer import HIDDEN, LAYER_MEASURES, NETWORK_WISE, TABLE_1, well_trained
+from flatlens.papers.reparam2019.every_layer import HIDDEN, LAYER_MEASURES, NETWORK_WISE, OF_TABLE_1, well_trained
 from flatlens.papers.reparam2019.layer_five import fifth_layer, within
 from flatlens.papers.rerun import rerun
 from flatlens.papers.units import trained_ones
@@ -178,7 +178,7 @@ def test_every_network_has_a_start_of_its_own_and_all_the_same_data(name, study)
 @pytest.mark.xdist_group("X15")
 def test_table_1_says_what_neurons_change(smoke_of):
     outcomes = {outcome.prediction.name: outcome for outcome in smoke_of("X15")[1].outcomes}
-    for name in TABLE_1:
+    for name in OF_TABLE_1:
         assert outcomes[f"{name}.layerwise"].statistic.value < 1e-3
         assert (outcomes[f"{name}.neuronwise"].statistic.value > 0.01) == name.startswith("kappa")
 

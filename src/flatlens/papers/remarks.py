@@ -14,7 +14,7 @@ SUMMED_GAP = "generalisation_gap(convention='summed_x5')"
 """The gap as both papers of Petzka et al. compute it."""
 MOVED = "layerwise"
 """The reparametrisation after which their networks are measured again."""
-NEURONWISE = "neuronwise"
+MOVED_NEURONS = "neuronwise"
 """The second one: single neurons."""
 LEAST_CHANGE = 1e-6
 """Largest |log(after / before)| of a number that does not change but for rounding."""

@@ -16,14 +16,14 @@ from flatlens.models import MLP
 from flatlens.statistics import Statistic
 from flatlens.training import Ridge, Training
 
-FEATURES = 8
+CLUSTER_FEATURES = 8
 FLATNESS = "relative_flatness_ggn"
 AS_CODED = "relative_flatness_ggn(normalized='variance')"
 
 
 def of_clusters(data: DataSettings, measures: tuple[str, ...]) -> NetworkSettings:
     """Return the settings of the network of C.1 on such data."""
-    model = MLP(784, (512, 128, 16, FEATURES), 2, "tanh", init="xavier_uniform")
+    model = MLP(784, (512, 128, 16, CLUSTER_FEATURES), 2, "tanh", init="xavier_uniform")
     training = Training(Ridge(), loss="half_squared_error", max_steps=1)
     return NetworkSettings(data, model, training, (*measures, "loss", "test_accuracy", "generalisation_gap"))
 

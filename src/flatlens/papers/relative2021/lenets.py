@@ -15,7 +15,7 @@ from flatlens.models import LeNet5
 from flatlens.papers.evidence import reached
 from flatlens.papers.experiment import Scale
 from flatlens.papers.predictions import Results
-from flatlens.papers.remarks import MOVED, NEURONWISE, SUMMED_GAP, own_seeds
+from flatlens.papers.remarks import MOVED, MOVED_NEURONS, SUMMED_GAP, own_seeds
 from flatlens.papers.units import UNIT
 from flatlens.training import SGD, Adam, RMSProp, Training, Until
 
@@ -35,11 +35,11 @@ RIGHT: Mapping[str, str] = {
 CODED = ("relative flatness (code)", "last layer's trace (code)", "Fisher-Rao norm", "1/sigma (code)",
          "last layer's squared norm (code)")  # fmt: skip
 """The five measures as the authors' code computes them, up to constant factors."""
-MOVES: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": NEURONWISE}
+REPARAMETRISED: Mapping[str, str] = {"": "", "moved ": MOVED, "neurons moved ": MOVED_NEURONS}
 """Prefix of the columns after each reparametrisation."""
 
 
-def studies(scale: Scale) -> Mapping[str, Study]:
+def lenet_studies(scale: Scale) -> Mapping[str, Study]:
     """Return the study of LeNets, each from a start of its own."""
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
@@ -62,7 +62,7 @@ def studies(scale: Scale) -> Mapping[str, Study]:
         LeNet5(classes=10 if scale == "paper" else 2),
         Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=100),
         measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
-        moved=(MOVED, NEURONWISE),
+        moved=(MOVED, MOVED_NEURONS),
     )
     shown = (
         GAP,
@@ -93,7 +93,7 @@ def minima(results: Results) -> pd.DataFrame:
         "batch size": networks["batch_size"],
         "optimiser": setups.str.extract(r"(\w+)\(", expand=False),
     }
-    for prefix, at in MOVES.items():
+    for prefix, at in REPARAMETRISED.items():
         norm = column("weight_norm", at, LAST)
         columns |= {f"{prefix}{name}": column(measured, at) for name, measured in RIGHT.items()}
         columns |= {

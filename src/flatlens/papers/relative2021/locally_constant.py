@@ -113,7 +113,7 @@ def risk(drawn: Mixture, W: Tensor, b: Tensor) -> Tensor:
 
 
 INCREASES = "The correlation between flatness and generalization increases with the degree of locally constant labels"
-NONE = "If labels are not locally constant, flatness does not correlate with generalization"
+_NONE = "If labels are not locally constant, flatness does not correlate with generalization"
 
 
 def _predictions() -> tuple[Prediction, ...]:
@@ -151,7 +151,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "near",
             f"At the smallest it does not correlate with it: |r| below {NO_CORRELATION:g}.",
             source, strength(near, FLATNESS, _GAP), "below", NO_CORRELATION,
-            quote=NONE, reason="The text names no largest value; Cohen (1988) calls an |r| from 0.1 on small.",
+            quote=_NONE, reason="The text names no largest value; Cohen (1988) calls an |r| from 0.1 on small.",
         ),
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatlens.papers.experiment import Experiment, Plot
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Results
-from flatlens.papers.relative2021.lenets import CODED, LAST, OF_ANOTHER, RIGHT, minima, studies
+from flatlens.papers.relative2021.lenets import CODED, LAST, OF_ANOTHER, RIGHT, lenet_studies, minima
 from flatlens.papers.relative2021.minima_claims import predictions
 from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY
 
@@ -56,7 +56,7 @@ EXPERIMENTS = (
         "X18",
         "Relative flatness among other measures, at many minima of LeNet5",
         "relative2021 Fig. 5, 6, 7, 8",
-        studies,
+        lenet_studies,
         predictions(),
         _plots,
         {

@@ -20,7 +20,7 @@ from flatlens.papers.evidence import along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.relative2021.clusters import (
-    FEATURES,
+    CLUSTER_FEATURES,
     FLATNESS,
     HEAD,
     INVERSE,
@@ -66,8 +66,8 @@ def approximated(results: Results) -> pd.DataFrame:
     found = networks[["separation", "seed", "generalisation_gap", "test_accuracy"]].copy()
     shift, kappa = networks["representativeness"], networks[FLATNESS]
     found["representativeness"] = shift
-    found["bound"] = shift + rate(n, FEATURES) * kappa / (2 * FEATURES)
-    found["as coded"] = shift + 0.01 * kappa / FEATURES
+    found["bound"] = shift + rate(n, CLUSTER_FEATURES) * kappa / (2 * CLUSTER_FEATURES)
+    found["as coded"] = shift + 0.01 * kappa / CLUSTER_FEATURES
     found["test loss"] = networks["loss"] + networks["generalisation_gap"]
     samples = labelled(found.groupby(["separation", "seed"], as_index=False).mean(), ["seed"])
     for bound, of in (("bound", ""), ("as coded", " as coded")):
@@ -108,7 +108,7 @@ HARDER = (
     "representative a random sample will be"
 )
 MUCH_SMALLER = "In practice, for a given distribution and sample set S , representativeness can be much smaller"
-CODED = "The authors' code takes delta = 0.1 and kappa / m; the text takes delta from Theorem 6 and kappa / (2 m)."
+_CODED = "The authors' code takes delta = 0.1 and kappa / m; the text takes delta from Theorem 6 and kappa / (2 m)."
 FIG_4 = "relative2021 section 6, Fig. 4"
 
 
@@ -121,20 +121,20 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"bounds{suffix}",
                 f"The approximated bound{said} is above the generalisation gap, in the mean over samples.",
                 FIG_4, mean_of(approximated, f"slack{of}"),
-                kind="reading" if suffix else "claim", quote=TIGHTLY, reason=CODED if suffix else "",
+                kind="reading" if suffix else "claim", quote=TIGHTLY, reason=_CODED if suffix else "",
                 headline=not suffix,
             ),
             Prediction(
                 f"tight{suffix}",
                 f"It is tight{said}: less than {TIGHT} times the gap, in the mean over samples.",
                 FIG_4, mean_of(approximated, f"excess{of}"), "below",
-                quote=TIGHTLY, reason=f"{_TIGHT} {CODED}" if suffix else _TIGHT,
+                quote=TIGHTLY, reason=f"{_TIGHT} {_CODED}" if suffix else _TIGHT,
             ),
             Prediction(
                 f"easier{suffix}",
                 f"The bound{said} decreases the easier the learning problem becomes, with the class separation.",
                 FIG_4, along(approximated, "separation", bound, ["seed"]), "below",
-                kind="reading" if suffix else "claim", quote=DECREASES, reason=CODED if suffix else "",
+                kind="reading" if suffix else "claim", quote=DECREASES, reason=_CODED if suffix else "",
             ),
         ]  # fmt: skip
     return (

@@ -22,7 +22,7 @@ from flatlens.papers.remarks import (
     COEFFICIENT,
     LEAST_CHANGE,
     MOVED,
-    NEURONWISE,
+    MOVED_NEURONS,
     SMOKE_ONLY,
     STRONG,
     SUMMED_GAP,
@@ -44,7 +44,7 @@ NETWORK_WISE = {
     "rho^Sigma": "neuron_flatness",
 }
 """Column of each measure of the whole network in Fig. 6."""
-TABLE_1 = {
+OF_TABLE_1 = {
     "kappa^max": "layer_sharpness.kappa_max",
     "kappa^Sigma": "layer_sharpness.kappa",
     **NETWORK_WISE,
@@ -73,7 +73,7 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         measures=(
             "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP,
         ),
-        moved=(MOVED, NEURONWISE),
+        moved=(MOVED, MOVED_NEURONS),
     )  # fmt: skip
     shown = (
         GAP,
@@ -170,7 +170,7 @@ def _predictions() -> tuple[Prediction, ...]:
 def _invariances() -> list[Prediction]:
     """Return the rows of Table 1: what layer-wise and neuron-wise reparametrisations leave unchanged."""
     networks, rows = reached("mlp"), []
-    for name, column in TABLE_1.items():
+    for name, column in OF_TABLE_1.items():
         rounding = 1e-3 if column.startswith("layer_sharpness") else LEAST_CHANGE  # found to a residual of a thousandth
         rows.append(
             Prediction(
@@ -179,7 +179,7 @@ def _invariances() -> list[Prediction]:
                 kind="theorem", quote=UNDER_LAYERS,
             )
         )  # fmt: skip
-        neurons = unchanged(networks, column, moved(column, NEURONWISE))
+        neurons = unchanged(networks, column, moved(column, MOVED_NEURONS))
         if name.startswith("rho"):
             rows.append(
                 Prediction(
@@ -220,9 +220,9 @@ def _plots(results: Results) -> list[Plot]:
 
 def _table_1(results: Results) -> Plot:
     networks, rows = reached("mlp")(results), []
-    for name, column in TABLE_1.items():
+    for name, column in OF_TABLE_1.items():
         rows.append(("network", name, "invariant, says the paper", "all linear" if "rho" in name else "layer-wise"))
-        for said, transform in (("layer-wise", MOVED), ("neuron-wise", NEURONWISE)):
+        for said, transform in (("layer-wise", MOVED), ("neuron-wise", MOVED_NEURONS)):
             ratios = networks[moved(column, transform)] / networks[column]
             rows.append(("network", name, f"changed by {said}", f"{float(np.abs(np.log(ratios)).mean()):.2g}"))
     return Plot(
