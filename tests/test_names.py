@@ -29,7 +29,6 @@ SHARED = {
     "Inputs": "the command line's arguments, and the samples that a search moves",
     "adapted": "an executor, and its Dask form",
     "agreement": "of rankings, and of courses",
-    "climb": "a course that rises, and gradient ascent",
     "counted": "words with their number",
     "declared": "assumptions of bounds, and invariances of measures",
     "first_step": "of an expansion, and of a course",

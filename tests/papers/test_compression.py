@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.compression.chain import CHAIN, VARIATION
+from flatlens.papers.compression.chain import CHAIN, VARIATION_SIDES
 from flatlens.papers.compression.populations_claims import KINDS, SHOWN
 from flatlens.papers.compression.timm_vits import VIT_NAMES
 from flatlens.papers.compression.transformers import COMMAND, SEARCHED, SHARPNESS_46
@@ -57,7 +57,7 @@ def chain_of(ratio_c, ratio_d):
     columns = dict(
         zip(CHAIN.values(), (a, 2 * a, 3 * a**ratio_c, 9 * a**ratio_d * rng.uniform(0.5, 2, 70)), strict=True)
     )
-    columns |= {VARIATION[0]: a * columns[CHAIN["C"]], VARIATION[1]: 2 * a**2}
+    columns |= {VARIATION_SIDES[0]: a * columns[CHAIN["C"]], VARIATION_SIDES[1]: 2 * a**2}
     networks = pd.DataFrame(columns).assign(
         max_steps=length, seed=seed, key=[str(i) for i in range(70)], outcome="finished"
     )

@@ -9,7 +9,7 @@ from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import histories, reached
 from flatlens.papers.sharpening.descent import FITTED
-from flatlens.papers.sharpening.growth import BOUND, LAWS, NORM, of_laws
+from flatlens.papers.sharpening.growth import BOUND, LAWS_OF_INPUTS, NORM, of_laws
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.papers.sharpening.smoothing import of_smoothing
 from flatlens.papers.sharpening.widths import WIDTH, with_width
@@ -79,7 +79,7 @@ def test_networks_of_section_5_and_the_bound_of_theorem_5_1(smoke_of):
     assert dict(zip(wide["model.widths"].astype(str), wide[WIDTH], strict=True)) == {"(4, 4, 4)": 4, "(8, 8, 8)": 8}
     assert {n.model.widths for n in EXPERIMENTS["X6"].studies("laptop")["linear"].networks()} == {()}
     laws = of_laws(results)
-    assert set(laws["law"]) == set(LAWS)
+    assert set(laws["law"]) == set(LAWS_OF_INPUTS)
     assert laws["holds"].tolist() == (laws[BOUND] <= laws[NORM]).astype(float).tolist()
     assert laws[NORM].to_numpy() == pytest.approx(laws["jacobian_norm"].to_numpy(), rel=1e-5)
     settings = EXPERIMENTS["X6"].studies("smoke")["bound_square"].networks()[-1]

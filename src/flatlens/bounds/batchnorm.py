@@ -16,7 +16,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 
 LEAST, MOST = 16, 256  #: columns in the smallest and the largest batch; sizes double in between
-FEATURES = 16  #: largest number of features of a layer that are examined
+_FEATURES = 16  #: largest number of features of a layer that are examined
 _DOUBLINGS = 4  #: batch sizes up to all columns, from which the order is estimated
 _DRAWS = 8  #: nested sequences of batches
 KEPT = 4096  #: largest number of columns of a layer's input
@@ -71,9 +71,9 @@ class Layer:
 
     @classmethod
     def of(cls, module: _BatchNorm, x: Tensor) -> Layer:
-        """Return the layer in float64, with at most `FEATURES` features."""
+        """Return the layer in float64, with at most `_FEATURES` features."""
         gamma = torch.ones(len(x)) if module.weight is None else module.weight.detach()
-        top = x.std(1).topk(min(FEATURES, len(x))).indices
+        top = x.std(1).topk(min(_FEATURES, len(x))).indices
         return cls(x[top], gamma.to(torch.float64).cpu()[top], module.eps)
 
     def s(self, X: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from flatlens.grams import ChunkGrams, LayerGrams, Layout, Sketch, agreed, one_p
 from flatlens.measures.card import PassMeasure
 from flatlens.problem import Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
-from flatlens.problem.outcomes import Outcomes, from_rows, rows_of
+from flatlens.problem.outcomes import Outcomes, as_rows, from_rows
 
 TOLERANCE = 0.03  #: largest relative residual of a squared spectral norm found by products: 1.5% of the norm
 
@@ -54,7 +54,7 @@ class Gatherer:
             for turn, chunk in enumerate(chunks):
                 probe = turn % probes
                 if probe == 0:
-                    ends.add(chunk.number, rows_of(chunk.losses, chunk.correct))
+                    ends.add(chunk.number, as_rows(chunk.losses, chunk.correct))
                 for measure in measures:
                     once: dict[int, Tensor] = {}  # the network's input may be that of its first layer
                     for place, grams in _places(measure, chunk):

@@ -25,10 +25,10 @@ CASE = "case"
 
 Over: TypeAlias = Callable[..., Array]
 """Function of Fisher's z of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
-Pair: TypeAlias = tuple[str, str]
+_Pair: TypeAlias = tuple[str, str]
 
 
-def across(table: Table, pairs: Sequence[Pair], over: Over, name: str) -> Evidence:
+def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evidence:
     """Return `over` of Fisher's z of each pair of columns in every case; cases without a correlation do not count."""
     back = over in (mean, alike)  # they return a correlation
 
@@ -49,7 +49,7 @@ def across(table: Table, pairs: Sequence[Pair], over: Over, name: str) -> Eviden
 
 
 def in_each_case(
-    table: Table, pairs: Sequence[Pair], name: str, holds: Holds = "all", side: Side = "above"
+    table: Table, pairs: Sequence[_Pair], name: str, holds: Holds = "all", side: Side = "above"
 ) -> Evidence:
     """Return Pearson's r of a pair of columns in each case, or Fisher's z of the first pair less that of the second.
 
@@ -63,7 +63,7 @@ def in_each_case(
     return found
 
 
-def _case(networks: pd.DataFrame, pairs: Sequence[Pair], name: str) -> Statistic:
+def _case(networks: pd.DataFrame, pairs: Sequence[_Pair], name: str) -> Statistic:
     """Return r of a pair over the networks of a case, or Fisher's z of one pair less that of another."""
     kept = complete(networks, [column for pair in pairs for column in pair])
     of = {column: kept.table[column].to_numpy() for pair in pairs for column in pair}

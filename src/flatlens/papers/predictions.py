@@ -16,7 +16,7 @@ Results: TypeAlias = Mapping[str, StudyResult]
 
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive", "not tested"]
-Kind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
+PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
 """What a prediction is: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
 LEVEL = 0.025
@@ -37,7 +37,7 @@ class Prediction:
     statistic: Callable[[Results], Statistic]
     side: Side = "above"
     than: float = 0.0
-    kind: Kind = "reading"
+    kind: PredictionKind = "reading"
     quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
     reason: str = ""  #: of a reading: why we read it so
     headline: bool = False  #: one of the paper's main claims, one to four a paper

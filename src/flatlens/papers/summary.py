@@ -9,7 +9,7 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 
-from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Kind, Outcome
+from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind
 from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
 
@@ -18,7 +18,7 @@ DISCOVERY = 0.05
 SURVIVES = "*"
 """Mark of a verdict that survives."""
 
-Counts: TypeAlias = Mapping[Kind, Mapping[Conclusion, int]]
+Counts: TypeAlias = Mapping[PredictionKind, Mapping[Conclusion, int]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _pairs(one: Reproduction) -> list[tuple[Outcome, Outcome | None]]:
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
     """Return the number of rows with each decided conclusion, by kind; kinds without a row are left out."""
     counts = Counter((row.outcome.prediction.kind, row.decided) for row in rows)
-    kinds: tuple[Kind, ...] = get_args(Kind)
+    kinds: tuple[PredictionKind, ...] = get_args(PredictionKind)
     return {
         kind: {conclusion: counts[kind, conclusion] for conclusion in MARKS}
         for kind in kinds

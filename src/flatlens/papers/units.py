@@ -17,8 +17,8 @@ from flatlens.experiments.vary import TOGETHER, last_field
 
 UNIT = "unit"
 """Name of the column with the unit of each network."""
-NETWORK = "network"
-LEFT_OUT = "left out"
+_NETWORK = "network"
+WHY_LEFT_OUT = "left out"
 """Name of the column that says why a network is left out of every statistic, though it reached the end; "" if not."""
 LEARNT = 0.1
 """Share of the way from chance to accuracy 1 that a network has to come, or it never trained."""
@@ -29,7 +29,7 @@ def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
 
     Networks are rows with a column `key`, and a column `seed` if the study varies it.
     """
-    return labelled(networks, ["seed"]) if varies_seed(result) else labelled(networks, ["key"], NETWORK)
+    return labelled(networks, ["seed"]) if varies_seed(result) else labelled(networks, ["key"], _NETWORK)
 
 
 def varies_seed(result: StudyResult) -> bool:
@@ -97,10 +97,10 @@ def units_of_groups(groups: Sequence[set[str]]) -> list[str]:
 
 def trained_ones(table: pd.DataFrame) -> tuple[pd.DataFrame, tuple[tuple[str, int], ...]]:
     """Return the networks without those marked as left out, and (reason, number) of these."""
-    if LEFT_OUT not in table:
+    if WHY_LEFT_OUT not in table:
         return table, ()
-    marked = table[LEFT_OUT] != ""
-    counts = table.loc[marked, LEFT_OUT].value_counts(sort=False)
+    marked = table[WHY_LEFT_OUT] != ""
+    counts = table.loc[marked, WHY_LEFT_OUT].value_counts(sort=False)
     return table[~marked], tuple((str(why), int(number)) for why, number in counts.items())
 
 
@@ -114,6 +114,6 @@ def marked_untrained(networks: pd.DataFrame, chance: float, accuracy: str = "acc
     ['it never trained: accuracy below 0.19', '']
     """
     least = chance + LEARNT * (1 - chance)
-    before = networks[LEFT_OUT] if LEFT_OUT in networks else pd.Series("", index=networks.index)
+    before = networks[WHY_LEFT_OUT] if WHY_LEFT_OUT in networks else pd.Series("", index=networks.index)
     untrained = networks[accuracy].astype(float) < least
-    return networks.assign(**{LEFT_OUT: before.mask(untrained, f"it never trained: accuracy below {least:.3g}")})
+    return networks.assign(**{WHY_LEFT_OUT: before.mask(untrained, f"it never trained: accuracy below {least:.3g}")})

@@ -37,7 +37,7 @@ def outcomes(problem: Problem, shared: Iterable[tuple[int, Batch]], run: _Run) -
         for number, raw in shared:
             f, y = run(problem.place(raw))
             f = f.to(torch.float64)
-            kept.add(number, rows_of(problem.loss.values(f, y), problem.loss.correct(f, y)))
+            kept.add(number, as_rows(problem.loss.values(f, y), problem.loss.correct(f, y)))
             kept.add(number, {"mass": problem.loss.mass(f, y).sum()[None]})
     found = kept.joined(problem.ranks)
     seen = from_rows(found)
@@ -62,7 +62,7 @@ def fisher_slopes(problem: Problem, f: Tensor, y: object) -> Tensor:
     return slopes(problem, f, y) * weights.sqrt()[:, None]
 
 
-def rows_of(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
+def as_rows(losses: Tensor, hits: Tensor | None) -> dict[str, Tensor]:
     """Return the rows of one chunk that are kept."""
     return {"losses": losses} if hits is None else {"losses": losses, "hits": hits}
 

@@ -16,7 +16,7 @@ from flatlens.files import write_whole
 from flatlens.statistics import Statistic
 
 ACROSS = 6  #: largest number of networks on a screen of 80 columns
-WIDTH = 80
+_WIDTH = 80
 SIGNS = {"lower bound": "≥", "upper bound": "≤"}
 SURVIVE = "Survive any rescaling of the weights"
 CHANGE = "* Change when the weights are rescaled and the function is not"
@@ -38,7 +38,7 @@ def compare_screen(comparison: Comparison) -> RenderableType:
 def headings(comparison: Comparison) -> list[str]:
     """Return the networks' names if they fit above columns, else numbers."""
     models = comparison.models
-    room = (WIDTH - 31 - 12) // len(models) - 1  # beside the longest measure, tau and p
+    room = (_WIDTH - 31 - 12) // len(models) - 1  # beside the longest measure, tau and p
     return models if max(map(len, models)) <= room else [str(number) for number in range(1, len(models) + 1)]
 
 

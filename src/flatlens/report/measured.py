@@ -31,7 +31,7 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """One layer of the table."""
 
     name: str
@@ -44,7 +44,7 @@ class Group:
     """A block, or a layer outside any."""
 
     block: str
-    rows: list[Row]
+    rows: list[_Row]
     largest: list[MeasuredCell]  #: the block's largest value in each column
 
 
@@ -99,7 +99,7 @@ def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group
     found = []
     for block, members in groups:
         rows = [
-            Row(layer, role(layer, block), [_cell(values.get((n, layer)), places[n].get(layer)) for n in columns])
+            _Row(layer, role(layer, block), [_cell(values.get((n, layer)), places[n].get(layer)) for n in columns])
             for layer in members
         ]
         largest = [

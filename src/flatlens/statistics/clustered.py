@@ -78,11 +78,11 @@ def clustered(
         return replace(plain, note=_and(note, f"fewer than {FEWEST_UNITS} independent units"))
     if not np.isfinite(left_out).all():
         return replace(plain, note=_and(note, f"undefined without one {unit}"))
-    found = interval(plain, value, left_out, fisher=fisher, folded=folded)
+    found = _interval(plain, value, left_out, fisher=fisher, folded=folded)
     return found if ranks is None else _with_ranks(found, ranks, numbers, known, fisher=fisher, folded=folded)
 
 
-def interval(plain: Statistic, value: float, left_out: Array, *, fisher: bool, folded: bool = False) -> Statistic:
+def _interval(plain: Statistic, value: float, left_out: Array, *, fisher: bool, folded: bool = False) -> Statistic:
     """Return the statistic with interval, p and tails, from its values without each unit (or group of units)."""
     to, back = (fishers_z, np.tanh) if fisher else (_plain, _plain)
     groups, at = len(left_out), float(to(np.array(value)))
@@ -120,7 +120,7 @@ def _with_ranks(
     beside = replace(found, name=f"{found.name}, of ranks", value=value, leave_one_out=(NAN, NAN))
     if not np.isfinite([value, *left_out]).all():
         return replace(found, low=NAN, high=NAN, p=NAN, tails=None, note=_and(found.note, "undefined of ranks"))
-    beside = interval(beside, value, left_out, fisher=fisher, folded=folded)
+    beside = _interval(beside, value, left_out, fisher=fisher, folded=folded)
     own, theirs = found.tails, beside.tails
     assert own is not None  # both have intervals
     assert theirs is not None

@@ -9,7 +9,7 @@ from flatlens.transforms.rescaling import UNREAD, rescale
 from flatlens.transforms.transform import Moving, Offer, transform
 from flatlens.transforms.wiring import Wiring
 
-NONE = "the network has no BatchNorm with running statistics"
+_NONE = "the network has no BatchNorm with running statistics"
 
 
 def folds(wiring: Wiring) -> Offer:
@@ -24,7 +24,7 @@ def folds(wiring: Wiring) -> Offer:
             left[name] = link.refused or "something lies between it and its BatchNorm, or reads it, too"
         else:
             links.append(link)
-    return Offer(tuple(links), left if norms else {"": NONE})
+    return Offer(tuple(links), left if norms else {"": _NONE})
 
 
 @transform(id="R4", source="BatchNorm's definition in eval mode", where=folds, declared_as=None)
@@ -69,7 +69,7 @@ def around_norms(wiring: Wiring) -> Offer:
     }
     links = {name: link for name, link in near.items() if link.readers and not link.refused}
     left = {name: link.refused or UNREAD for name, link in near.items() if name not in links}
-    return Offer(tuple(links.values()), left if norms else {"": NONE})
+    return Offer(tuple(links.values()), left if norms else {"": _NONE})
 
 
 @transform(id="R4", source="BatchNorm's definition in eval mode", where=around_norms, declared_as="neuronwise")

@@ -28,7 +28,7 @@ CELL_COLUMNS = [
     "measure", "transform", "before", "after", "change", "stderr", "unchanged", "declared", "agrees", "note",
 ]  # fmt: skip
 
-TABLE_1 = {
+_TABLE_1 = {
     "layer_sharpness.kappa": frozenset({"layerwise", "permutation"}),
     "layer_sharpness.kappa_max": frozenset({"layerwise", "permutation"}),
 }
@@ -175,8 +175,8 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
         at_input = isinstance(one, PassMeasure) and one.place == one.answer == "input"
         of_function = at_input or one.card.family == "generalisation"
         return True if of_function and not part else None
-    if f"{one.card.name}.{part}" in TABLE_1:
-        return transform.declared_as in TABLE_1[f"{one.card.name}.{part}"]
+    if f"{one.card.name}.{part}" in _TABLE_1:
+        return transform.declared_as in _TABLE_1[f"{one.card.name}.{part}"]
     if part and not (isinstance(one, PassMeasure) and one.place != "input"):
         return None
     return transform.declared_as in one.invariant_under

@@ -32,7 +32,7 @@ FACTORS = {
     "D/C by the other weights": (CHAIN["D"], CHAIN["C"]),
 }
 """The factors between the ends of the chain, one for each condition of G.1 under which a step is an equality."""
-VARIATION = ("mls_chain.B_C.variation.rhs[fc1]", "mls_chain.B_C.variation.lhs[fc1]")
+VARIATION_SIDES = ("mls_chain.B_C.variation.rhs[fc1]", "mls_chain.B_C.variation.lhs[fc1]")
 """Root mean square and mean over the samples of ||df/dW||_F / ||x||: their ratio is above 1 where it varies."""
 
 
@@ -50,7 +50,7 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     return {"tightness": trained}
 
 
-ROUNDED = 1 + 1e-9
+_ROUNDED = 1 + 1e-9
 """Factor by which rounding may violate an inequality."""
 
 
@@ -62,7 +62,7 @@ def _steps(results: Results) -> pd.DataFrame:
     """
     networks = reached("tightness")(results)
     a, b, c, d = (networks[column] for column in CHAIN.values())
-    holds = (a <= b * ROUNDED) & (b <= c * ROUNDED) & (c <= d * ROUNDED)
+    holds = (a <= b * _ROUNDED) & (b <= c * _ROUNDED) & (c <= d * _ROUNDED)
     return networks.assign(
         wide=(d - c) - np.maximum(b - a, c - b),
         loose=np.log(d / c) - np.maximum(np.log(b / a), np.log(c / b)),
@@ -78,7 +78,7 @@ def _over_runs(number: Callable[[pd.DataFrame], float], name: str) -> Evidence:
 
     def runs(results: Results) -> pd.DataFrame:
         networks = reached("tightness")(results)
-        columns = [*CHAIN.values(), *VARIATION]
+        columns = [*CHAIN.values(), *VARIATION_SIDES]
         logs = networks[columns].astype(float).apply(np.log)
         logs = logs.assign(seed=networks["seed"], steps=networks["max_steps"])
         found = [(seed, number(run.sort_values("steps"))) for seed, run in logs.groupby("seed")]
@@ -95,7 +95,7 @@ def _more_indicative(run: pd.DataFrame) -> float:
 
 def _with_variation(run: pd.DataFrame) -> float:
     """Return Pearson's r over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies."""
-    loose, varies = run[CHAIN["C"]] - run[CHAIN["B"]], run[VARIATION[0]] - run[VARIATION[1]]
+    loose, varies = run[CHAIN["C"]] - run[CHAIN["B"]], run[VARIATION_SIDES[0]] - run[VARIATION_SIDES[1]]
     return float(loose.corr(varies)) if len(run) > 2 else float("nan")
 
 

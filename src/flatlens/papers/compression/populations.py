@@ -25,7 +25,7 @@ from flatlens.papers.compression.networks import (
     top_three,
     vgg,
 )
-from flatlens.papers.compression.populations_claims import ALSO, FIRST, SHOWN, population_predictions
+from flatlens.papers.compression.populations_claims import ALSO, FIRST_LAYERS, SHOWN, population_predictions
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Results
@@ -62,7 +62,7 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             bounds=("mls_chain", "nmls_bound", "volume_bound", "network_volume_bound"),
             samples=samples(data),
         )  # fmt: skip
-        shown = tuple(q.with_first(FIRST[name]) for q in SHOWN)
+        shown = tuple(q.with_first(FIRST_LAYERS[name]) for q in SHOWN)
         studies[name] = Study(name, base, axes, shown, scale=scale)
     return studies
 

@@ -10,16 +10,16 @@ import pandas as pd
 
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity
 from flatlens.papers.compression.networks import LOG_VOLUME, TOP_THREE
-from flatlens.papers.compression.training_claims import AS_CODED
+from flatlens.papers.compression.training_claims import VOLUME_IN_CODE
 from flatlens.papers.contrasts import mean_of, stronger, stronger_in_size
 from flatlens.papers.evidence import Evidence, Table, correlated, studied
-from flatlens.papers.predictions import Kind, Prediction, Results, Side
+from flatlens.papers.predictions import Prediction, PredictionKind, Results, Side
 from flatlens.papers.remarks import STRONG
 from flatlens.statistics import Statistic, in_cases
 from flatlens.statistics.joint import Holds
 
 KINDS = {"vgg": "VGGs", "mlp": "MLPs", "lenet": "LeNets"}
-FIRST = {"vgg": "conv1", "mlp": "fc1", "lenet": "conv1"}
+FIRST_LAYERS = {"vgg": "conv1", "mlp": "fc1", "lenet": "conv1"}
 """Name of each network's first layer."""
 
 DIMENSION, MLS, NMLS = Quantity("local dimension", "local_dimension"), Quantity("MLS", "mls"), Quantity("NMLS", "nmls")
@@ -41,7 +41,7 @@ VOLUMES = {
 """Both sides of the bounds of volume, in logarithms."""
 ALSO = (ACCURACY_GAP, TEST_LOSS, C, *(q for pair in VOLUMES.values() for q in pair))
 MINUS_D, HOLDS = "-D", "bounds hold"
-ROUNDED = 1e-9
+_ROUNDED = 1e-9
 
 
 def population(study: str) -> Table:
@@ -50,12 +50,12 @@ def population(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         values = studied(study)(results)
         networks = results[study].networks.set_index("key").loc[values["key"]].reset_index()
-        also = {q.name: q.with_first(FIRST[study]).of(networks) for q in (*ALSO, TOP_THREE)}
+        also = {q.name: q.with_first(FIRST_LAYERS[study]).of(networks) for q in (*ALSO, TOP_THREE)}
         table = values.assign(**also, **{MINUS_D: -values[D.name]})
         sides = ((MLS, D), (NMLS, BOUND))
         violated = pd.concat(
-            [table[small.name] > table[large.name] * (1 + ROUNDED) for small, large in sides]
-            + [table[small.name] > table[large.name] + ROUNDED for small, large in VOLUMES.values()],
+            [table[small.name] > table[large.name] * (1 + _ROUNDED) for small, large in sides]
+            + [table[small.name] > table[large.name] + _ROUNDED for small, large in VOLUMES.values()],
             axis=1,
         )
         return table.assign(**{HOLDS: 1.0 - violated.any(axis=1)})
@@ -82,14 +82,14 @@ def _only_the_bound_of_nmls(results: Results) -> Statistic:
 
 
 @dataclass(frozen=True)
-class Pair:
+class _Pair:
     """A positive correlation that the paper states for all kinds of networks."""
 
     x: Quantity
     y: Quantity
     source: str
     quote: str
-    kind: Kind = "claim"
+    kind: PredictionKind = "claim"
     reason: str = ""
 
 
@@ -98,27 +98,27 @@ _WELL = "log volume correlates well with sharpness and MLS"
 _WEAKLY = "sharpness, volume compression, and MLS are correlated, if more weakly, with test loss"
 _ACCURACY = "The text does not say whether its gap is of loss or of accuracy: this one is of accuracy."
 _STRONGLY = "volume compression and MLS are indeed strongly correlated with sharpness"
-PAIRS = (
-    *(Pair(x, GAP, "G.2 (1)", _CONSISTENT) for x in (BOUND, MLS, NMLS)),
-    Pair(SHARPNESS, GAP, "G.2 (3)", "Sharpness is positively correlated with the generalization gap"),
-    *(Pair(x, ACCURACY_GAP, "G.2 (1)", _CONSISTENT, "reading", _ACCURACY) for x in (BOUND, MLS, NMLS)),
-    Pair(
+_PAIRS = (
+    *(_Pair(x, GAP, "G.2 (1)", _CONSISTENT) for x in (BOUND, MLS, NMLS)),
+    _Pair(SHARPNESS, GAP, "G.2 (3)", "Sharpness is positively correlated with the generalization gap"),
+    *(_Pair(x, ACCURACY_GAP, "G.2 (1)", _CONSISTENT, "reading", _ACCURACY) for x in (BOUND, MLS, NMLS)),
+    _Pair(
         SHARPNESS, ACCURACY_GAP, "G.2 (3)", "Sharpness is positively correlated with the generalization gap",
         "reading", _ACCURACY,
     ),
-    *(Pair(x, TEST_LOSS, "section 5", _WEAKLY) for x in (SHARPNESS, LOG_VOLUME, MLS)),
-    *(Pair(LOG_VOLUME, y, "G.2 (2)", _WELL) for y in (SHARPNESS, MLS)),
-    Pair(MLS, SHARPNESS, "section 5", "MLS in particular is strongly correlated with sharpness"),
-    Pair(
+    *(_Pair(x, TEST_LOSS, "section 5", _WEAKLY) for x in (SHARPNESS, LOG_VOLUME, MLS)),
+    *(_Pair(LOG_VOLUME, y, "G.2 (2)", _WELL) for y in (SHARPNESS, MLS)),
+    _Pair(MLS, SHARPNESS, "section 5", "MLS in particular is strongly correlated with sharpness"),
+    _Pair(
         MLS, NMLS, "section 4.3",
         "MLS and the bound over NMLS, introduced in Equation (11) and Equation (12), correlate positively with NMLS in "
         "all of our experiments",
     ),
-    Pair(
+    _Pair(
         BOUND, NMLS, "G.2 (4)", "The bound derived in Equation (12) correlates positively with NMLS in all experiments."
     ),
 )  # fmt: skip
-CODED = tuple(Pair(TOP_THREE, y, "G.2 (2)", _WELL, "reading", AS_CODED) for y in (SHARPNESS, MLS))
+_CODED = tuple(_Pair(TOP_THREE, y, "G.2 (2)", _WELL, "reading", VOLUME_IN_CODE) for y in (SHARPNESS, MLS))
 """For the only networks with ten outputs at every scale, MLPs."""
 
 
@@ -126,12 +126,12 @@ def population_predictions() -> tuple[Prediction, ...]:
     """Return the predictions of X4."""
     rows = [*_of_all_kinds()]
     for study in KINDS:
-        rows += [_positive(study, pair) for pair in (*PAIRS, *(CODED if study == "mlp" else ()))]
+        rows += [_positive(study, pair) for pair in (*_PAIRS, *(_CODED if study == "mlp" else ()))]
         rows += [*_compared(study), *_against_d(study)]
     return tuple(rows)
 
 
-def _positive(study: str, pair: Pair) -> Prediction:
+def _positive(study: str, pair: _Pair) -> Prediction:
     x, y = pair.x.name, pair.y.name
     return Prediction(
         _slug(study, x, y), f"{KINDS[study]}: {x} correlates positively with {y}.", f"compression {pair.source}",
@@ -179,7 +179,7 @@ def _of_all_kinds() -> list[Prediction]:
         Prediction(
             "bounds_hold",
             "MLPs: MLS, NMLS, volume and network volume are at most their bounds by sharpness in every network.",
-            "compression section 1 (1)", mean_of(population("mlp"), HOLDS), "above", 1 - ROUNDED, kind="theorem",
+            "compression section 1 (1)", mean_of(population("mlp"), HOLDS), "above", 1 - _ROUNDED, kind="theorem",
             quote="identifies two representation space quantities that quantify compression and are bounded by "
             "sharpness",
         ),

@@ -12,7 +12,7 @@ from flatlens.papers.compression.networks import FIXED_BATCH, FIXED_LR, INTERPOL
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import Courses, Number, agreement, between, gain, in_course, log_gain, once_below, slowing
 from flatlens.papers.evidence import Evidence, Table, along, histories, reached, where
-from flatlens.papers.predictions import Kind, Prediction, Side
+from flatlens.papers.predictions import Prediction, PredictionKind, Side
 from flatlens.papers.remarks import WEAK
 
 STUDY = "training"
@@ -26,7 +26,7 @@ NETWORKS_OWN = (
     "The caption says 'compression', for which the paper has volume and MLS; NMLS stands in the same figure, and is "
     "bounded by sharpness in the same way."
 )
-AS_CODED = "The text defines volume by all eigenvalues; the authors' code draws that of the three largest."
+VOLUME_IN_CODE = "The text defines volume by all eigenvalues; the authors' code draws that of the three largest."
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ FIG_H8 = Line(
     "lower batch sizes lead to lower sharpness and stronger compression",
 )  # fmt: skip
 SHARP, VOLUME = SHARPNESS.column, LOG_VOLUME.column
-CODED = TOP_THREE.column
+_CODED = TOP_THREE.column
 
 
 def follows(column: str) -> Number:
@@ -79,10 +79,10 @@ def follows(column: str) -> Number:
     return lambda course: agreement(SHARPNESS.name, column)(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))
 
 
-def ends(line: Line, *, top: bool) -> list[Prediction]:
+def _ends(line: Line, *, top: bool) -> list[Prediction]:
     """Return the predictions about which value of the setting ends sharper and less compressed."""
     less, compression = ("lower", "stronger") if line.side == "below" else ("higher", "weaker")
-    rows: list[tuple[str, str, str, Kind, str]] = [
+    rows: list[tuple[str, str, str, PredictionKind, str]] = [
         ("sharpness", SHARP, f"{less} sharpness", "claim", ""),
         ("volume", VOLUME, f"{compression} compression of volume", "claim", ""),
         ("mls", "mls", f"{compression} compression: {less} MLS", "claim", ""),
@@ -90,7 +90,7 @@ def ends(line: Line, *, top: bool) -> list[Prediction]:
     ]
     if top:
         told = f"{compression} compression of the volume of the three largest eigenvalues"
-        rows.append(("volume_of_top_3", CODED, told, "reading", AS_CODED))
+        rows.append(("volume_of_top_3", _CODED, told, "reading", VOLUME_IN_CODE))
     return [
         Prediction(
             f"{line.name}.{name}", f"{line.larger} lead to {told}.", f"compression {line.figure}", line.trend(column),
@@ -102,7 +102,7 @@ def ends(line: Line, *, top: bool) -> list[Prediction]:
 
 def vgg_predictions() -> tuple[Prediction, ...]:
     """Return the predictions of X1."""
-    return (*(row for line in (FIG_1, FIG_2) for row in (*ends(line, top=False), *_vgg(line))), *_batch_32())
+    return (*(row for line in (FIG_1, FIG_2) for row in (*_ends(line, top=False), *_vgg(line))), *_batch_32())
 
 
 def _vgg(line: Line) -> list[Prediction]:
@@ -201,7 +201,7 @@ def _batch_32() -> list[Prediction]:
 
 def mlp_predictions() -> tuple[Prediction, ...]:
     """Return the predictions of X2."""
-    return tuple(row for line in (FIG_H9, FIG_H8) for row in (*ends(line, top=True), *_mlp(line)))
+    return tuple(row for line in (FIG_H9, FIG_H8) for row in (*_ends(line, top=True), *_mlp(line)))
 
 
 def _mlp(line: Line) -> list[Prediction]:
@@ -225,9 +225,9 @@ def _mlp(line: Line) -> list[Prediction]:
         )
     )  # fmt: skip
     quote = "The volume continues to decrease after the sharpness plateaus, albeit at a much slower rate"
-    volumes: tuple[tuple[str, str, str, Kind, str], ...] = (
+    volumes: tuple[tuple[str, str, str, PredictionKind, str], ...] = (
         ("volume", VOLUME, "volume", "claim", ""),
-        ("volume_of_top_3", CODED, "the volume of the three largest eigenvalues", "reading", AS_CODED),
+        ("volume_of_top_3", _CODED, "the volume of the three largest eigenvalues", "reading", VOLUME_IN_CODE),
     )
     for name, column, told, kind, reason in volumes:
         rows += [

@@ -28,7 +28,7 @@ from flatlens.papers.remarks import (
     SUMMED_GAP,
     own_seeds,
 )
-from flatlens.papers.units import LEFT_OUT, trained_ones
+from flatlens.papers.units import WHY_LEFT_OUT, trained_ones
 from flatlens.training import SGD, Training
 
 HIDDEN = ("fc1", "fc2", "fc3", "fc4")
@@ -90,7 +90,7 @@ def well_trained(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         networks = reached(study)(results)
         above = networks["loss"] > TRAINED
-        return networks.assign(**{LEFT_OUT: above.map({True: f"training loss above {TRAINED:g}", False: ""})})
+        return networks.assign(**{WHY_LEFT_OUT: above.map({True: f"training loss above {TRAINED:g}", False: ""})})
 
     return found
 

@@ -56,7 +56,7 @@ def measured(study: str) -> Table:
     return found
 
 
-def trials(results: Results) -> pd.DataFrame:
+def trials_of(results: Results) -> pd.DataFrame:
     """Return one row per trial: `root` and `square`, the mean distance of Jacobian norms from the printed ones.
 
     A distance is |log(here / printed)|, its mean that over activations and starts; `first_layer.gaussian` and

@@ -32,7 +32,7 @@ from flatlens.papers.sharpening.coordinate_tables import (
     TABLE_OF,
     beside_printed,
     measured,
-    trials,
+    trials_of,
 )
 from flatlens.training import SGD, Training, Until
 
@@ -155,7 +155,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "ReLU networks: the two starts differ less in the first layer's norm than those of Gaussian networks do, "
             "as |log(low / high)|.",
             "sharpening C.3, Tables 1, 2",
-            changed(trials, "first_layer.gaussian", "first_layer.relu"),
+            changed(trials_of, "first_layer.gaussian", "first_layer.relu"),
             "below",
             kind="claim",
             quote=_DISCREPANCY,
@@ -165,7 +165,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "The printed Jacobian norms are lambda_max(J^T J), without its root: max f'(x_i)^2 is nearer to the four "
             "printed means than max |f'(x_i)|, as |log(here / printed)|.",
             "sharpening A.1, Tables 1, 2",
-            mean_of(trials, "root less square"),
+            mean_of(trials_of, "root less square"),
             kind="reading",
             quote="the Jacobian norm and sharpness are estimated using the power method",
             reason="The power method finds the largest eigenvalue of J^T J, and the printed numbers have the size of "

@@ -24,7 +24,7 @@ from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import trial_axis
 from flatlens.training import Adam, Training
 
-LAWS = ("interval", "square")
+LAWS_OF_INPUTS = ("interval", "square")
 BOUND, NORM = (str(Column.parse("jacobian_growth").of_side(side)) for side in ("lhs", "rhs"))
 """Columns of the lower bound and of the Jacobian norm."""
 _STUDY = "bound_{}"
@@ -40,11 +40,11 @@ def bound_studies(scale: Scale) -> dict[str, Study]:
     samples, trials = (60, 4) if scale == "smoke" else (300, 8)
     training = Training(Adam(0.003), batch_size=64, loss="mse", max_steps=1, check_every=1000)
     studies = {}
-    for law in LAWS:
+    for law in LAWS_OF_INPUTS:
         data = DataSettings(f"waves_{law}", train=samples, test=100)
         base = NetworkSettings(
             data,
-            MLP(1 + LAWS.index(law), (32,), 1, "tanh"),
+            MLP(1 + LAWS_OF_INPUTS.index(law), (32,), 1, "tanh"),
             training,
             ("jacobian_norm", "sharpness", "loss", "generalisation_gap"),
             bounds=("jacobian_growth",),
@@ -65,7 +65,7 @@ def _on(law: str) -> Table:
 
 def of_laws(results: Results) -> pd.DataFrame:
     """Return the networks on both laws, with `law` and `holds`: 1 if the bound is at most the Jacobian norm, else 0."""
-    return pd.concat([_on(law)(results) for law in LAWS], ignore_index=True)
+    return pd.concat([_on(law)(results) for law in LAWS_OF_INPUTS], ignore_index=True)
 
 
 _THEOREM = "for any Lipschitz function $f : \\mathbb{R}^d \\to \\mathbb{R}^{d'}$ satisfying"
@@ -106,7 +106,7 @@ def bound_predictions() -> tuple[Prediction, ...]:
                 kind="claim",
                 quote=_GROWS,
             )
-            for law in LAWS
+            for law in LAWS_OF_INPUTS
         ),
     )
 

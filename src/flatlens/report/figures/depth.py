@@ -11,7 +11,7 @@ from flatlens.estimate import Report
 from flatlens.report.blocks import CALL, blocks, grouped, role
 from flatlens.report.figures.figure import Drawing, Figure, log_axis
 
-KINDS = 8  #: number of kinds of layers with their own colour
+_KINDS = 8  #: number of kinds of layers with their own colour
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#9d755d", "#bab0ac")
 OTHERS, OUTSIDE = "other layers", "outside the blocks"
 _PANELS_A_ROW = 3
@@ -30,7 +30,7 @@ def depth_frame(report: Report) -> pd.DataFrame:
     depth = {name: at for at, (_, members) in enumerate(grouped(names)) for name in members}
     block = blocks(names)
     common = Counter(role(name, block[name]) for name in names if block[name])
-    known = {kind for kind, count in common.most_common(KINDS) if count > 1}
+    known = {kind for kind, count in common.most_common(_KINDS) if count > 1}
 
     def kind(name: str) -> str:
         if not block[name]:

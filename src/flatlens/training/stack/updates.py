@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flatlens.training.optimisers import SGD, Adam, RMSProp, Stepping
 
-Columns: TypeAlias = Mapping[str, Tensor]
+_Columns: TypeAlias = Mapping[str, Tensor]
 Numbers: TypeAlias = dict[str, list[float]]
 
 
@@ -31,7 +31,7 @@ class Update(Protocol):
     def numbers(self, each: Sequence[Any], rates: Sequence[float], steps: Sequence[int]) -> Numbers:
         """Return the coefficients of every lane's next step, from learning rates and numbers of steps taken."""
 
-    def step(self, theta: Tensor, grad: Tensor, state: Columns, c: Columns) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         """Move `theta`, (L, size), in place; `grad` is used up."""
 
 
@@ -64,7 +64,7 @@ class _SGD:
             "rate": [-rate for rate in rates],
         }
 
-    def step(self, theta: Tensor, grad: Tensor, state: Columns, c: Columns) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         if self.decays:
             grad.addcmul_(theta, c["decay"])
         if self.remembers:
@@ -96,7 +96,7 @@ class _Adam:
             "rate": [r / (1 - one.beta1**t) * -1 for one, r, t in zip(each, rates, at, strict=True)],
         }
 
-    def step(self, theta: Tensor, grad: Tensor, state: Columns, c: Columns) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         if self.decays:
             theta.mul_(c["decay"]) if self.decoupled else grad.addcmul_(theta, c["decay"])
         mean = state["exp_avg"].lerp_(grad, c["first"])
@@ -122,7 +122,7 @@ class _RMSProp:
             "rate": [-rate for rate in rates],
         }
 
-    def step(self, theta: Tensor, grad: Tensor, state: Columns, c: Columns) -> None:
+    def step(self, theta: Tensor, grad: Tensor, state: _Columns, c: _Columns) -> None:
         if self.decays:
             grad.addcmul_(theta, c["decay"])
         root = state["square_avg"].mul_(c["old"]).addcmul_(grad * c["new"], grad).sqrt().add_(c["eps"])
