@@ -20,7 +20,7 @@ from flatlens.result import Result
 from flatlens.transforms.transform import Moved, Transform
 
 STDERRS = 4.0  #: combined standard errors within which two estimates are equal
-SEARCHED = 1e-3  #: relative error of a search or an iteration
+_SEARCHED = 1e-3  #: relative error of a search or an iteration
 _SHORT = 0.1  #: relative difference; a smaller one may come from one search that stopped too early
 UNDECIDED = "undecided: a search may have stopped short on one side; a smaller rtol decides"
 ILL = "undecided: the smallest eigenvalues of some samples are rounding"
@@ -160,7 +160,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     off = abs(b.value - a.value)
     if must and not unchanged and searched and off <= _SHORT * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, UNDECIDED)
-    if must and not unchanged and one.card.family == "compression" and off <= SEARCHED * size:
+    if must and not unchanged and one.card.family == "compression" and off <= _SEARCHED * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, ILL)
     stays = unchanged and must is False
     note = "stays here; in general it does not" if stays else ""
@@ -185,7 +185,7 @@ def declared(one: Measure, row: str, transform: Transform) -> bool | None:
 def _left_open(one: Measure, estimate: Estimate) -> float:
     """Return the relative error at which a search or an iteration stops."""
     rtol = dict(one.options).get("rtol")
-    found = max(SEARCHED, 2 * rtol) if isinstance(rtol, float) else SEARCHED
+    found = max(_SEARCHED, 2 * rtol) if isinstance(rtol, float) else _SEARCHED
     return 0.0 if estimate.kind in ("exact", "estimate") else found
 
 

@@ -77,7 +77,7 @@ NORM, GAP, VARIATION = "Jacobian norm", "generalisation gap", "local variation o
 _WORDS = {"sharpness": BATCH_SHARPNESS.column, NORM: JACOBIAN.column, GAP: ABSOLUTE_GAP.column}
 LOCAL_VARIATION = "local_variation(delta=1.0, restarts=1, steps=3)"
 """Eq. 5 within a distance of 1, about a tenth of that between two samples; a search finds it, from below."""
-SHOWN = {**_WORDS, VARIATION: LOCAL_VARIATION}
+_SHOWN = {**_WORDS, VARIATION: LOCAL_VARIATION}
 _ALIKE = {"lr": ("batch_size", DATA, "seed"), "batch_size": ("lr", DATA, "seed")}
 """Settings that the networks of a line share: in Fig. 3 and 12 to 15, and in Fig. 4 and 16 to 19."""
 
@@ -175,7 +175,7 @@ def _lines(study: str) -> list[Prediction]:
             f"{study}.{row.name}.{word.split()[0].lower()}",
             f"{_KINDS[study]}: {row.says} {word}.",
             f"sharpening {row.source}, {_FIGURES[study, row.setting]}",
-            along(where(reached(study), row.chosen), row.setting, SHOWN[word], _ALIKE[row.setting]),
+            along(where(reached(study), row.chosen), row.setting, _SHOWN[word], _ALIKE[row.setting]),
             row.side,
             kind="claim",
             quote=row.quote,
