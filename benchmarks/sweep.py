@@ -31,7 +31,7 @@ from flatlens.data import digits, patches
 from flatlens.experiments import Study
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.runner import run_all
-from flatlens.experiments.settings import NetworkSettings, Scale
+from flatlens.experiments.settings import NetworkSettings, StudyScale
 from flatlens.experiments.store import Store
 from flatlens.experiments.vary import vary
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
@@ -162,7 +162,7 @@ def overhead(networks: int) -> dict[str, float]:
     return sweep(study.networks(), study, 1, networks)
 
 
-def fixed(scale: Scale, steps: int) -> Study:
+def fixed(scale: StudyScale, steps: int) -> Study:
     """Return the digits study in the middle of its grid, with `steps` steps for every training."""
     study = Study.digits(scale).over("lr", 0.1).over("batch_size", 16)
     return study.setting("until.loss_below", None).setting("until.accuracy", None).setting("max_steps", steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -84,6 +85,27 @@ def shared(
     C = torch.tensor([[2.0, 0.5], [0.5, 1.0]]).double().expand(3, 2, 2)
     jacobian = SharedJacobian(J, lambda piece: phi[piece], WeightMatrix(W), C, wanted)
     return jacobian, torch.rand(2, 5, generator=gen).double() + 0.5 if scale else None
+
+
+@pytest.mark.parametrize("P", [1, 3, 40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.dtype) -> None:
+    """By squares with a root of C, or in float32 by pairs of positions; C has the null vector of a cross-entropy."""
+    jacobian, _ = shared(P, False, frozenset({"K", "R", "diagonal", "columns", "adaptive", "along"}))
+    J, W = jacobian.J.to(dtype), jacobian.weight.W
+    assert jacobian.phi is not None
+    phi = jacobian.phi(slice(None)).to(dtype)
+    C = torch.tensor([0.21, 0.0, 1e-12]).double()[:, None, None] * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
+    own = replace(jacobian, J=J, phi=lambda piece: phi[piece], C=C, convex=True)
+    M = torch.einsum("nkgdp,ngmp->nkgdm", J.double(), phi.double())
+    squares = torch.einsum("nkl,nkgdm,nlgdm->ngdm", C, M, M)
+    column = (M * W).sum(3)
+    rtol = 1e-11 if dtype == torch.float64 else 1e-4
+    assert torch.allclose(own.diagonal(), squares.sum(0).flatten(0, 1), rtol=rtol)
+    assert torch.allclose(own.adaptive(), (squares * W.square()).sum((1, 2, 3)), rtol=rtol, atol=0)
+    assert torch.allclose(own.columns(), torch.einsum("nkl,nkgm,nlgm->ngm", C, column, column).flatten(1), rtol=rtol)
+    assert torch.allclose(own.along(), column.sum((2, 3)), rtol=rtol, atol=rtol)
+    assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=rtol)
 
 
 @pytest.mark.parametrize("P", [1, 2, 40])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout
+from flatlens.grams.contractions import CACHE_BYTES, pieces
 from flatlens.grams.record import record
 from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem
@@ -31,9 +32,11 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             parts = kept if complete else _walk(problem, model, layout)
             total = torch.zeros_like(v)
             for part in parts:
-                X = part[key].to(torch.float64)
-                # a chunk of shorter sentences has the features of the first tokens alone
-                total[: X.shape[1]] += X.T @ (X @ v[: X.shape[1]])
+                X = part[key]
+                m = X.shape[1]  # a chunk of shorter sentences has the features of the first tokens alone
+                for piece in pieces(len(X), 8 * m, CACHE_BYTES):  # read twice, so kept in the cache
+                    wide = X[piece].to(torch.float64)
+                    total[:m].addmv_(wide.T, wide @ v[:m])
             return total
 
         start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)

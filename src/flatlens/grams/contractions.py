@@ -8,17 +8,18 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
+FEW_OUTPUTS = 32  #: with more, a root of C takes longer than what it saves
 SCRATCH_BYTES = 2**23  #: bytes of scratch memory of a contraction; more would not fit in the cache
 CACHE_BYTES = 2**21  #: bytes of a Jacobian widened to float64 at a time on a CPU: it stays in one core's cache
 DEVICE_BYTES = 2**26  #: the same on other devices, where many small products cost more time to launch than to compute
 
 
-Product: TypeAlias = Literal["gram", "squares", "weighted", "along"]
+RowProduct: TypeAlias = Literal["gram", "squares", "weighted", "along"]
 
 
-def products(
-    A: Tensor, wanted: Collection[Product], C: Tensor | None = None, x: Tensor | None = None
-) -> dict[Product, Tensor]:
+def row_products(
+    A: Tensor, wanted: Collection[RowProduct], C: Tensor | None = None, x: Tensor | None = None
+) -> dict[RowProduct, Tensor]:
     """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
 
     "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
@@ -26,9 +27,9 @@ def products(
     """
     n, N, M = A.shape
     if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
-        return {what: found.expand(n, *found.shape[1:]) for what, found in products(A[:1], wanted).items()}
+        return {what: found.expand(n, *found.shape[1:]) for what, found in row_products(A[:1], wanted).items()}
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
-    shapes: dict[Product, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
+    shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
     wide = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
     scratch = torch.empty_like(wide) if out.keys() & {"squares", "weighted"} else wide
@@ -54,8 +55,8 @@ def gram(A: Tensor) -> Tensor:
     >>> gram(torch.tensor([[[3.0, 4.0]]]))
     tensor([[[25.]]], dtype=torch.float64)
     """
-    what: Product = "gram"
-    return products(A.flatten(2), (what,))[what]
+    what: RowProduct = "gram"
+    return row_products(A.flatten(2), (what,))[what]
 
 
 def concatenated(parts: list[Tensor], dim: int) -> Tensor:
@@ -80,8 +81,27 @@ def trace(A: Tensor, B: Tensor) -> Tensor:
 
 def quadratic(C: Tensor | None, A: Tensor) -> Tensor:
     """Return sum_{k,k'} C_kk' A_k A_k' for each entry, (n, ...) float64, with A (n, N, ...); None stands for C = I."""
-    what: Product = "squares" if C is None else "weighted"
-    return products(A.flatten(2), (what,), C)[what].reshape(len(A), *A.shape[2:])
+    what: RowProduct = "squares" if C is None else "weighted"
+    return row_products(A.flatten(2), (what,), C)[what].reshape(len(A), *A.shape[2:])
+
+
+def root_of(C: Tensor) -> Tensor:
+    """Return R with R R^T = C, (n, N, N), for symmetric C without negative eigenvalues.
+
+    Cholesky's elimination, column by column. A pivot within rounding of 0 gets no column: cross-entropy has one such.
+
+    >>> root_of(torch.tensor([[[4.0, -4.0], [-4.0, 4.0]]], dtype=torch.float64))[0].tolist()
+    [[2.0, 0.0], [-2.0, 0.0]]
+    """
+    N = C.shape[1]
+    left, R = C, torch.zeros_like(C)
+    nothing = 10 * N * torch.finfo(C.dtype).eps * C.diagonal(dim1=1, dim2=2)
+    for k in range(N):
+        pivot = left[:, k, k]
+        there = pivot > nothing[:, k]
+        R[:, k:, k] = left[:, k:, k] * torch.where(there, pivot.where(there, 1.0).rsqrt(), 0.0)[:, None]
+        left = left - R[:, :, k, None] * R[:, None, :, k]
+    return R
 
 
 def pieces(n: int, bytes_each: int, within: int = SCRATCH_BYTES) -> Iterator[slice]:

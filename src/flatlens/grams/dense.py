@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import Product, gram, norm2, products
+from flatlens.grams.contractions import RowProduct, gram, norm2, row_products
 from flatlens.grams.weight import WeightMatrix
 
 
@@ -33,22 +33,28 @@ class DenseJacobian:
         return self.weight.at_input(self.J)
 
     @cached_property
-    def _of_J(self) -> dict[Product, Tensor]:
-        return self._walk(self.J, {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}})
+    def _of_J(self) -> dict[RowProduct, Tensor]:
+        needs: dict[RowProduct, set[str]] = {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}}
+        if self.weight.b is not None:
+            needs["along"] = {"columns"}
+        return self._products(self.J, [what for what, read in needs.items() if read & self.wanted])
 
     @cached_property
-    def _of_Jx(self) -> dict[Product, Tensor]:
-        columns = {"columns"}
-        return self._walk(self.Jx, {"gram": {"G"}, "squares": {"squares"}, "weighted": columns, "along": columns})
+    def _of_Jx(self) -> dict[RowProduct, Tensor]:
+        needs: dict[RowProduct, set[str]] = {"gram": {"G"}, "squares": {"squares"}, "weighted": {"columns"}}
+        needs["along"] = {"columns"}  # whose sum it is
+        return self._products(self.Jx, [what for what, read in needs.items() if read & self.wanted])
 
-    def _walk(self, rows: Tensor, needs: Mapping[Product, set[str]]) -> dict[Product, Tensor]:
-        return products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, self.phi)
+    def _products(self, rows: Tensor, wanted: Collection[RowProduct]) -> dict[RowProduct, Tensor]:
+        b = self.weight.b
+        x = self.phi if rows is not self.J else None if b is None else b.expand(len(self.J), -1)
+        return row_products(rows, wanted, self.C, x)
 
-    def _get(self, what: Product, *, input: bool = False) -> Tensor:
+    def _get(self, what: RowProduct, *, input: bool = False) -> Tensor:
         """Return a product of J, or with `input` of Jx."""
-        found = self._of_Jx if input else self._of_J
+        found, rows = (self._of_Jx, self.Jx) if input else (self._of_J, self.J)
         if what not in found:
-            found |= products(self.Jx if input else self.J, (what,), self.C, self.phi)
+            found |= self._products(rows, (what,))
         return found[what]
 
     @property
@@ -78,7 +84,7 @@ class DenseJacobian:
         """Return sum_kk' C_kk' J_k J_k', (n, d)."""
         return self._get("weighted")
 
-    def at_input(self, what: Product) -> Tensor:
+    def at_input(self, what: RowProduct) -> Tensor:
         """Return G ("gram"), or ||df/dx_p||^2 of each input entry p ("squares"), (n, m)."""
         return self._get(what, input=True)
 
@@ -96,12 +102,11 @@ class DenseJacobian:
 
     def along_bias(self) -> Tensor:
         """Return <df_k/db, b>, (n, N)."""
-        assert self.weight.b is not None
-        return self.J.to(torch.float64) @ self.weight.b
+        return self._get("along")
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
-        return (self._J2 * (self._phi2 @ self.weight.W[0].square().T)).sum(1)
+        return (self._J2 * (self._phi2 @ self.weight.squares[0].T)).sum(1)
 
     def adaptive_bias(self) -> Tensor:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""

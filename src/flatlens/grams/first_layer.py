@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatlens.grams.contractions import Product, pieces, products
+from flatlens.grams.contractions import RowProduct, pieces, row_products
 from flatlens.grams.layout import Weight
 from flatlens.operations.layers import Adapter, Convolution
 
@@ -23,16 +23,18 @@ def input_side_follows(weight: Weight) -> bool:
     return weight.pure and len(weight.calls) == 1 and (weight.dense or _by_flipped_kernel(weight.adapter))
 
 
-def input_products(weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[Product]) -> dict[Product, Tensor]:
-    """Return the `products` of the Jacobian at the layer's input: "gram" is G, "squares" are ||df/dx_p||^2.
+def input_products(
+    weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[RowProduct]
+) -> dict[RowProduct, Tensor]:
+    """Return the `row_products` of the Jacobian at the layer's input: "gram" is G, "squares" are ||df/dx_p||^2.
 
     J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
     """
     if weight.dense and list(wanted) == ["gram"]:
         return {"gram": weight.matrix.gram_at_input(J)}
     if weight.dense:
-        return products(weight.matrix.at_input(J), wanted)
-    parts = [products(rows, wanted) for rows in _transposed(weight, J, out)]
+        return row_products(weight.matrix.at_input(J), wanted)
+    parts = [row_products(rows, wanted) for rows in _transposed(weight, J, out)]
     return {what: torch.cat([part[what] for part in parts]) for what in wanted}
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import Product, concatenated, norm2, products
+from flatlens.grams.contractions import RowProduct, concatenated, norm2, row_products
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.embeddings import embedding_jacobian
 from flatlens.grams.first_layer import input_products
@@ -62,6 +62,7 @@ class ChunkJacobians:
     explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
     C: Tensor  #: output Hessians, (n, N, N)
     needs: frozenset[str]  #: what measures will read
+    convex: bool = False  #: whether C is known to have no negative eigenvalue
 
     def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
         """Return the calls of linear layers, in execution order; a weight belongs to its first call."""
@@ -91,7 +92,7 @@ class ChunkJacobians:
         grams.counts_bias = weight.bias in self.problem.parameters
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
-    def _input_side(self, key: str, jacobian: object) -> Callable[[], Mapping[Product, Tensor]]:
+    def _input_side(self, key: str, jacobian: object) -> Callable[[], Mapping[RowProduct, Tensor]]:
         """Return a function that computes G, and the squared derivatives at a call's input if they are needed."""
         wanted = input_wanted(self.needs)
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure and "columns" in self.needs:
@@ -99,7 +100,7 @@ class ChunkJacobians:
         if is_first_layer(self.layout, key):
             z = self.output_jacobians[f"z:{key}"]
             return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted)
-        return partial(products, self.output_jacobians[f"x:{key}"].flatten(2), wanted)
+        return partial(row_products, self.output_jacobians[f"x:{key}"].flatten(2), wanted)
 
     def _shape(self, key: str) -> torch.Size:
         product = self.tape.linear[key].product
@@ -115,7 +116,7 @@ class ChunkJacobians:
             M = self.explicit[weight.parameter or ""]
             stored = M.reshape(*M.shape[:2], *weight.value.shape)
             return SharedJacobian(
-                torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted
+                torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted, self.convex
             )
         n = len(self.C)
         inputs = [self.saved[weight.layer, k] for k in range(len(weight.products))]
@@ -131,7 +132,7 @@ class ChunkJacobians:
             return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
         J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
-        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted)
+        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex)
 
     def others(self, named: Mapping[str, Tensor]) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
         """Return the Jacobians in parameters outside linear layers, and in those that also act outside their layer."""
@@ -201,7 +202,7 @@ class ChunkJacobians:
         return found
 
 
-def input_wanted(needs: Collection[str]) -> tuple[Product, ...]:
+def input_wanted(needs: Collection[str]) -> tuple[RowProduct, ...]:
     """Return what the input side of a place computes."""
     return ("gram", "squares") if "squares" in needs else ("gram",)
 
@@ -217,4 +218,4 @@ def network_input(
         return None
     Jx = concatenated([output_jacobians[f"input:{number}"] for number in range(len(inputs))], 2)
     x = concatenated([x.reshape(len(Jx), -1) for x in inputs], 1)
-    return make_grams(partial(products, Jx.flatten(2), input_wanted(needs)), x, norm2(x))
+    return make_grams(partial(row_products, Jx.flatten(2), input_wanted(needs)), x, norm2(x))

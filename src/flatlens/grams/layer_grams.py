@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import Product
+from flatlens.grams.contractions import RowProduct
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
@@ -28,7 +28,7 @@ class LayerGrams:
     C: Tensor  #: output Hessians d2 l_i / df2, (n, N, N), scaled so that the risk is the mean of l_i
     f: Tensor  #: outputs, (n, N)
     precision: float  #: machine epsilon of the arithmetic that computed the Jacobians
-    input_side: Callable[[], Mapping[Product, Tensor]] | None = None
+    input_side: Callable[[], Mapping[RowProduct, Tensor]] | None = None
     """Computes "gram", which is G, and if measures need them "squares": ||df/dx_p||^2 of each input entry p, (n, M)."""
     x: Tensor | None = None  #: input of the place, (n, M)
     x_norm2: Tensor | None = None  #: ||x_i||^2, (n,)
@@ -44,7 +44,7 @@ class LayerGrams:
     )
 
     @cached_property
-    def _input(self) -> Mapping[Product, Tensor]:
+    def _input(self) -> Mapping[RowProduct, Tensor]:
         assert self.input_side is not None
         return self.input_side()
 

@@ -162,7 +162,8 @@ class _Pass:
         if computed.certificate is not None:
             explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
         make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens, slope=slope)
-        chunk = ChunkJacobians(problem, tape, layout, computed.found, forward.saved, explicit, C, needs)
+        convex = problem.loss.convex and rows is None
+        chunk = ChunkJacobians(problem, tape, layout, computed.found, forward.saved, explicit, C, needs, convex)
         if computed.certificate is not None:
             rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
             batched = self.pool.batched is True

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import gram, pieces, quadratic
+from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
 from flatlens.grams.weight import WeightMatrix, row_factor
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
@@ -37,6 +37,7 @@ class SharedJacobian:
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: what will be read; it is computed in one loop
+    convex: bool = False  #: whether C is known to have no negative eigenvalue
 
     @cached_property
     def _m(self) -> int:
@@ -58,7 +59,7 @@ class SharedJacobian:
 
     def _rows(self, d: int) -> list[slice]:
         """Return slices of a weight's d rows, so that one sample's M for a slice fits in the scratch memory."""
-        return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8))
+        return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8, CACHE_BYTES))
 
     def _features(self, piece: slice, scale: Tensor | None = None) -> Tensor | None:
         """Return phi of some samples, divided by `scale` (g, m)."""
@@ -114,31 +115,78 @@ class SharedJacobian:
             shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "along": (n, N), "adaptive": (n,)}
             shape = shapes.get(what, (n, W.shape[0] * W.shape[2]))
             found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
-        for piece in self._pieces(form=True):
-            C, phi, J = self.C[piece], self._features(piece), self.J[piece]
-            column: Tensor | float = 0.0
+        convex = self.convex and N <= FEW_OUTPUTS
+        root = root_of(self.C) if convex and not (chosen or "plain diagonal" in wanted) else None  # those read M itself
+        if wanted & {"columns", "plain columns", "along"}:
+            self._columns(wanted, found)
+        if wanted & {"diagonal", "adaptive"} and root is not None and self._few_pairs:
+            self._from_pairs(found)
+            return
+        for piece in self._pieces(form=True) if chosen or wanted & {"diagonal", "adaptive", "plain diagonal"} else ():
+            phi, J = self._features(piece), self.J[piece]
+            C: Tensor | None = self.C[piece]
+            if root is not None:  # sum_kk' C_kk' M_k M_k' is a sum of squares of the rows of root^T M
+                J, C = (root[piece].mT.to(J.dtype) @ J.flatten(2)).view(J.shape), None
             for part in rows:
-                M, W_part = self._M(J[:, :, :, part], phi), W[:, part]
+                M = self._M(J[:, :, :, part], phi)
                 for what in chosen:
                     T = factors[what]
                     found[what][piece] = gram(M if T is None else T.to(M.dtype) @ M)
-                if wanted & {"columns", "plain columns", "along"}:
-                    column = column + (M * W_part.to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     squares = quadratic(C, M)
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:
-                        found["adaptive"][piece] += (squares * W_part.square()).flatten(1).sum(1)
+                        found["adaptive"][piece] += squares.flatten(1) @ self.weight.squares[:, part].flatten()
                 if "plain diagonal" in wanted:
                     found["plain diagonal"][:, part] += quadratic(None, M).sum(0)
+
+    def _columns(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
+        """Compute what depends on sum_s W_sj M_sj = sum_p phi_pj (W^T J_p)_j alone, for columns j."""
+        _, N, g, d, P = self.J.shape
+        W = self.weight.W.to(self.J.dtype)
+        for piece in pieces(len(self.J), 8 * N * g * P * (d + 2 * self._m)):
+            phi, J = self._features(piece), self.J[piece]
+            if phi is None:
+                column = (J * W).sum(3)
+            else:
+                column = ((J.mT.reshape(-1, g, P, d) @ W).view(len(J), N, g, P, self._m) * phi.mT[:, None]).sum(3)
             if "along" in wanted:
-                assert isinstance(column, Tensor)
                 found["along"][piece] = column.sum((2, 3), dtype=torch.float64)
-            for what, weight in (("columns", C), ("plain columns", None)):
+            for what, weight in (("columns", self.C[piece]), ("plain columns", None)):
                 if what in wanted:
-                    assert isinstance(column, Tensor)
                     found[what][piece] = quadratic(weight, column).flatten(1)
+
+    @property
+    def _few_pairs(self) -> bool:
+        """Return whether a sum over pairs of positions is cheaper than M, and has its digits.
+
+        In float64 it has not: where positions cancel, a square of their sum keeps more digits than its terms.
+        """
+        N, P = self.J.shape[1], self.J.shape[4]
+        return self.phi is not None and self.J.dtype != torch.float64 and P * (P + 1) <= N * (P / 4 + 12)
+
+    def _from_pairs(self, found: dict[GramKind, Tensor]) -> None:
+        """Compute the diagonal and the adaptive sums from products of two positions, in float64.
+
+        sum_kk' C_kk' M_kst M_k'st = sum_pq B_pqs phi_pt phi_qt with B_pqs = sum_kk' C_kk' J_kps J_k'qs, for C without
+        negative eigenvalues.
+        """
+        _, N, g, d, P = self.J.shape
+        i, j = torch.triu_indices(P, P, device=self.J.device)
+        times = torch.where(i == j, 1.0, 2.0).to(self.C)
+        for piece in pieces(len(self.J), 8 * g * len(i) * (self._m + 2 * N * d)):
+            phi, J, C = self._features(piece), self.J[piece].to(torch.float64), self.C[piece]
+            assert phi is not None
+            wide = phi.to(torch.float64)
+            B = ((C @ J.flatten(2)).view(J.shape)[..., i] * J[..., j]).sum(1) * times  # (n', g, d, pairs)
+            F = wide[..., i] * wide[..., j]  # (n', g, m, pairs)
+            if "diagonal" in found:
+                found["diagonal"] += B.permute(1, 2, 0, 3).flatten(2) @ F.permute(1, 0, 3, 2).flatten(1, 2)
+            if "adaptive" in found:
+                found["adaptive"][piece] = (B * (self.weight.squares @ F)).sum((1, 2, 3))
+        for what in found.keys() & {"diagonal", "adaptive"}:
+            found[what].clamp_(min=0)  # below 0 only by rounding
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
         """Return the Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m)."""

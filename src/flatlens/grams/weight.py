@@ -46,6 +46,11 @@ class WeightMatrix:
         """Return T with T^T T = W W^T, (g, min(d, m), d)."""
         return row_factor(self.W)
 
+    @cached_property
+    def squares(self) -> Tensor:
+        """Return the squares of the weight's entries, (g, d, m)."""
+        return self.W.square()
+
     def at_input(self, J: Tensor) -> Tensor:
         """Return J W: a dense layer's output Jacobian at its input, (n, N, m), from that at its output, (n, N, d)."""
         W = self.W[0].to(J.dtype)  # the network's own arithmetic, as autograd would use

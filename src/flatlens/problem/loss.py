@@ -28,6 +28,7 @@ class Loss(ABC):
     ignore_index: int = -100  #: a label that counts as no sample
     half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
     apart: bool = False  #: whether it is known to treat samples separately, so that no check on data is needed
+    convex: bool = False  #: whether it is known to be convex in the outputs, so that C has no negative eigenvalue
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:

@@ -25,7 +25,7 @@ class SquaredError(Loss):
     Class labels may be smoothed to (1 - a) y + a/N.
     """
 
-    apart = True
+    apart = convex = True
 
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
@@ -72,7 +72,7 @@ class CrossEntropy(Loss):
     """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
 
     name = "cross_entropy"
-    apart = True
+    apart = convex = True
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
         if weight is not None and bool((weight < 0).any()):

@@ -134,7 +134,7 @@ class TokenWise(Loss):
 
     def __init__(self, each: Loss) -> None:
         self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
-        self.half_square, self.apart = each.half_square, each.apart
+        self.half_square, self.apart, self.convex = each.half_square, each.apart, each.convex
 
     def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return (outputs (n T, V), targets with a valid value where masked, counted (n T,))."""
