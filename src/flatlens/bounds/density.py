@@ -1,19 +1,25 @@
-"""The constants of Proposition 12 for a known smooth density p on R^m, as printed and as sharp as its proof allows.
+"""The constants of Proposition 12 for a known smooth density p on R^m: as printed, and as sharp as its proof allows.
 
-p_hat(z) = mean_i k_{delta ||x_i||}(x_i, z), k a kernel on the unit ball, and any loss in [0, L]:
+Let p_hat(z) = mean_i k_{delta ||x_i||}(x_i, z), with k a kernel on the unit ball. For any loss l in [0, L]:
 
     E_Rep = int (p - E p_hat) l  +  int (E p_hat - p_hat) l
 
-First term: (delta^2 tau / (2 m)) int Laplacian(p ||z||^2) l + O(delta^3), tau = int ||z||^2 k. Printed: C_1 = tau_2 L
-int |Laplacian|, with the whole tau where one coordinate's, tau / m, is meant, and without the 1/2. The integral of a
-Laplacian is 0, so that l - L/2 may stand for l: sharp is 1 / (4 m) of it. (With the absolute value where Proposition
-12 prints it, around the integral, C_1 would be 0.)
+First term: (delta^2 tau / (2 m)) int Laplacian(p ||z||^2) l + O(delta^3), with tau = int ||z||^2 k.
 
-Second term, printed: L sqrt(alpha beta Vol / (Delta n delta^m)), alpha = int p / ||z||^m, beta = int k^2, by Cauchy
-and Schwarz. That holds for losses that depend on the sample, as a trained network's do, but alpha and Vol are often
-infinite. Sharp: at most L/2 times int |p_hat - E p_hat|, whose mean is at most gamma sqrt(beta / (n delta^m)), gamma =
-int sqrt(p / ||z||^m), and which exceeds it by sqrt(2 log(1/Delta) / n) with probability Delta at most (McDiarmid: one
-sample moves it by 2/n). Both need nothing but leading orders in 1/n, gamma no more than that sqrt(p) can be integrated.
+- Printed: C_1 = tau_2 L int |Laplacian|. It has tau in place of tau / m, the part of one coordinate, and lacks the 1/2.
+  (Proposition 12 prints the absolute value around the integral; then C_1 would be 0.)
+- Sharp: 1 / (4 m) of that. The integral of a Laplacian is 0, so l may be replaced by l - L/2.
+
+Second term, with probability at least 1 - Delta:
+
+- Printed: L sqrt(alpha beta Vol / (Delta n delta^m)), with alpha = int p / ||z||^m and beta = int k^2, by the
+  Cauchy-Schwarz inequality. It also holds for losses that depend on the sample, as those of trained networks do. But
+  alpha and Vol are often infinite.
+- Sharp: at most L/2 times int |p_hat - E p_hat|. The mean of this integral is at most gamma sqrt(beta / (n delta^m)),
+  with gamma = int sqrt(p / ||z||^m). It exceeds its mean by more than sqrt(2 log(1/Delta) / n) with probability at most
+  Delta (McDiarmid's inequality: one sample changes it by at most 2/n).
+
+Both are leading orders in 1/n. The sharp constant needs a finite gamma only: sqrt(p) must be integrable.
 """
 
 from __future__ import annotations
@@ -28,21 +34,21 @@ from flatlens.distributions import Distribution, GaussianMixture
 from flatlens.errors import BadInput
 from flatlens.perturbation.rotations import mean_square_radius, on_sphere
 
-_DRAWS = 20_000  #: samples of the density, for its integrals
-_CHUNK = 2_000
+_DRAWS = 20_000  #: number of samples of the density that estimate its integrals
+_CHUNK = 2_000  #: number of these samples taken together
 
 
 @dataclass(frozen=True)
 class Constants:
-    """Integrals of the density, estimated with `_DRAWS` samples of it, and of the uniform kernel on the unit ball."""
+    """Integrals of the density, estimated from `_DRAWS` samples of it, and of the uniform kernel on the unit ball."""
 
-    m: int
+    m: int  #: dimension of the space
     laplacian_integral: float  #: int |Laplacian(p ||z||^2)| dz
     laplacian_stderr: float
     gamma: float  #: int sqrt(p / ||z||^m) dz
     gamma_stderr: float
     alpha: float  #: int p / ||z||^m dz, infinite if p(0) > 0
-    volume: float  #: of the support, or of a ball of its diameter; infinite if it is unbounded
+    volume: float  #: volume of a ball that has the support's diameter; infinite if the support is unbounded
 
     @property
     def tau(self) -> float:
@@ -59,9 +65,9 @@ class Constants:
         return first_constant(self.tau, L, self.laplacian_integral, self.m if sharp else None)
 
     def second(self, L: float, *, sharp: bool = False) -> float:
-        """Return C_2: as printed, L sqrt(alpha beta Vol), to be divided by sqrt(Delta).
+        """Return C_2: L gamma sqrt(beta) / 2 if sharp, otherwise L sqrt(alpha beta Vol) as printed.
 
-        Sharp, L gamma sqrt(beta) / 2.
+        The printed one is still to be divided by sqrt(Delta).
         """
         if sharp:
             return L * self.gamma * math.sqrt(self.beta) / 2
@@ -85,8 +91,8 @@ def ball_volume(m: int) -> float:
 def laplacian(distribution: Distribution, z: Tensor) -> Tensor:
     """Return Laplacian(p ||z||^2) / p at points z (n, m) of the support, (n,).
 
-    = ||z||^2 (Laplacian(log p) + ||grad log p||^2) + 4 <z, grad log p> + 2 m: its absolute value has int |Laplacian(p
-    ||z||^2)| as its mean under p.
+    This is ||z||^2 (Laplacian(log p) + ||grad log p||^2) + 4 <z, grad log p> + 2 m. The mean of its absolute value
+    under p is int |Laplacian(p ||z||^2)|.
     """
     z = z.detach().requires_grad_()
     with torch.enable_grad():
@@ -116,9 +122,11 @@ def _mean(values: Tensor) -> tuple[float, float]:
 
 
 def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generator) -> Tensor:
-    """Return terms with mean int sqrt(p / ||z||^m): half the samples from a wider density, half along rays from 0.
+    """Return terms whose mean is int sqrt(p / ||z||^m), by importance sampling from a mixture of two densities.
 
-    Along rays r = R u^2 the singularity at 0 drops out of the terms; sqrt of a Gaussian is one of twice the variance.
+    Half of the samples come from p; for Gaussian mixtures, with doubled covariances, because the square root of a
+    Gaussian has these. The other half lie at distances r = R u^2 from 0, u uniform in [0, 1], which removes the
+    singularity at 0 from the terms.
     """
     m, n, wide = z.shape[1], len(z) // 2, distribution
     if isinstance(distribution, GaussianMixture):
@@ -135,7 +143,7 @@ def _root_terms(distribution: Distribution, z: Tensor, generator: torch.Generato
 
 
 def has_density(distribution: Distribution) -> bool:
-    """Return whether the distribution has a density (of Lebesgue's measure) that can be computed."""
+    """Return whether the distribution has a density (with respect to Lebesgue's measure) that can be computed."""
     if distribution.intrinsic < distribution.dimension:
         return False
     try:

@@ -1,8 +1,8 @@
-"""The change of the risk under delta A as a series in delta: its leading coefficient, and what is seen of the rest.
+"""The change of the risk under delta A as a series in delta: its leading coefficient, and the size of the rest.
 
-Theorems of relative2021 end in "+ O(delta^3)". A sum with an unknown constant can be checked against nothing, so the
-rest is observed: the change is taken at delta, delta/2 and delta/4 along the same A, and the part beyond the second
-order is what no multiple of delta^2 explains. No curvature enters here: the two sides of a claim stay independent.
+Theorems of relative2021 end in "+ O(delta^3)". An inequality with an unknown constant cannot be checked, so the rest is
+observed: the change of the risk is computed at delta, delta/2 and delta/4 along the same A, and the rest is the part
+that no multiple of delta^2 explains. No curvature is used here, so that the two sides of a claim stay independent.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from flatlens.bounds.context import Context
 from flatlens.curvature.probes import student
 from flatlens.perturbation.features import RotatedFeatures
 
-_STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: multiples of delta; the last one shows whether something new begins nearer to 0
-AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights that extrapolate a + c delta^2 + e delta^4 at these steps to a
+_STEPS = (1.0, 0.5, 0.25, 1 / 32)  #: multiples of delta; the last one shows whether the series differs nearer to 0
+AT_ZERO = (1 / 45, -20 / 45, 64 / 45, 0.0)  #: weights of the four steps that give a from a + c delta^2 + e delta^4
 RESOLVED = 0.01  #: largest accepted relative error of the leading coefficient
-PAIRS = 512  #: largest number of pairs A and -A; beyond, rotations are drawn at random
+PAIRS = 512  #: largest number of pairs A and -A of a balanced set; if more are needed, rotations are random
 _DRAWS = 32  #: number of random rotations
-WATCHED, RUNGS = 4, 12  #: matrices A for the orders, and how often delta is halved
+WATCHED, RUNGS = 4, 12  #: number of matrices A, and of values of delta, from which orders are found
 SETTLED = 0.05  #: largest change of an order from one delta to the next
 
 
 @dataclass(frozen=True, eq=False)
 class Expansion:
-    """A series M(delta) = a delta^2 + c delta^4 + ..., M the even part of the change along some A."""
+    """A series M(delta) = a delta^2 + c delta^4 + ..., where M is the mean of the changes along A and -A."""
 
-    delta: float
+    delta: float  #: the largest step
     quotients: Tensor  #: M / delta^2 at the steps for each A, (4, draws)
     floor: float  #: rounding error of the third quotient
-    exact: bool  #: whether the draws average a quadratic form exactly as Haar's law does
-    apart: float = 0.0  #: difference of a from its value by a series nearer to 0, beyond rounding
+    exact: bool  #: true if the mean of a quadratic form over the draws equals its mean over all rotations
+    apart: float = 0.0  #: difference between a and its value from a series nearer to 0, less rounding
 
     @property
     def mean(self) -> Tensor:
@@ -59,7 +59,10 @@ class Expansion:
 
     @property
     def error(self) -> float:
-        """Return the relative error of a: from three steps to two, at the quotient nearest to 0, and by rounding."""
+        """Return the relative error of a: the largest of three differences, plus rounding.
+
+        The differences are: a from three steps against a from two; a against the quotient nearest to 0; `apart`.
+        """
         two = float(4 * self.mean[2] - self.mean[1]) / 3
         if not bool(self.quotients.any()):  # nothing changes, for any A
             return 0.0
@@ -70,7 +73,7 @@ class Expansion:
 
     @property
     def stderr(self) -> float:
-        """Return the standard error of M(delta): 0 for its leading term if the draws are balanced."""
+        """Return the standard error of the leading term of M(delta): 0 if the draws are balanced."""
         if self.exact:
             return 0.0
         return self.delta**2 * float(student(torch.tensor(AT_ZERO, dtype=torch.float64) @ self.quotients)[1])
@@ -84,7 +87,7 @@ class Expansion:
 
 
 def series(context: Context, features: RotatedFeatures, moves: Tensor, delta: float, exact: bool) -> Expansion:
-    """Return the series along W A of shape (draws, g, d, m), each with -A beside it."""
+    """Return the series for the given moves W A, (draws, g, d, m); each move is taken with both signs."""
     quotients = torch.empty(len(_STEPS), len(moves), dtype=torch.float64)
     for number, move in enumerate(moves):
         for k, step in enumerate(_STEPS):
@@ -108,12 +111,15 @@ def rounding_of(context: Context, features: RotatedFeatures, change: float) -> f
 
 
 def first_step(context: Context) -> float:
-    """Return the first delta: in low precision, steps cannot be small."""
+    """Return the first delta to try; in low precision it cannot be small."""
     return 0.1 if context.lens.problem.dtype == torch.float64 else 0.3
 
 
 def averaged(context: Context, features: RotatedFeatures) -> Expansion:
-    """Return the mean over Haar's law; delta is divided by 4, up to three times, until its series has settled."""
+    """Return the mean series over rotations drawn from Haar's law.
+
+    Delta is divided by 4, at most three times, until the error of the leading coefficient is small.
+    """
     moves = features.balanced(PAIRS, context.generator)
     exact = moves is not None
     if moves is None:
@@ -132,16 +138,17 @@ def averaged(context: Context, features: RotatedFeatures) -> Expansion:
 
 @dataclass(frozen=True)
 class Order:
-    """The observed order p of a remainder delta^p."""
+    """The observed order p of a remainder that falls like delta^p."""
 
     value: float  #: infinite if there is no remainder beyond rounding
     settled: Assumption
 
 
 def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
-    """Return the orders of E_F(delta A) without its first and second order, over some A.
+    """Return the orders of two remainders of E_F(delta A), from a few random A.
 
-    (With -A beside each A, with A alone.)
+    The first is of the mean over A and -A, without its second-order term; the second of A alone, without its terms of
+    first and second order.
     """
     moves = [features.draw(1.0, "rotations", 1.0, context.generator) for _ in range(WATCHED)]
     _, G = features.slope(torch.zeros_like(features.W))
@@ -157,10 +164,14 @@ def orders(context: Context, features: RotatedFeatures) -> tuple[Order, Order]:
 
 
 def order_of(quotients: Tensor, floors: Tensor) -> Order:
-    """Return the order from remainder / delta^2 (up to a constant), delta halved from rung to rung, (rungs, draws).
+    """Return the order of a remainder from remainder / delta^2, known up to a constant.
 
-    Differences between rungs, as root mean squares over A, do not contain the constant. The order is that of the
-    smallest delta at which rounding plays no part.
+    Differences between successive deltas do not contain the constant; they are taken as root mean squares over A. The
+    order is read at the smallest delta at which rounding is negligible.
+
+    Args:
+        quotients: remainder / delta^2 plus a constant, (deltas, draws); each delta is half of the one before.
+        floors: rounding errors of the quotients, (deltas,).
 
     >>> rungs = 0.5 ** torch.arange(6, dtype=torch.float64)
     >>> order_of(1 + rungs[:, None] ** 2, torch.zeros(6)).value
@@ -177,5 +188,5 @@ def order_of(quotients: Tensor, floors: Tensor) -> Order:
     if len(seen) < 2:
         return Order(math.nan, Assumption("settled_order", False, "rounding hides the rest"))
     moved = abs(float(seen[-1] - seen[-2]))
-    why = "" if moved <= SETTLED else f"it still moves by {moved:.2g} from delta to delta/2"
+    why = "" if moved <= SETTLED else f"the order still changes by {moved:.2g} from delta to delta/2"
     return Order(float(seen[-1]), Assumption("settled_order", not why, why))

@@ -1,4 +1,4 @@
-"""MacDonald et al.: as the loss falls, the Jacobian must grow to reach different targets at near inputs."""
+"""MacDonald et al.: as the loss falls, the Jacobian must grow, because near inputs have different targets."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from flatlens.problem.losses import CrossEntropy, SquaredError
 
 _PAIRED = 4096  #: samples of which all pairs are compared
 BENT = math.sqrt(2) / (3 * math.sqrt(3))
-"""No third derivative of log-sum-exp along unit vectors is larger: it is a third central moment of numbers within
-sqrt(2) of one another, and such a moment is at most (range)^3 / (6 sqrt 3)."""
+"""Upper bound of the third derivatives of log-sum-exp along unit vectors. Each is the third central moment of numbers
+whose range is at most sqrt(2), and a third central moment is at most range^3 / (6 sqrt 3)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Goal:
-    """The sides of c(f, f*) >= alpha ||f - f*||^2, for outputs or probabilities."""
+    """The terms of c(f, f*) >= alpha ||f - f*||^2, where f are the outputs, or the probabilities for cross-entropy."""
 
     target: Tensor  #: f*(x_i), (n, N)
     cost: Tensor  #: c(f(x_i), f*(x_i)), (n,), with minimum 0
-    alpha: float
-    sharp: float  #: the largest valid alpha
-    outputs: Tensor  #: the logits, (n, N)
+    alpha: float  #: the alpha of the paper
+    sharp: float  #: largest valid alpha
+    outputs: Tensor  #: outputs of the network, the logits for cross-entropy, (n, N)
 
 
 @bound(
@@ -46,11 +46,14 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
     """The lower the loss, the steeper the network must be somewhere: Theorem 5.1, lower bound on the left.
 
     max_{i != j} (||f*_i - f*_j|| - 2 l) / ||x_i - x_j|| - max_i V_{B(x_i, delta)}(Jf) <= max_i ||Jf(x_i)||_2, with
-    l^2 = max_i c(f(x_i), f*_i) / alpha. The theorem fixes l beforehand, but its only event is that the balls cover the
-    support, so that the l reached serves. Squared losses: alpha = 1/2, and 1/N for "mse". Cross-entropy: f is the
-    softmaxed network, f* the label's distribution, c the loss without the label's entropy, alpha = 1/2 by Pinsker;
-    `.sharp` has alpha = 1, the largest that serves: ||p - q||_1^2 >= 2 ||p - q||_2^2, as the entries of p - q sum to 0.
-    Negative where the network may be as flat as it likes.
+    l^2 = max_i c(f(x_i), f*_i) / alpha. The theorem fixes l beforehand. Here l comes from the trained network, which is
+    allowed: the theorem's probability is only that of the balls covering the support, and that does not depend on l.
+
+    For squared losses alpha = 1/2, and 1/N for "mse". For cross-entropy f is the network with softmax, f* the
+    distribution of the label, c the loss minus the label's entropy, and alpha = 1/2 by Pinsker's inequality. `.sharp`
+    has alpha = 1, the largest valid one: ||p - q||_1^2 >= 2 ||p - q||_2^2, because the entries of p - q sum to 0.
+
+    A left side below 0 says nothing about the network; the note then calls the bound vacuous.
     """
     seen = context.once(covered)
     goal = _goal(context)
@@ -77,7 +80,7 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
 
 
 def _goal(context: Context) -> Goal | Assumption:
-    """Return targets and costs, for losses whose alpha is known."""
+    """Return targets and costs if alpha is known for the loss, otherwise the assumption that fails."""
     problem = context.lens.problem
     loss = problem.loss
     if not isinstance(loss, SquaredError | CrossEntropy):
@@ -103,7 +106,7 @@ def _goal(context: Context) -> Goal | Assumption:
 
 
 def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (f*, c, f) of one chunk, the target from the loss's gradient: f - C^-1 dl/df or softmax(f) - dl/df."""
+    """Return (f*, c, f) of one chunk. The target comes from the gradient: f - C^-1 dl/df, or softmax(f) - dl/df."""
     leaf = f.requires_grad_()
     values = loss.values(leaf, y)
     (slope,) = torch.autograd.grad(values.sum(), leaf)
@@ -116,12 +119,19 @@ def _targets(loss: Loss, f: Tensor, y: object) -> tuple[Tensor, Tensor, Tensor]:
 def of_softmax(f: Tensor, slopes: Tensor, variation: Tensor, delta: float) -> Tensor:
     """Return upper bounds of V_{B(x_i, delta)}(J softmax(f)) from those of f: (n,).
 
-    J softmax(f) = P Jf, P = diag(p) - p p^T. In the ball ||Jf|| <= S = ||Jf(x_i)|| + V, the outputs move by up to
-    delta S from the centre's, P by BENT times that, and ||P|| <= a = ||P(x_i)|| + BENT delta S, or 1/2. So
+    J softmax(f) = P Jf with P = diag(p) - p p^T. In the ball, ||Jf|| <= S = ||Jf(x_i)|| + V. So the outputs differ from
+    those at the centre by at most delta S, and P by at most BENT delta S. Hence ||P|| <= a, where a is the smaller of
+    ||P(x_i)|| + BENT delta S and 1/2. This gives
 
         ||P(u) Jf(u) - P(v) Jf(v)|| <= a V + min(2 delta S BENT, a) S,    and <= 2 a S.
 
-    The second min because two positive semidefinite matrices differ by no more than the larger one's norm.
+    The minimum holds because the difference of two positive semidefinite matrices has at most the norm of the larger.
+
+    Args:
+        f: outputs at the samples, (n, N).
+        slopes: ||Jf(x_i)||_2, (n,).
+        variation: V_{B(x_i, delta)}(Jf), (n,).
+        delta: radius of the balls.
     """
     p = f.softmax(1)
     S = slopes + variation

@@ -28,16 +28,17 @@ from flatlens.measures.sensitivity import input_invariant_mls, mls, normalized_m
 def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     r"""Matrix-normalised sharpness bounds the layers' MLS in units of their inputs; so does normalised sharpness.
 
-    Eq. 35, xbar^l = (mean_i 1/||x_i^l||^2)^(-1/2) of Eq. 34: a row for each layer (Eq. 31) and their sum.
-    `.frobenius` has ||W||_F in place of ||W||_2. The printed right side goes on to "approximately" Hessian traces: at
-    interpolation, for C = I.
+    Eq. 35 with xbar^l = (mean_i 1/||x_i^l||^2)^(-1/2) from Eq. 34: one row per layer (Eq. 31), and the sum over layers.
+    `.frobenius` has ||W||_F in place of ||W||_2. The paper goes on to replace the right side, "approximately", by
+    Hessian traces; that is exact at interpolation with C = I.
 
-    `.inner` is Eq. 37, with the sides exchanged, at the scales s, s' that minimise Eq. 36, lambda = 1 (any other
-    divides both sides), and over samples by their mean square, to which Eq. 37's second line sums:
+    `.inner` is Eq. 37, one row per layer, with the sides exchanged so that the smaller one is on the left:
 
         sqrt(mean_i ||C_i^(1/2) df_i/dx diag(1/s')||_F^2 ||diag(s') x_i||^2) <= sum_jk H_jk (s_j s'_k)^2 + ...
 
-    H is the Gauss-Newton diagonal, so C_i stands on both sides; printed for C = I.
+    The right side is the objective of Eq. 36, at the scales s and s' that minimise it, with lambda = 1: another lambda
+    divides both sides by the same number. The root mean square over samples is what Eq. 37's second line sums to. H is
+    the diagonal of the Gauss-Newton matrix, so that C_i enters both sides; the paper prints C = I.
     """
     rows = {layer: _matrix_normalized(context, layer) for layer in context.readable}
     for layer, (left, *rights) in rows.items():
@@ -54,7 +55,7 @@ def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
 
 
 def _matrix_normalized(context: Context, layer: str) -> tuple[float, float, float]:
-    """Return (xbar MLS, ||W||_2 times the root mean slope, the same with ||W||_F) of one layer."""
+    """Return three numbers of one layer: xbar times MLS; ||W||_2 and ||W||_F times the rms of ||df/dW||."""
     weight = context.layers[layer]
     mean_bar = (1 / context.each(input_norm2, layer)).mean().rsqrt()
     slope = float(context.each(weight_slope2, layer).mean().sqrt())
@@ -116,7 +117,7 @@ def _alive(H: Tensor, W2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_sensitivity(context: Context, balanced: dict[str, Balanced]) -> dict[str, float]:
-    """Return sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer, by a pass of its own."""
+    """Return sqrt(mean_i ||C^(1/2) df/dx diag(1/s')||_F^2 ||diag(s') x||^2) of each layer; this takes a pass."""
     lens, total = context.lens, dict.fromkeys(balanced, 0.0)
     if balanced:
         walk = one_pass(lens.problem, lens.model, lens.layout, needs={"G"}, progress=context.progress)
@@ -143,12 +144,13 @@ def _product(g: LayerGrams, scales: Balanced) -> Tensor:
     cost="one pass, per-sample gradients of shared weights",
 )
 def adaptive_bound(context: Context) -> Iterator[Claim]:
-    """Adaptive sharpness bounds the sensitivity to single inputs in their own units: Proposition E.4.
+    """Adaptive sharpness bounds the sensitivity to each input, in units of that input: Proposition E.4.
 
-    The claim is per sample and layer, with the layer's own weight on the right: (sum_k J_ok W_kp)^2 <= d sum_k (J_ok
-    W_kp)^2 in Eq. 45, d the number of rows of W. (The proposition does not define d; the inequality fails with the
-    number of columns, or of outputs. Eq. 45 prints x_p and means x_i.) `.mean` is Eq. 44: the mean over samples, for
-    the layer that reads the network's input, with all measured parameters on the right. C = I in both.
+    The claim is made per sample and layer, with the layer's own weight on the right. Its proof, Eq. 45, uses
+    (sum_k J_ok W_kp)^2 <= d sum_k (J_ok W_kp)^2, with d the number of rows of W. (The proposition does not define d;
+    with the number of columns or of outputs the inequality is false. Eq. 45 prints x_p and means x_i.) `.mean` is
+    Eq. 44: the mean over samples, for the layer that reads the network's input, with all measured parameters on the
+    right. C = I in both.
     """
     context.ask(adaptive_weight_slope2, adaptive_slope2)
     for name, weight in context.readable.items():

@@ -1,4 +1,4 @@
-"""MacDonald et al.: the Jacobian at the samples, and its variation around them, bound Lipschitz norm and test error."""
+"""MacDonald et al.: bounds of the Lipschitz norm and the test error by the samples' Jacobians and their variation."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from flatlens.perturbation.variation import found_variation, unit
 _PAIRED = 2048  #: points of which all pairs are compared
 ALIGNED = 16  #: samples from which secants along the steepest direction start
 LENGTHS = 12  #: number of lengths of those secants, each half the one before
-OPPOSITE = 8  #: random diameters of each ball, beside the steepest one
-LOOKED_AT = 512  #: samples around which the outputs' variation is sought
-DRAWN = 4096  #: fresh samples for an expectation
-DETOUR = math.pi / 2  #: largest ratio of the way along a sphere to the distance through its ball
+OPPOSITE = 8  #: number of random diameters of each ball, in addition to the steepest one
+LOOKED_AT = 512  #: number of samples around which the variation of the outputs is searched
+DRAWN = 4096  #: number of new samples that estimate an expectation
+DETOUR = math.pi / 2  #: largest ratio of the path along a sphere to the straight line between its ends
 
 
 @bound(
@@ -35,16 +35,20 @@ DETOUR = math.pi / 2  #: largest ratio of the way along a sphere to the distance
     on_request=True,
 )
 def lipschitz_bound(context: Context) -> Iterator[Claim]:
-    r"""No secant is steeper than the samples' Jacobians with their variation: Theorem 4.3.
+    r"""No secant is steeper than a sample's Jacobian norm plus its variation around the sample: Theorem 4.3.
 
-    ||f||_{Lip, P} <= max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf)). On the left the steepest secant met, on the right
-    the certified variation; delta from the distribution, or declared. The proof bounds ||f||_Lip by sup ||Jf|| over the
-    support, which takes the straight way between two points through it: false without convexity. `.geodesic`, on
-    spheres, goes along the sphere and has pi/2 times the right side; `.latent`, for a push-forward by g of a convex
-    base, ||f(g(z)) - f(g(z'))|| / ||z - z'|| on the left and Lip(g) times the right side: neither assumes convexity.
-    `.searched` has the variation that a search finds, less than the supremum, and decides nothing. `.remark` is
-    V_S(g) <= 2 delta ||g||_{Lip} below Eq. 5 for g = f on each ball, with what the balls' secants cannot exceed,
-    ||Jf(x_i)||_2 + V, as the constant.
+    ||f||_{Lip, P} <= max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf)). The left side is the steepest secant found, the
+    right side has the certified variation. The radius delta comes from the distribution, or is declared. The proof
+    bounds ||f||_Lip by sup ||Jf|| over the support. It needs the straight line between two points to stay in the
+    support, so the support must be convex. Two parts do not assume this:
+
+    - `.geodesic`, for spheres, takes the path along the sphere; the right side is multiplied by pi/2.
+    - `.latent`, for the push-forward of a convex base by g, has ||f(g(z)) - f(g(z'))|| / ||z - z'|| on the left and
+      Lip(g) times the right side.
+
+    `.searched` has a variation found by search. It is at most the supremum, so that this part is never decided.
+    `.remark` is V_S(g) <= 2 delta ||g||_{Lip}, stated below Eq. 5, for g = f on each ball. Its Lipschitz constant is
+    replaced by ||Jf(x_i)||_2 + V, which no secant of the ball exceeds.
     """
     seen = context.once(covered)
     if isinstance(seen, Assumption):
@@ -63,7 +67,7 @@ def lipschitz_bound(context: Context) -> Iterator[Claim]:
 
 
 def _steepest_secant(context: Context, seen: Covered) -> float:
-    """Return the steepest of the data's secants, of fresh samples', and of steps along the steepest directions."""
+    """Return the slope of the steepest secant: between data, new samples, and steps along the steepest directions."""
     law, x = context.distribution, seen.x[spread(seen.x, _PAIRED)]
     if law is not None:
         fresh = [law.extreme_points(_PAIRED // 4, context.generator), law.sample(_PAIRED // 4, context.generator)]
@@ -75,14 +79,17 @@ def _steepest_secant(context: Context, seen: Covered) -> float:
 
 
 def _secants(seen: Covered, x: Tensor) -> float:
-    """Return the steepest secant between any two points, less the possible rounding error."""
+    """Return the largest slope of a secant between two of the points, minus the possible rounding error."""
     with torch.no_grad():
         f = seen.network.outputs(x)
     return max(0.0, steepest(x, f, ROUNDING * float(f.norm(dim=1).max())))
 
 
 def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
-    """Return the steepest secant from samples with the largest Jacobians, along them, inside the support."""
+    """Return the largest slope of secants from the samples with the largest Jacobians along their top direction.
+
+    Both ends lie in the support.
+    """
     x = seen.x[context.each(jacobian_norm).topk(min(ALIGNED, context.n)).indices.to(seen.x.device)]
     v = _directions(seen, x)[1]
     found = 0.0
@@ -95,7 +102,7 @@ def _aligned(context: Context, law: Distribution, seen: Covered) -> float:
 
 
 def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
-    """Return the steepest secant from each point to its end."""
+    """Return the largest slope of the secants from x[i] to ends[i]."""
     with torch.no_grad():
         f, g = seen.network.outputs(x), seen.network.outputs(ends)
     rise = (f - g).norm(dim=1) - ROUNDING * (f.norm(dim=1) + g.norm(dim=1))
@@ -103,14 +110,14 @@ def _paired(seen: Covered, x: Tensor, ends: Tensor) -> float:
 
 
 def _directions(seen: Covered, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (||Jf||_2, (n,), its right singular vector, (n, M)) at points."""
+    """Return ||Jf||_2 at each point, (n,), and its right singular vector, (n, M)."""
     J = seen.network.jacobians(x)
     _, sigma, V = torch.linalg.svd(J, full_matrices=False)
     return sigma[:, 0], V[:, 0]
 
 
 def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> Claim:
-    """||f o g||_{Lip} <= Lip(g) max_i(...): the straight way in the base has an image inside the support."""
+    """Return the claim ||f o g||_{Lip} <= Lip(g) max_i(...): a straight line in the base maps into the support."""
     state = context.generator.get_state()
     z = law.base.sample(_PAIRED // 4, context.generator)
     context.generator.set_state(state)
@@ -139,7 +146,10 @@ def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, conv
 
 
 def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
-    """V_S(f) <= 2 delta ||f|S||_Lip on each ball S, which is convex: from below, per sample, against from above."""
+    """Return the claim V_S(f) <= 2 delta ||f|S||_Lip for each ball S, by a lower bound of V and an upper of the norm.
+
+    A ball is convex, so no assumption on the support is needed.
+    """
     at = spread(seen.x, LOOKED_AT)
     if math.isnan(seen.delta):
         return Claim(math.nan, math.nan, None, "remark", (*seen.premises, seen.certified))
@@ -150,7 +160,7 @@ def _remark(context: Context, seen: Covered, slopes: Tensor) -> Claim:
 
 
 def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
-    """Return max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, among them the steepest: (n,)."""
+    """Return max ||f(x + delta w) - f(x - delta w)|| over a few unit vectors w, (n,); w includes the steepest."""
     drawn = torch.randn(len(x), OPPOSITE, x.shape[1], generator=context.generator, dtype=torch.float64).to(x)
     w = seen.delta * torch.cat([_directions(seen, x)[1][:, None], unit(drawn)[1]], 1)
     with torch.no_grad():
@@ -167,7 +177,7 @@ def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
     on_request=True,
 )
 def jacobian_generalisation(context: Context) -> Iterator[Claim]:
-    """Steep networks cannot be trusted between samples: the test error's bound of Theorem 6.1, evaluated.
+    """The steeper the network, the larger the test error can be between samples: Theorem 6.1.
 
     E ||f - f*|| <= delta (||f*||_Lip + max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf))) for a network that equals f* on
     the samples. The expectation is over fresh samples of the known distribution. No convexity is needed: each x is

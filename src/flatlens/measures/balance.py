@@ -2,15 +2,21 @@
 
     F(u, v) = sum_ij h_ij u_i v_j + w_ij / (u_i v_j)  over positive u (d,) and v (m,);  h, w (d, m), not negative
 
-In a = log u, b = log v this is convex: a matrix balancing. With p_ij = h_ij u_i v_j and q_ij = w_ij / (u_i v_j) the
-gradient is the row and column sums of p - q, and the Hessian the Laplacian of the bipartite graph of weights p + q.
+F is convex in a = log u and b = log v; the problem is known as matrix balancing. Let p_ij = h_ij u_i v_j and
+q_ij = w_ij / (u_i v_j). The gradient consists of the row sums and the column sums of p - q. The Hessian is the
+Laplacian of the bipartite graph with edge weights p + q.
 
-Where the infimum is not attained. Read h_ij > 0 as an edge from row i to column j, and w_ij > 0 as one from j to i. The
-entries between different strongly connected blocks of this graph can be made as small as one likes, all at once: with
-the blocks numbered in topological order, lower each row's log u, and raise each column's log v, by T times its block's
-number. Within blocks nothing changes, and an entry between two falls as exp(-T) at least. Within a block each edge lies
-on a cycle, so that in any direction but (u c, v / c) some entry grows without bound, and the minimum is attained. So
-inf F is the sum of the blocks' minima. A dead unit (a row or column all zero in h or w) is a block without entries: 0.
+The infimum is not always attained. Build a directed graph of the rows and columns: h_ij > 0 is an edge from row i to
+column j, and w_ij > 0 an edge from column j to row i. Number its strongly connected blocks in topological order.
+
+- Between blocks, all entries tend to 0 together: subtract T times the block's number from each row's log u, and add T
+  times the block's number to each column's log v. Entries within blocks do not change; an entry between two blocks
+  falls at least as fast as exp(-T).
+- Within a block, each edge lies on a cycle. So some entry grows without bound in every direction except (u c, v / c),
+  which changes nothing, and the minimum is attained.
+
+So inf F is the sum of the blocks' minima. A dead unit (a row or column that is all zero in h or in w) is a block
+without entries and adds 0.
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ from flatlens.errors import BadInput
 from flatlens.grams.contractions import pieces
 
 EPS = torch.finfo(torch.float64).eps
-DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; beyond it, conjugate gradients
-NEARLY = 1e-9  #: relative gap; below it, five sweeps without progress mean the limit of rounding
+DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; larger ones use conjugate gradients
+NEARLY = 1e-9  #: relative gap; below it, the search stops if five sweeps bring no progress: rounding is the limit
 FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
 
 
@@ -51,8 +57,8 @@ def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balan
 
     Return the point and its gap.
 
-    For Tsuzuku et al. (2019), as in compression Eq. 36, h is the Hessian's diagonal and w = W^2 / (4 lambda^2); u and v
-    are sigma^2 and sigma'^2. Entries below 1e-300 of their matrix's largest count as 0.
+    In Tsuzuku et al. (2019) and compression Eq. 36, h is the Hessian's diagonal, w = W^2 / (4 lambda^2), u = sigma^2
+    and v = sigma'^2. An entry below 1e-300 times the largest of its matrix counts as 0.
 
     >>> round(balance(torch.tensor([[4.0]]), torch.tensor([[9.0]])).value, 12)  # 2 sqrt(h w)
     12.0
@@ -136,16 +142,18 @@ def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
-    """Return the best u for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j); 1 where any u will do."""
+    """Return the u that minimises F for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j), or 1 where F ignores u_i."""
     return ((w @ (1 / v)).sqrt() / (h @ v).sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
 
 
 def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
-    """Return the Newton step (alpha, beta) in (log u, log v) and the slope of -F there, near the minimum twice the gap.
+    """Return the Newton step (alpha, beta) in (log u, log v), and the Newton decrement: the slope of -F along the step.
 
-    The columns are eliminated, which leaves I - B B^T for the rows. B is p + q with rows and columns divided by the
-    roots of their sums. Each block has the null vector (1, -1); a shift of rounding size makes the matrix definite. The
-    certificate includes the error of this shift.
+    Near the minimum the decrement is twice the gap.
+
+    Eliminating the columns leaves the matrix I - B B^T for the rows. B is p + q with each row and column divided by the
+    square root of its sum. The matrix is singular: each block has the null vector (1, -1). A shift of the size of
+    rounding makes it definite; the certificate includes the error of this shift.
     """
     sums = [(p.sum(axis), q.sum(axis)) for axis in (1, 0)]
     rows, columns = ((a + b).where(a + b > 0, 1.0).sqrt() for a, b in sums)
@@ -164,14 +172,14 @@ def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
 
 
 def _conjugate_gradients(B: Tensor, right: Tensor) -> Tensor:
-    """Return x with (I - B B^T) x = right, to nine digits or as far as 300 products lead."""
+    """Return x with (I - B B^T) x = right, to nine digits, or as accurately as 300 products allow."""
     K = B.cpu().numpy()
     product = LinearOperator((len(K), len(K)), lambda x: x - K @ (x @ K), dtype=np.float64)
     return torch.from_numpy(cg(product, right.cpu().numpy(), rtol=1e-9, maxiter=300)[0]).to(B.device)
 
 
 def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the point along the step where F about stops falling: full steps near the minimum, long ones far away."""
+    """Return the point along the Newton step where F stops falling, roughly: one full step if near the minimum."""
 
     def at(length: float) -> tuple[Tensor, Tensor]:
         a, b = u * (length * alpha).exp(), v * (length * beta).exp()
@@ -193,15 +201,18 @@ def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tens
 
 
 def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
-    """Return a bound of (F - inf F) / F, for p + q that sum to 1.
+    """Return an upper bound of (F - inf F) / F, where the entries of p + q sum to 1.
 
-    Its last part is skipped if the rest exceeds `enough`.
+    If the first part of the bound already exceeds `enough`, the second part is left out.
 
-    At the minimum each entry has moved to p e^t, q e^-t with t_ij = x_i - z_j, x = da, z = -db. For any y,
-    p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s), whose minimum is where P = p e^s, Q = q e^-s make P - Q = y.
-    So F - min F <= sum KL(P | p) + KL(Q | q) - sum y t, without cancellation. The Newton step's y = p - q + (p + q)
-    (alpha + beta) has row and column sums 0, and so has sum y t. What these keep, of rounding and of entries clipped to
-    the sign that a p or q of 0 asks for, counts with the largest |x_i|, |z_j| possible.
+    First part. At the minimum each p has become p e^t and each q has become q e^-t, with t_ij = x_i - z_j, where x is
+    the change of a and z minus the change of b. For any y, p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s). This
+    minimum is reached where P = p e^s and Q = q e^-s satisfy P - Q = y. So F - min F <= sum KL(P | p) + KL(Q | q) - sum
+    y t, a formula without cancellation.
+
+    Second part. For y = p - q + (p + q) (alpha + beta), from the Newton step, all row and column sums are 0, and so is
+    sum y t. In practice the sums are not quite 0: rounding remains, and where p or q is 0 the entry of y is clipped to
+    the sign that this allows. The remainders are multiplied by upper bounds of |x_i| and |z_j|, and added.
     """
     gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
     for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
@@ -221,12 +232,12 @@ def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enoug
 
 
 def _above_tiny(x: Tensor) -> Tensor:
-    """Return x with entries set to 0 that are so small that ratios overflow: still a lower bound."""
+    """Return x with 0 for entries so small that ratios with them overflow; the certificate stays valid."""
     return threshold(x, 1e-290, 0.0)
 
 
 def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
-    """Return (sum KL(P | p) + KL(Q | q), y) of some rows."""
+    """Return sum KL(P | p) + KL(Q | q) over the given rows, and y: see `_gap`."""
     p, q = _above_tiny(p), _above_tiny(q)
     y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
     if min(p.min(), q.min()) == 0:
@@ -239,7 +250,7 @@ def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[floa
 
 
 def _kl(P: Tensor, p: Tensor) -> float:
-    """Return sum P log(P / p) - P + p, accurate for P near p; where p = 0, P is 0."""
+    """Return sum P log(P / p) - P + p, accurate for P near p; terms with p = 0 count 0, as P is 0 there."""
     off = (P / p).sub_(1).where(p > 0, 0.0)
     return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
 
@@ -247,8 +258,8 @@ def _kl(P: Tensor, p: Tensor) -> float:
 def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
     """Return bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots.
 
-    The bounds are sums along paths from the roots. They hold at a minimum, where no entry exceeds F: t <= -log p and
-    -t <= -log q. Any path that reaches an entry gives a valid bound.
+    Each bound is a sum along a path from a root; any path that reaches the row or column gives a valid bound. At a
+    minimum no entry exceeds F, so that t <= -log p and -t <= -log q: `there` and `back` hold these limits.
     """
     x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
     while True:

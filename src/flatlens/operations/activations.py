@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_SLACK = 4e-15  #: error of computed slopes, relative: some roundings, and turns whose places are known to 1e-9
+_SLACK = 4e-15  #: relative error of computed slopes: rounding, and positions of turns that are known to 1e-9
 SOFTPLUS_TAIL = 20.0  #: least threshold; above it torch's softplus is the identity, 2e-9 off the true one
 
 _FAR = 1e300  #: a z where slopes equal those at infinity

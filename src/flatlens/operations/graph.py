@@ -1,8 +1,8 @@
 """The autograd graph of one forward pass: every operation that ran, and which operations read which outputs.
 
 Everything that a network does with a parameter is in this graph, including hooks, functional calls and branches that
-were not active. Its findings hold for every sample of the batch: both arms of a `where` are there, and an operation
-with derivative 0 on these samples still has its name.
+were not active. Its findings hold for every sample of the batch: both arms of a `where` are in the graph, and an
+operation with derivative 0 on these samples still has its name.
 """
 
 from __future__ import annotations

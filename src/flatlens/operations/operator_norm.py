@@ -15,7 +15,7 @@ from flatlens.operations.layers import Adapter, LinearLayer, layer_of, matrix
 
 _TINY = 64  #: up to this many inputs or outputs, the operator is written out as a matrix
 CHECKED = 15  #: products between two checks of convergence
-_MOST = 5000  #: most products; a norm not found by then is a lower bound
+_MOST = 5000  #: largest number of products; a norm that has not converged by then is a lower bound
 _EPS = torch.finfo(torch.float64).eps
 
 

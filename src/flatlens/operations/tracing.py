@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from flatlens.operations.table import Operation, operation_of
 
-ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: asked of a tensor, whatever its values
+ASKED = ("size", "dim", "shape", "ndim", "dtype", "device")  #: attributes of a tensor that do not depend on its values
 
 
 class Trace(fx.Interpreter):

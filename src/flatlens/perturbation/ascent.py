@@ -22,9 +22,9 @@ class Peak:
 def climb(slope: Callable[[Tensor], tuple[float, Tensor]], starts: Iterator[Tensor], radius: float, steps: int) -> Peak:
     """Return the largest rise that projected gradient ascent finds in the ball of `radius`, from each start.
 
-    `slope`: place -> (rise above the centre, gradient). A step goes `radius` along the gradient's direction and back
-    onto the ball. For a convex function, this ends where place and gradient have the same direction. Later steps are
-    shorter, for other functions.
+    `slope` maps a place to (rise above the centre, gradient). A step moves by `radius` along the gradient's direction,
+    then back to the nearest point of the ball. For a convex function, the search ends where the place has the
+    gradient's direction. For other functions it might not end, so later steps are shorter.
     """
     best, where = 0.0, torch.zeros(0)
     reached = []

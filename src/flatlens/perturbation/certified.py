@@ -106,7 +106,7 @@ def variation_bound(chain: Chain, x: Tensor, delta: float) -> Tensor:
         (b)  sum_l || A_l s_l^1/2 ||_2 || s_l^1/2 B_l ||_2
         (c)  2 sup || Jf ||_2
 
-    (b) because Jf(u) - Jf(v) telescopes into the sum over l of A_l(u) (D_l(u) - D_l(v)) B_l(v).
+    (b) holds because Jf(u) - Jf(v) telescopes into the sum over l of A_l(u) (D_l(u) - D_l(v)) B_l(v).
     """
     slopes, below = _from_below(chain, x, delta)
     above = _from_above(chain, slopes)
@@ -122,10 +122,8 @@ def variation_bound(chain: Chain, x: Tensor, delta: float) -> Tensor:
 def _from_below(chain: Chain, x: Tensor, delta: float) -> tuple[list[tuple[Tensor, Tensor]], list[Box]]:
     """Return the activations' least and largest slopes, (n, m_l) each, and boxes of dz_l/dx, (n, m_l, M).
 
-    The last is Jf.
-
-    z_l is bounded twice: by the values of the layer before, and by delta times the norm of each row of dz_l/dx, which
-    is exact for z_1.
+    The last box is that of Jf. Each z_l is bounded twice: by the values of the layer before, and by delta times the
+    norm of each row of dz_l/dx, which is exact for z_1.
     """
     slopes: list[tuple[Tensor, Tensor]] = []
     below = [Box.of(chain.maps[0][0], len(x))]

@@ -83,7 +83,7 @@ def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weig
 def noise(delta: float, sign: float, generator: torch.Generator, law: str = "rotations", sigma: float = 1.0) -> Move:
     """Return the move of every sample's features by delta ||phi_i|| r in its own random direction (reparam2019 D.1).
 
-    r is 1, or of another of Proposition 2's laws (`radii`): then the moved features have its densities lambda_i.
+    r is 1, or drawn from another law of Proposition 2 (`radii`): the moved features then have its densities lambda_i.
     """
 
     def move(phi: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class RotatedFeatures:
     def balanced(self, most: int, generator: torch.Generator) -> Tensor | None:
         """Return W A of rotations whose second moments are exactly those of Haar's law, (k, g, d, m).
 
-        With -A beside each A, they average a quadratic form of A exactly. None if there are more than `most`.
+        Taken with both signs, they give the exact mean of a quadratic form of A. None if there are more than `most`.
         """
         g, d, m = self.W.shape
         r = min(d, m)
@@ -142,8 +142,8 @@ class RotatedFeatures:
     def worst(self, delta: float, restarts: int, steps: int, generator: torch.Generator) -> tuple[float, Tensor]:
         """Return (the largest change found over all ||A|| <= delta, the largest of each search).
 
-        Each search starts from a random rotation. Each step sets A to the partial isometry with the largest inner
-        product with the gradient, which never descends where the risk is convex along A.
+        Each search starts from a random rotation. Each step sets A to the partial isometry that has the largest inner
+        product with the gradient. Where the risk is convex along A, such a step never makes it smaller.
         """
         reached = []
         for _ in range(restarts):
@@ -184,8 +184,8 @@ def _steepest(W: Tensor, G: Tensor) -> Tensor:
 def smallest_feature_matrix(phi: Tensor, moves: Tensor) -> Tensor:
     """Return the A of smallest operator norm, (m, m), that moves features phi_i by A phi_i = z_i, for all i.
 
-    phi, moves: (n, m). A is 0 across the span of the features, so that no other A has a smaller norm. Two features near
-    each other that move in different ways need a large one: reparam2019 D.2.
+    phi, moves: (n, m). A maps vectors orthogonal to all features to 0, so that no other A has a smaller norm. The norm
+    is large if two features near each other move in different ways: reparam2019 D.2.
 
     >>> near = torch.tensor([[1.0, 0.0], [1.0, 0.01]]).double()
     >>> round(float(torch.linalg.matrix_norm(smallest_feature_matrix(near, torch.eye(2)), 2)))

@@ -15,7 +15,7 @@ from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
 
-ROUNDINGS = 100  #: smallest perturbation, in rounding errors of the value that it is added to
+ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to
 
 
 class Refused(Exception):

@@ -22,9 +22,15 @@ def feature_change(
 ) -> float:
     """Return E_F(f, S, A), the change of the risk under phi -> (I + A) phi at a layer, for a given A, (m, m).
 
-    `labels`: y[phi], from features (k, m) to targets as the data has them, of a layer applied once per sample; None
-    keeps each sample's label. `layer`: the last linear one if None. m: its inputs, of a convolution in/groups x
-    kernel. Source: relative2021 Eq. 4.
+    Source: relative2021 Eq. 4.
+
+    Args:
+        problem: the problem.
+        A: m is the number of the layer's inputs; for a convolution, input channels / groups x kernel size.
+        layer: the last linear layer if None.
+        labels: the label function y[phi], from features (k, m) to targets in the data's form. The layer must be applied
+            once per sample. None keeps each sample's label.
+        model: the network; the problem's own if None.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
@@ -61,8 +67,8 @@ def moved_risk(
     """Return the risk at moved features: mean_i l(psi(phi_i'), y[phi_i']), phi' = move(phi) at a layer.
 
     `move` maps features, samples first, to moved ones; `noise(delta, 1.0, generator, law)` draws those of Proposition
-    2. `labels` and `layer` are those of `feature_change`. The risk of the distribution less this is E_Rep, and this
-    less the risk of the sample is E_F: relative2021 Eq. 3 and 5.
+    2. `labels` and `layer` are as in `feature_change`. By relative2021 Eq. 3 and 5, E_Rep is the risk of the
+    distribution minus this number, and E_F is this number minus the risk of the sample.
     """
     if labels is not None:
         return float(_relabelled(problem, labels, move, layer, model).told.mean())

@@ -31,7 +31,7 @@ class Seen:
 
     phi: Tensor  #: (n, m) float64
     y: Tensor  #: (n, ...)
-    counted: Tensor  #: which samples these are, (all,) bool
+    counted: Tensor  #: true for each sample of the data that is kept, (all samples,) bool
 
     def nearest(self, at: Tensor) -> Tensor:
         """Return the target of the nearest sample to each point, (k, m) -> (k, ...)."""
@@ -65,14 +65,14 @@ class Relabelled:
     """
 
     kept: Tensor  #: l(f', y_i), with each sample's own label
-    told: Tensor  #: l(f', y[phi']), with the label of the place
+    told: Tensor  #: l(f', y[phi']), with the label at the moved features
     changed: Tensor  #: whether the two labels differ
 
 
 def relabelled(
     problem: Problem, model: nn.Module, layout: Layout, weight: Weight, labels: Labels, move: Move
 ) -> Relabelled:
-    """Return the losses at the features that `move` returns, with the samples' labels and with those of the places."""
+    """Return the losses at the features that `move` returns, with the samples' own labels and with those there."""
     kept: list[Tensor] = []
     other: list[Tensor] = []
     changed, mass = [], 0.0
@@ -114,8 +114,8 @@ def _told(labels: Labels, phi: Tensor, y: Tensor) -> Tensor:
 class LabelTerms:
     """The terms of gamma_i = l(f(phi_i + delta A phi_i), y[phi_i + delta A phi_i]) in delta, each (n,) float64.
 
-    gamma' = weights + labels, the first order; the term `labels` is not visible to any flatness. gamma'' = flatness +
-    labels_squared + labels_bending + 2 mixed.
+    First order: gamma' = weights + labels; no measure of flatness contains the term `labels`. Second order: gamma'' =
+    flatness + labels_squared + labels_bending + 2 mixed.
     """
 
     weights: Tensor  #: l_w . (w A)

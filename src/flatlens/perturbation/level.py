@@ -13,7 +13,7 @@ from flatlens.curvature.probes import skewed
 
 _DOUBLINGS = 60
 HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
-LEAST = 0.05  #: share of the level, used if the interval of the change contains 0
+LEAST = 0.05  #: smallest lower end of the interval around the level, as a share of the level
 FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end
 
 
@@ -35,8 +35,8 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
     `change`: sigma -> the change under each of m fixed draws scaled by sigma, (m,). Sigma is doubled from `start`, or
     halved until the change is small, then bisected. The draws are the same at every sigma, so that the mean varies
     smoothly. The error is that of the mean change at the crossing, translated to sigma where the ends of its interval
-    cross the level. A derivative would not do: a mean of hits moves in steps. Nor would the jackknife: leaving out one
-    draw moves it too little.
+    cross the level. A derivative would not work, because the mean of 0-1 errors is a step function. Nor would the
+    jackknife: leaving out one draw changes the mean too little.
     """
     seen: dict[float, Tensor] = {}
 

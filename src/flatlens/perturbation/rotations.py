@@ -15,7 +15,7 @@ UNDERFLOW = 1e-250
 def rotated(W: Tensor, generator: torch.Generator) -> Tensor:
     """Return W A, A a Haar-distributed orthogonal m x m matrix; W of shape (d, m), float64.
 
-    With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r orthonormal rows of uniform law: A itself is never drawn.
+    A itself is never drawn. With W^T = Q R, W A = R^T (Q^T A), and Q^T A is r uniformly distributed orthonormal rows.
     """
     m = W.shape[1]
     R = row_factor(W)
@@ -68,7 +68,9 @@ def on_sphere(shape: torch.Size, generator: torch.Generator) -> Tensor:
 
 
 def radii(n: int, law: str, m: int, sigma: float, generator: torch.Generator) -> Tensor:
-    """Return n draws of r of Proposition 2's A = r O, in units of delta: its density is k(r) r^(m-1) on (0, 1].
+    """Return n draws of the radius r in Proposition 2's A = r O, in units of delta.
+
+    The density of r is k(r) r^(m-1) on (0, 1].
 
     `rotations`: always 1. `ball`: k constant, so that A phi is uniform in the ball of radius ||phi||.
     `truncated_normal`: k the normal density of standard deviation `sigma`, cut off at 1.
@@ -88,14 +90,14 @@ def radii(n: int, law: str, m: int, sigma: float, generator: torch.Generator) ->
 def _rim(m: int, sigma: float) -> tuple[Tensor, Tensor]:
     """Return (r, weights) at 4000 midpoints of u = r^m, which is uniform under the ball's law.
 
-    If the normal is far wider than the ball, all mass is at the rim, and its density changes little there.
+    If sigma is far larger than the ball, nearly all mass is at the rim, where the density is almost constant.
     """
     r = ((torch.arange(4000, dtype=torch.float64) + 0.5) / 4000) ** (1 / m)
     return r, torch.exp(-0.5 * (r.square() - 1) / sigma**2)
 
 
 def mean_square_radius(law: str, m: int, sigma: float) -> float:
-    """Return E[r^2]: the factor of the law before delta^2 kappa / (2 m).
+    """Return E[r^2] of the law, which multiplies delta^2 kappa / (2 m).
 
     >>> round(mean_square_radius("ball", 4, 1.0), 6)  # m / (m + 2)
     0.666667

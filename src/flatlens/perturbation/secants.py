@@ -23,9 +23,9 @@ def steepest_secants(
 ) -> tuple[Tensor, int]:
     """Return (max ||f(x_i + d) - f(x_i)|| / ||d|| over ||d|| = delta ||x_i||, (n,) float64; how many are rounding).
 
-    compression Eq. (47). A lower bound of each maximum: the largest met by `restarts` ascents of `steps` gradients. NaN
-    where x_i = 0. `normalized`: each times ||x_i||. Differences are taken in float64, of outputs in the model's dtype.
-    Raises `Refused`.
+    compression Eq. (47). Each number is a lower bound of the maximum: the largest found by `restarts` gradient ascents
+    of `steps` steps. It is NaN where x_i = 0. `normalized` multiplies it by ||x_i||. Differences are taken in float64,
+    of outputs in the model's dtype. Raises `Refused`.
 
     >>> net = nn.Linear(2, 1, dtype=torch.float64)
     >>> with torch.no_grad():

@@ -135,10 +135,7 @@ class _Batch:
 
 
 def _orders(losses: Losses, f: Tensor, y: Any, u: Tensor, r: Tensor) -> list[Tensor]:
-    """Return the losses; the rows of d(sum_i r_i l_i) / df divided by r_i.
-
-    And their derivative along u, if there is one.
-    """
+    """Return the losses, the rows of d(sum_i r_i l_i) / df divided by r_i, and the derivative of these rows along u."""
     with torch.enable_grad():
         leaf = f.clone().requires_grad_()
         values = losses(leaf, y)

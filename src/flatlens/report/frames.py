@@ -1,6 +1,6 @@
 """The data of every figure, prepared before anything is drawn: tidy frames that can be saved and tested.
 
-Everywhere `included` says whether a network counts in the correlations; the others are kept, and drawn hollow.
+The column `included` says whether a network counts in the correlations; other networks are drawn as hollow marks.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ class MeasuredCell:
     """A value in the table of layers."""
 
     text: str
-    exact: str  #: all digits, the kind and the note
-    tint: int  #: 0 to TINTS - 1; -1 if there is no value
+    exact: str  #: tooltip: all digits, the kind and the note
+    tint: int  #: colour class, 0 to TINTS - 1; -1 if there is no value
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def _groups(values: Values, layers: list[str], columns: list[str]) -> list[Group
 
 
 def _places(layers: list[str], name: str, known: Values) -> dict[str, float]:
-    """Return each layer's rank between 0 and 1: on any other scale, extreme values of biases would hide the others."""
+    """Return each layer's rank, between 0 and 1: on a scale of values, extreme biases would hide all other layers."""
     order = sorted(layers, key=lambda layer: known[name, layer].value)
     return {layer: at / max(1, len(order) - 1) for at, layer in enumerate(order)}
 

@@ -40,7 +40,7 @@ class _Shown:
     """One column of the table of networks."""
 
     name: str
-    by_layer: bool  #: hidden until asked for
+    by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it
     numeric: bool
 
 

@@ -13,7 +13,7 @@ import numpy as np
 Mode: TypeAlias = Literal["light", "dark"]
 MODES: tuple[Mode, Mode] = ("light", "dark")
 
-#: Stations along the ramp, evenly spaced: indigo, purple, magenta, coral, orange, yellow.
+#: Colours along the ramp, evenly spaced: indigo, purple, magenta, coral, orange, yellow.
 _RAMP = ("#120789", "#4c02a1", "#7e03a8", "#a92395", "#cc4778", "#e56b5d", "#f89540", "#fdc527", "#f0f921")
 _STRETCH: dict[Mode, tuple[float, float]] = {"light": (0.0, 0.7), "dark": (0.38, 0.95)}
 _INK: dict[Mode, tuple[str, str, str]] = {  # text, quieter text, lines
@@ -21,7 +21,7 @@ _INK: dict[Mode, tuple[str, str, str]] = {  # text, quieter text, lines
     "dark": ("#e8ebf0", "#a3acb9", "#333b47"),
 }
 
-RISES, FALLS = "#e08214", "#2f7fc1"  #: orange and blue: a positive and a negative correlation
+RISES, FALLS = "#e08214", "#2f7fc1"  #: orange for a positive correlation, blue for a negative one
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
 

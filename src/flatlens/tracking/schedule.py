@@ -12,7 +12,7 @@ Every: TypeAlias = int | Iterable[int] | Callable[[int], bool]
 
 
 class Schedule:
-    """The steps at which a measurement is due: every given number of steps, listed steps, or where a function says so.
+    """The steps at which a measurement is due: every k-th step, a list of steps, or those that a function accepts.
 
     >>> [step for step in range(10) if Schedule(4).due(step)], Schedule([1, 2, 9]).due(2)
     ([0, 4, 8], True)

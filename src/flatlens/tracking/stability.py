@@ -14,22 +14,22 @@ class Edge:
     """A learning rate and its edge of stability; NaN where there is none, or more than one."""
 
     lr: float = math.nan
-    value: float = math.nan  #: in the unit of `sharpness`
+    value: float = math.nan  #: the edge, in the unit of `sharpness`
     formula: str = ""
 
 
 def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
     r"""Return the largest curvature h of the loss at which `torch.optim.SGD` still converges on a quadratic.
 
-    With learning rate a, momentum b, dampening t and weight decay w, a step on 0.5 (h + w) x^2 is linear in x and the
-    velocity, its matrix of determinant b and trace 1 + b - a (1 - t) (h + w); by Nesterov's rule of determinant
-    b (1 - a (h + w)) and trace 1 + b - a (1 + b) (h + w). Its eigenvalues stay inside the unit circle while
-    1 + trace + determinant > 0:
+    Let the learning rate be a, the momentum b, the dampening t and the weight decay w. A step on 0.5 (h + w) x^2 is
+    linear in x and the velocity. Its matrix has the determinant b and the trace 1 + b - a (1 - t) (h + w); with
+    Nesterov's rule the determinant b (1 - a (h + w)) and the trace 1 + b - a (1 + b) (h + w). Its eigenvalues stay
+    inside the unit circle while 1 + trace + determinant > 0:
 
         h < 2 (1 + b) / (a (1 - t)) - w,    Nesterov:  h < 2 (1 + b) / (a (1 + 2 b)) - w
 
     (Cohen et al. 2021, Gradient descent on neural networks typically occurs at the edge of stability, Appendix B).
-    Other optimisers, and groups of parameters with settings of their own, have no such number.
+    There is no such number for other optimisers, or if groups of parameters have different settings.
 
     >>> w = [torch.nn.Parameter(torch.zeros(1))]
     >>> edge_of(torch.optim.SGD(w, lr=0.05))

@@ -1,10 +1,10 @@
-"""Sharpness-aware minimisation: the gradient is taken at the worst place nearby, and used here.
+"""Sharpness-aware minimisation: a step with the gradient at nearby weights where the loss is largest.
 
     SAM    eps = rho g / ||g||                                      Foret et al. 2021, Eq. 2
     ASAM   eps = rho T^2 g / ||T g||,  T = diag(|theta| + eta)      Kwon et al. 2021, Eq. 8
 
-g is the gradient at theta of whatever is minimised on this batch (regularisers too, weight decay not); the step is the
-gradient at theta + eps. ASAM's T stands at every trainable parameter here; its authors leave biases out, whose T is 1.
+g is the gradient at theta of what is minimised on this batch, with regularisers but without weight decay. The step uses
+the gradient at theta + eps. Here T covers all trainable parameters; the authors of ASAM set T = 1 for biases.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatlens.errors import BadInput
 
 @dataclass(frozen=True)
 class SAM:
-    """The worst place in a ball of radius `rho`, to first order; 0 is plain descent."""
+    """The largest loss in a ball of radius `rho`, to first order; with 0, plain descent."""
 
     rho: float = 0.05
 
@@ -30,14 +30,14 @@ class SAM:
         _require_radius(self.rho, "SAM")
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
-        """eps, one part a parameter."""
+        """Return eps, one tensor per parameter."""
         length = norm(slopes)
         return [g * (self.rho / length) if length > 0 else torch.zeros_like(g) for g in slopes]
 
 
 @dataclass(frozen=True)
 class ASAM:
-    """The worst place in an ellipsoid whose axes grow with the parameters; 0 is plain descent."""
+    """The largest loss in an ellipsoid whose axes grow with the parameters; with 0, plain descent."""
 
     rho: float = 0.5
     eta: float = 0.01
@@ -48,7 +48,7 @@ class ASAM:
             raise BadInput(f"ASAM(eta={self.eta}): it must not be negative")
 
     def move(self, parameters: Sequence[Tensor], slopes: Sequence[Tensor]) -> list[Tensor]:
-        """eps, one part a parameter."""
+        """Return eps, one tensor per parameter."""
         units = [p.detach().abs() + self.eta for p in parameters]
         scaled = [T * g for T, g in zip(units, slopes, strict=True)]
         length = norm(scaled)

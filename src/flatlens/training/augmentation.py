@@ -15,13 +15,14 @@ from flatlens.errors import BadData, BadInput
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Each image, with probability `p`, is padded with zeros and cropped at random, then flipped with probability 1/2.
+    """Random crops and flips: with probability `p` an image is padded with zeros and cropped, then perhaps flipped.
 
-    The standard choice for CIFAR is four pixels and horizontal flips (sharpening App. B.3). Images are (n, C, h, w).
+    The flip has probability 1/2. The standard choice for CIFAR is four pixels and horizontal flips (sharpening
+    App. B.3). Images are (n, C, h, w).
     """
 
     p: float = 1.0
-    pad: int = 4  #: pixels at each side; 0 leaves out the crop
+    pad: int = 4  #: pixels added at each side; 0 for no crop
     flip: bool = True
 
     def __post_init__(self) -> None:
@@ -55,10 +56,10 @@ class Augmentation:
 
 @dataclass(frozen=True)
 class Mixup:
-    """theta (x, y) + (1 - theta) (x', y') for another sample (x', y') of the batch, theta ~ Beta(beta, beta).
+    """Mixup: theta (x, y) + (1 - theta) (x', y') with another sample (x', y') of the batch, theta ~ Beta(beta, beta).
 
-    One theta a batch; beta = 0 is the limit, theta 0 or 1 with probability 1/2, and beta = 1 is uniform.
-    Zhang et al. 2018; sharpening App. B.3.
+    Each batch has one theta. With beta = 1 it is uniform; with beta = 0, the limit, it is 0 or 1 with probability 1/2
+    each. Sources: Zhang et al. 2018; sharpening App. B.3.
     """
 
     beta: float

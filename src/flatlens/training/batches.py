@@ -18,20 +18,20 @@ class Taken:
 
     x: Tensor
     targets: Tensor  #: (n, N)
-    epoch: int  #: from 0
-    last: bool  #: of its epoch
+    epoch: int  #: number of the epoch, from 0
+    last: bool  #: whether it is the last batch of its epoch
 
 
 class Batches:
-    """Every epoch a fresh permutation of the samples, cut into batches, the last one smaller where it does not divide.
+    """The batches of all epochs: each epoch permutes the samples anew; its last batch may be smaller.
 
-    `size` None is all samples in their own order, every time. `state_dict` says where to go on.
+    With `size` None each batch holds all samples, in the data's order. `state_dict` is the position of the next batch.
     """
 
     def __init__(self, x: Tensor, targets: Tensor, size: int | None, generator: Generator) -> None:
         self.x, self.targets, self.size, self.generator = x, targets, size, generator
-        self.epoch, self.taken = 0, 0  #: of this epoch: batches handed out
-        self._begun = generator.get_state()  #: of the generator, before this epoch's permutation
+        self.epoch, self.taken = 0, 0  #: epoch, and number of its batches already used
+        self._begun = generator.get_state()  #: state of the generator before this epoch's permutation
 
     def __iter__(self) -> Iterator[Taken]:
         """Yield batches from the current position on."""

@@ -1,4 +1,4 @@
-"""The loss that training minimises: flatlens' own, on targets that may be soft."""
+"""The loss that training minimises; targets may be probabilities."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ LOSSES: tuple[LossName, ...] = ("cross_entropy", "half_squared_error", "mse")
 
 @dataclass(frozen=True)
 class TrainingLoss:
-    """A loss by name, on labels smoothed to (1 - a) y + a / N.
+    """A loss by its name, with labels smoothed to (1 - a) y + a / N.
 
-    The smoothing is of the targets; for cross-entropy and squared errors that is a smoothing of the loss, which
-    `measured` gives, for a `Problem` where it must count.
+    `measured` is the same loss, with its smoothing, as a `Problem` takes it.
 
     >>> TrainingLoss("cross_entropy", 0.5).targets(torch.tensor([1]), torch.zeros(1, 2))
     tensor([[0.2500, 0.7500]])
@@ -46,9 +45,8 @@ class TrainingLoss:
     def targets(self, y: Tensor, outputs: Tensor, what: str = "data") -> Tensor:
         """Return the targets that outputs (., N) are compared with, (n, N) in the dtype of the outputs.
 
-        Labels become one-hot vectors, and are then smoothed.
-
-        Integers are labels whatever the loss; a regression's targets are floating numbers.
+        Integers are class labels, for every loss: they become one-hot vectors and are then smoothed. The targets of a
+        regression are floating numbers.
         """
         N = outputs.shape[1]
         if y.is_floating_point():
@@ -71,7 +69,7 @@ class TrainingLoss:
     def curved(self, outputs: Tensor, u: Tensor) -> Tensor:
         """Return R u, differentiable in the outputs, with R R^T = C, the loss's Hessian in the outputs.
 
-        For cross-entropy sqrt p comes from the logarithm: the root itself has no slope where p underflows.
+        For cross-entropy sqrt p is computed as exp(log p / 2): sqrt has an infinite derivative where p underflows to 0.
         """
         if self.name != "cross_entropy":
             return u * (1.0 if self.name == "half_squared_error" else (2 / outputs.shape[1]) ** 0.5)

@@ -46,7 +46,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam (Kingma & Ba); `decoupled`: the weight decay of AdamW, outside the gradient's scaling."""
+    """Adam (Kingma & Ba); with `decoupled` AdamW, whose weight decay is not scaled as the gradient is."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -73,7 +73,7 @@ class Adam:
 
 @dataclass(frozen=True)
 class RMSProp:
-    """RMSProp (Hinton), torch's form: `alpha` is how slowly the mean square forgets."""
+    """RMSProp (Hinton), as in torch; `alpha` is the decay rate of the mean square."""
 
     lr: float = 1e-2
     alpha: float = 0.99
@@ -104,7 +104,7 @@ Optimiser: TypeAlias = Stepping | Ridge
 
 
 def _require(settings: Stepping, *, lr: float, weight_decay: float, rates: dict[str, float]) -> None:
-    """Refuse settings with which nothing can be trained."""
+    """Refuse learning rates, decays and rates outside their ranges."""
     name = type(settings).__name__
     if not (lr > 0 and math.isfinite(lr)):
         raise BadInput(f"{name}(lr={lr}): the learning rate must be positive")

@@ -4,14 +4,14 @@
     ParameterJacobian   coefficient * mean_i ||df_i/dtheta||_F^2
     RelativeFlatness    coefficient * kappa_Tr of some layers, Gauss-Newton part
 
-All three are differentiated again, so a step costs about the price of two more backward passes.
+All three are differentiated again, so a step costs about as much as two more backward passes.
 
-Scaling. The `published` form of the Jacobian regularisers (sharpening App. D, after Lee et al. 2023) is ||u^T J||_2
-with J the Jacobian of the whole batch, of n N rows, and ONE u uniform on the unit sphere of n N numbers. Its square has
-the mean ||J||_F^2 / (n N), and ||J||_F^2 is the sum of the samples' own: the text's ||J||_F ~ ||u^T J||_2 lacks a
-factor sqrt(n N), and the number is about sqrt(mean_i ||J_i||_F^2 / N), whatever the batch. The default, `mean_square`,
-is the unbiased estimate of the mean above. With BatchNorm in train mode samples are coupled, and either form holds the
-derivatives of each sample's outputs by the others' inputs, too.
+Scaling. The `published` form of the Jacobian regularisers (sharpening App. D, after Lee et al. 2023) is ||u^T J||_2.
+There J is the Jacobian of the whole batch, with n N rows, and u is ONE vector, uniform on the unit sphere. The mean of
+the square is ||J||_F^2 / (n N), and ||J||_F^2 is the sum over samples of ||J_i||_F^2. So the text's
+||J||_F ~ ||u^T J||_2 lacks a factor sqrt(n N), and the number is about sqrt(mean_i ||J_i||_F^2 / N) for any batch size.
+The default form, `mean_square`, is an unbiased estimate of the mean above. With BatchNorm in train mode samples are
+coupled: both forms then contain the derivatives of each sample's outputs in the other samples' inputs, too.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ PenaltyForm: TypeAlias = Literal["mean_square", "published"]
 class Pass:
     """A forward pass over a batch, with its autograd graph."""
 
-    x: Tensor  #: (n, ...), asks for its gradient
+    x: Tensor  #: inputs (n, ...), with requires_grad set
     outputs: Tensor  #: (n, N)
-    parameters: Sequence[Tensor]  #: the trainable ones
+    parameters: Sequence[Tensor]  #: trainable parameters
     linear: Mapping[str, Call]  #: calls of linear layers in execution order
     loss: TrainingLoss
 
@@ -76,12 +76,12 @@ class ParameterJacobian:
 
 @dataclass(frozen=True)
 class RelativeFlatness:
-    r"""Relative flatness, Gauss-Newton part, of the last linear layer, of all of them, or of those named.
+    r"""Relative flatness, Gauss-Newton part, of the last linear layer, of all linear layers, or of the named ones.
 
-    One random output probe u of signs a sample: with v = R u, C = R R^T the loss's curvature in the outputs, and M_v
-    the gradient of <v, f> in the layer's weights, mean_i ||W^T M_v||_F^2 has the mean kappa_Tr = mean_i tr(C_i R_i^l)
-    (relative2021 Def. 3). Of a layer applied once it is ||phi||^2 ||v^T df/dphi||^2. It is differentiated through C,
-    too. All layers share the one backward.
+    It is estimated with one probe u of random signs per sample. Let v = R u, where C = R R^T is the Hessian of the loss
+    in the outputs, and M_v the gradient of <v, f> in the layer's weight. Then mean_i ||W^T M_v||_F^2 has the mean
+    kappa_Tr = mean_i tr(C_i R_i^l) (relative2021 Def. 3). For a layer applied once it equals
+    ||phi||^2 ||v^T df/dphi||^2. The penalty is differentiated through C, too. All layers share one backward pass.
     """
 
     coefficient: float

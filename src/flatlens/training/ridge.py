@@ -14,13 +14,14 @@ from flatlens.errors import BadInput, BadModel
 
 @dataclass(frozen=True)
 class Ridge:
-    """The last linear layer at the minimum of sum_i ||W phi_i + b - y_i||^2 + penalty ||W||_F^2; the others stay.
+    """Ridge regression: the last linear layer minimises sum_i ||W phi_i + b - y_i||^2 + penalty ||W||_F^2.
 
-    The bias bears no penalty, as in scikit-learn. A run is this one step, whatever its number of steps.
+    The other layers do not change. The bias has no penalty, as in scikit-learn. A run takes one step, whatever number
+    of steps the settings give.
     """
 
     penalty: float = 1.0
-    lr: ClassVar[float] = 0.0  #: there is none; for the tables of networks
+    lr: ClassVar[float] = 0.0  #: placeholder for tables of networks: ridge regression has no learning rate
 
     def __post_init__(self) -> None:
         if not (self.penalty > 0 and math.isfinite(self.penalty)):

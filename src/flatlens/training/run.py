@@ -46,14 +46,14 @@ class TrainingResult:
     outcome: Ending
     steps: int
     epochs: float
-    loss: float  #: mean over the whole training set, after the last step; penalties left out, label smoothing not
-    accuracy: float  #: of the training set; NaN for regression
+    loss: float  #: mean over the training set after the last step, with label smoothing, without penalties
+    accuracy: float  #: accuracy on the training set; NaN for regression
     curves: dict[str, Tensor]
     """"step" int64, and "loss", "accuracy", "test_loss", "test_accuracy" float64, at the same check points."""
 
     @property
     def reached(self) -> bool:
-        """Whether training ended successfully."""
+        """Return whether training ended successfully."""
         return self.outcome in REACHED
 
 
@@ -104,11 +104,11 @@ class TrainingRun:
 
     @property
     def is_check_point(self) -> bool:
-        """Whether the loss over all data is evaluated, and progress reported, at this step."""
+        """Return whether the loss over all data is evaluated, and progress reported, at this step."""
         return self.step % self.settings.check_every == 0 or self.step == self.total
 
     def must_look(self, last: bool) -> bool:
-        """Return whether to evaluate after this step; `last`: it used the last batch of its epoch."""
+        """Return whether to evaluate after this step; `last` says that it used the last batch of its epoch."""
         return self.is_check_point or (last and self.settings.until.loss_over == "epoch")
 
     def _take(self, batch: Taken) -> None:
@@ -126,7 +126,7 @@ class TrainingRun:
         self.epoch_loss = [self.epoch_loss[0] + loss * n, self.epoch_loss[1] + n]
 
     def tell_watcher(self, epoch: int) -> None:
-        """Show the watcher the optimiser of the next step; None where the step uses a gradient from elsewhere."""
+        """Call the watcher with the optimiser of the next step; with None if ascent moves the edge of stability."""
         if self.watch is not None:
             self.stepper.set_rate(self.settings.factor(self.step, epoch))
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
@@ -136,7 +136,7 @@ class TrainingRun:
             self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
 
     def asks_accuracy(self, loss: float) -> bool:
-        """Return whether the accuracy is needed at this loss: not where the run continues whatever it is."""
+        """Return whether the accuracy is needed at this loss; it is not if the run continues in any case."""
         until = self.settings.until
         high = until.loss_below is not None and until.loss_window == 1 and loss >= until.loss_below
         goes_on = (high and until.loss_over == "data") or not until.anything
@@ -178,7 +178,7 @@ class TrainingRun:
         return TrainingResult(self.outcome, self.step, self.step / each, loss, right, curves)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that the digits to come depend on, and what has been seen."""
+        """Return everything that the remaining run depends on, and the results so far."""
         return {
             "model": self.model.state_dict(),
             "optimiser": self.stepper.optimiser.state_dict(),
@@ -190,7 +190,7 @@ class TrainingRun:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken."""
+        """Continue from the result of `state_dict`."""
         self.model.load_state_dict(state["model"])
         self.stepper.optimiser.load_state_dict(state["optimiser"])
         self.batches.load_state_dict(state["batches"])

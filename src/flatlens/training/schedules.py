@@ -16,20 +16,20 @@ class Constant:
     """The same learning rate throughout."""
 
     def factor(self, step: int, epoch: int) -> float:
-        """1."""
+        """Return 1."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class Steps:
-    """Multiplied by `factor_each` when each of `at` has passed.
+    """A factor that is multiplied by `factor_each` after each time in `at`.
 
     >>> drop = Steps(at=(50, 80), factor_each=0.1)
     >>> drop.factor(step=0, epoch=49), drop.factor(step=0, epoch=50)
     (1.0, 0.1)
     """
 
-    at: tuple[int, ...]  #: counted from 0, in `unit`
+    at: tuple[int, ...]  #: times of the drops, counted from 0 in `unit`
     factor_each: float = 0.1
     unit: Unit = "epochs"
 
@@ -49,7 +49,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Half a period of the cosine, from 1 to `floor` over `length`, and `floor` after.
+    """Half a period of the cosine, from 1 down to `floor` over `length`; after that, `floor`.
 
     >>> [round(Cosine(length=10, unit="steps").factor(step, 0), 3) for step in (0, 5, 10, 20)]
     [1.0, 0.5, 0.0, 0.0]

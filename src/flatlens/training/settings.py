@@ -1,4 +1,4 @@
-"""Everything that decides the digits of a training run, but the network and the data."""
+"""The settings of a training run: with the network and the data, they determine every digit of it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Training:
     """
 
     optimiser: Optimiser
-    batch_size: int | None = None  #: None: all samples in every step, in their own order (gradient descent)
-    ghost_batch: int | None = None  #: a batch goes through the network in parts of so many; the gradient is that of all
+    batch_size: int | None = None  #: None for all samples in every step, in the data's order (gradient descent)
+    ghost_batch: int | None = None  #: largest part of a batch that passes at once; the gradient is still the batch's
     loss: LossName = "cross_entropy"
     label_smoothing: float = 0.0
     schedule: LearningRateSchedule = Constant()  # noqa: RUF009 (frozen)
-    warmup: int = 0  #: the learning rate rises linearly over the first so many steps
+    warmup: int = 0  #: number of first steps during which the learning rate rises linearly
     augmentation: Augmentation | None = None
     mixup: Mixup | None = None
     ascent: Ascent | None = None
@@ -42,8 +42,8 @@ class Training:
     until: Until = Until()  # noqa: RUF009 (frozen)
     max_steps: int | None = None
     max_epochs: int | None = None
-    check_every: int = 10  #: steps between two looks at the loss over all data
-    seed: int = 0  #: of the order of the samples, and of all noise
+    check_every: int = 10  #: number of steps between two evaluations of the loss over all data
+    seed: int = 0  #: seed of the order of the samples and of all noise
 
     def __post_init__(self) -> None:
         several = self.penalties if isinstance(self.penalties, tuple | list) else (self.penalties,)
@@ -64,7 +64,7 @@ class Training:
             )
 
     def _require_types(self) -> None:
-        """Refuse what is no settings at all."""
+        """Refuse settings of the wrong type."""
         wanted: dict[str, tuple[type, ...]] = {
             "optimiser": get_args(Optimiser),
             "schedule": get_args(LearningRateSchedule),
@@ -82,7 +82,7 @@ class Training:
 
     @property
     def objective(self) -> TrainingLoss:
-        """The loss that is minimised, without the penalties."""
+        """Return the loss that is minimised, without the penalties."""
         return TrainingLoss(self.loss, self.label_smoothing)
 
     def steps(self, n: int) -> int:

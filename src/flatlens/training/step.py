@@ -1,4 +1,4 @@
-"""One step: the gradient of a batch's loss and penalties, here or at the worst place nearby, and what it moves."""
+"""One training step: the gradient of a batch's loss and penalties, and the update of the weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from flatlens.training.settings import Training
 
 
 class Stepper:
-    """Takes the steps of a run. Every kind of noise has a stream of its own: asking for one moves no other."""
+    """The steps of a run. Each kind of noise has its own generator: to draw one kind does not change the others."""
 
     def __init__(self, model: nn.Module, settings: Training) -> None:
         self.model, self.settings = model, settings
@@ -48,7 +48,7 @@ class Stepper:
 
     @property
     def ascends(self) -> bool:
-        """Whether the gradient is taken elsewhere than at the weights."""
+        """Return whether the gradient is taken at other weights than the current ones."""
         return self.settings.ascent is not None and self.settings.ascent.rho > 0
 
     def differentiate(self, x: Tensor, targets: Tensor) -> float:
@@ -80,7 +80,7 @@ class Stepper:
         return self.loss.values(outputs, targets).sum() / n, torch.stack(values).sum() * (len(x) / n)
 
     def _at_the_worst_place(self, x: Tensor, targets: Tensor) -> float:
-        """Return the gradient at theta + eps, with the probes and the dropout of the gradient that gave eps."""
+        """Return the gradient at theta + eps, with the same probes and dropout as the gradient from which eps came."""
         assert self.settings.ascent is not None
         noise, dropout = self.noise["penalties"].get_state(), global_states(x.device)
         loss = self.differentiate(x, targets)
@@ -107,7 +107,7 @@ def stream(seed: int, name: str) -> Generator:
 
 @contextmanager
 def _statistics_left_alone(model: nn.Module) -> Iterator[None]:
-    """Norms normalise by their batch, and their running statistics do not see it."""
+    """Keep the running statistics of BatchNorms unchanged inside this context; they still normalise by their batch."""
     with ExitStack() as undo:
         for module in model.modules():
             if isinstance(module, _NormBase) and module.track_running_stats:
@@ -123,7 +123,7 @@ def global_states(device: torch.device) -> list[Tensor]:
 
 
 def set_global_states(states: list[Tensor], device: torch.device) -> None:
-    """Put them back."""
+    """Restore the states that `global_states` returned."""
     torch.set_rng_state(states[0])
     if device.type == "cuda" and len(states) > 1:
         torch.cuda.set_rng_state(states[1], device)

@@ -12,21 +12,21 @@ from flatlens.errors import BadInput
 
 @dataclass(frozen=True)
 class Until:
-    """Conditions at a check point: training has converged when all that are set hold at once.
+    """Conditions at a check point: training has converged when all conditions that are set hold together.
 
-    With none set, training continues to the end of its steps or epochs.
+    If none is set, training continues to the end of its steps or epochs.
 
     >>> rule = Until(loss_below=0.1, loss_window=2)
     >>> rule.met([0.3, 0.09], accuracy=1.0, gradient_norm=0.0), rule.met([0.1, 0.09], 1.0, 0.0)
     (False, True)
     """
 
-    loss_below: float | None = None  #: the mean of the last `loss_window` losses
-    loss_window: int = 1  #: check points
+    loss_below: float | None = None  #: upper limit of the mean of the last `loss_window` losses
+    loss_window: int = 1  #: number of check points
     loss_over: Literal["data", "epoch"] = "data"
     """Which loss: that over all data, at check points; or the mean over an epoch's batches as they were trained on."""
-    accuracy: float | None = None  #: at least this share of the training data
-    gradient_norm: float | None = None  #: ||dL/dtheta|| over all data at most this
+    accuracy: float | None = None  #: smallest accuracy on the training data
+    gradient_norm: float | None = None  #: largest ||dL/dtheta|| over all data
 
     def __post_init__(self) -> None:
         if self.loss_window < 1:
@@ -42,7 +42,7 @@ class Until:
 
     @property
     def anything(self) -> bool:
-        """Whether there is a condition at all."""
+        """Return whether any condition is set."""
         return not (self.loss_below is None and self.accuracy is None and self.gradient_norm is None)
 
     def met(self, losses: Sequence[float], accuracy: float, gradient_norm: float) -> bool:

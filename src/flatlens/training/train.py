@@ -34,21 +34,21 @@ def train(
 ) -> TrainingResult:
     """Train `model` in place on (inputs, labels) or (inputs, numbers); its outputs are (n, N).
 
-    The curves hold the first and last check point and, between, those at least 5% of the steps apart. Same settings,
-    versions, machine and number of threads: same digits. A model that comes in eval mode is trained in train mode; of
-    one in train mode, modules that are in eval mode (a frozen BatchNorm) stay so. It is left in the mode it came in,
-    without gradients.
+    The curves hold the first and the last check point, and check points between them whose steps differ by 5% or more.
+    The same settings, versions, machine and number of threads give the same digits. A model in eval mode is trained in
+    train mode. If the model is in train mode, its modules in eval mode (such as a frozen BatchNorm) stay in eval mode.
+    Afterwards every module has its former mode, and no parameter has a gradient.
 
     Args:
-        model: any module; on its device.
+        model: any module; it stays on its device.
         data: inputs (n, ...), and labels (n,) or targets (n, N): tensors or arrays.
-        settings: how.
-        test: held-out data, for the curves alone.
-        watch: called as `watch.step(step, optimiser=...)` before the first step and after each, the learning rate being
-            that of the step to come; without the optimiser where SAM moves its edge of stability.
-        save: a file; written every 10 s. Killed and called again in the same way, the run goes on from there and ends
-            in the same digits; the same way is with the network built anew. It stays when the run is over, and then
-            gives its result at once.
+        settings: the settings of the run.
+        test: held-out data; used for the curves only.
+        watch: an observer. `watch.step(step, optimiser=...)` is called before the first step and after each step; the
+            optimiser has the learning rate of the next step. It is None with SAM, which moves the edge of stability.
+        save: a file for the state, written every 10 s. If the run is killed, the same call, with the network built
+            anew, continues from there and ends in the same digits. The file stays; after the run, the same call
+            returns the result at once.
         progress: called with ("training steps", done, total).
 
     Raises:
@@ -79,7 +79,7 @@ def train(
 def _solved(
     model: nn.Module, data: Pair, test: Pair | None, settings: Training, ridge: Ridge, watch: Watcher | None
 ) -> TrainingResult:
-    """Solve the one step of a ridge regression; it is too short for a checkpoint."""
+    """Solve a ridge regression as a run of one step; it is too short for a checkpoint."""
     require_followed(watch, model)
     held = TrainingData(model, data, settings, "data")
     held_out = None if test is None else TrainingData(model, test, settings, "test")
@@ -98,7 +98,7 @@ def _solved(
 
 @contextmanager
 def as_found(model: nn.Module, seed: int) -> Iterator[None]:
-    """Train inside this context, with the global generator as the dropout's; restore both afterwards."""
+    """Put the model in train mode and seed the global generator, which dropout uses; restore both afterwards."""
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
     with modes_kept(model), torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
         torch.manual_seed(stream(seed, "dropout").initial_seed())

@@ -1,4 +1,4 @@
-"""Data as a training run holds it: on the network's device, with targets ready for the loss, looked at as a whole."""
+"""Training data on the network's device, with targets in the form that the loss takes; evaluation over all of it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class TrainingData:
         self.targets = self.loss.targets(self.y, first_outputs(model, self.x, what), what)
 
     def look(self) -> list[float]:
-        """Loss and accuracy over all of it."""
+        """Return the loss and the accuracy over all of the data."""
         with evaluating(self.model), torch.no_grad():
             outputs = torch.cat([self.model(x) for x, _ in self._pieces()])
         loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
         return [loss, accuracy(outputs, self.y)]
 
     def gradient_norm(self, parameters: Sequence[Tensor]) -> float:
-        """||dL/dtheta||, L the mean loss over all of it, in eval mode."""
+        """Return ||dL/dtheta||, L the mean loss over all of the data, in eval mode."""
         total = [torch.zeros_like(p) for p in parameters]
         with evaluating(self.model):
             for x, targets in self._pieces():
@@ -123,7 +123,7 @@ def require_trainable(model: nn.Module, data: Pair, settings: Training) -> None:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode for a look; every module is put back in its own mode after."""
+    """Put the model in eval mode inside this context; restore every module's mode afterwards."""
     with modes_kept(model):
         model.eval()
         yield

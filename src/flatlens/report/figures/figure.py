@@ -22,15 +22,15 @@ EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlatio
 class Figure:
     """One figure of the page and of the figures folder."""
 
-    name: str  #: the stem of its files
+    name: str  #: name of its files, without the ending
     title: str
     caption: str
-    data: pd.DataFrame  #: what is drawn, tidy
-    whole: Drawing  #: one picture, for PNG and SVG
+    data: pd.DataFrame  #: tidy table of what is drawn
+    whole: Drawing  #: the figure as one picture, for PNG and SVG
     panels: tuple[Drawing, ...]  #: for the page: a "grid" of panels flows with the width of the screen
     layout: FigureLayout
-    batch_shapes: bool = False  #: marks have a shape by batch size
-    colours: bool = True  #: the page has to explain the colours, by learning rate
+    batch_shapes: bool = False  #: whether the shape of a mark shows the batch size
+    colours: bool = True  #: whether colours show the learning rate, so that the page explains them
 
     @cached_property
     def spec(self) -> dict[str, Any]:

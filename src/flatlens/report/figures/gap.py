@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
 _PANELS_A_ROW = 3
-HUES = ("#2f7fc1", "#e08214", "#3f9b78", "#9b6bb3", "#8a94a3", "#b5524c")  #: coefficients, told apart by shape too
+HUES = (
+    "#2f7fc1",
+    "#e08214",
+    "#3f9b78",
+    "#9b6bb3",
+    "#8a94a3",
+    "#b5524c",
+)  #: colours of the coefficients, which also differ by shape
 _KINDS = alt.Legend(title=None, orient="top", columns=1, labelLimit=330)
 
 
