@@ -28,7 +28,7 @@ class Result(ABC):
     """A table of results: `frame()`, what it is `about`, and one file that keeps all of it."""
 
     _KIND: ClassVar[str]
-    """What a saved file of this class is called, in its header and in errors."""
+    """Name of a saved file of this class, in its header and in errors."""
 
     about: dict[str, Any]  #: what was measured: loss, samples, outputs, layers in execution order, versions, device
 

@@ -1,4 +1,4 @@
-"""A row is decided where two runs agree; verdicts by chance are counted, and p-values corrected over all rows."""
+"""A row is decided where two runs agree; rows decided by chance are counted, and p-values corrected over all rows."""
 
 from types import SimpleNamespace
 

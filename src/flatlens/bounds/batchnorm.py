@@ -30,7 +30,7 @@ KEPT = 4096  #: largest number of columns of a layer's input
     on_request=True,
 )
 def batchnorm_limit(context: Context) -> Iterator[Claim]:
-    r"""In large batches each entry of a BatchNorm's Jacobian is as if its statistics were fixed; its norm is not.
+    r"""Each entry of a BatchNorm's Jacobian is in large batches as if its statistics were fixed; its norm is not.
 
     Theorem A.2 for each BatchNorm, on columns of its own input: N values per feature, with the positions of a
     convolution among them. bn_T uses the statistics of the batch. bn_V has the mean and variance of the SAME batch

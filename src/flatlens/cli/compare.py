@@ -31,13 +31,13 @@ class Compared:
     """The networks to compare, and their data."""
 
     data: str | None = None
-    """As for `flatlens measure`; the same for all. Networks of studies have their own data, which must agree."""
+    """The data, as for `flatlens measure`; the same for all. Networks of studies have their own, which must agree."""
 
     test: str | None = None
     """Held-out data in the same forms: shows the generalisation gap, and each measure's agreement with it."""
 
     loss: str | None = None
-    """As for `flatlens measure`; the same for all."""
+    """The loss, as for `flatlens measure`; the same for all."""
 
     weights: Files = ()
     """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class How:
-    """How to read the weights, what to measure, and where."""
+    """Options that say how the weights are read, what is measured, and where."""
 
     prefix: str | None = None
     """The prefix of the network's own names in the weights file, such as `net.`"""

@@ -60,8 +60,8 @@ class Comparison(Result):
         A volume loses that many digits in nearly singular Jacobians.
         """
         kinds = {str(report.about["dtype"]).removeprefix("torch.") for report in self.reports.values()}
-        coarse = {str(report.about.get("arithmetic", "full")) for report in self.reports.values()} - {"full"}
-        eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [REDUCED_PRECISION[kind] for kind in coarse]
+        reduced = {str(report.about.get("arithmetic", "full")) for report in self.reports.values()} - {"full"}
+        eps = [torch.finfo(getattr(torch, kind)).eps for kind in kinds] + [REDUCED_PRECISION[kind] for kind in reduced]
         return math.sqrt(max(eps))
 
     def estimates(self, measure: str) -> dict[str, Estimate]:

@@ -20,10 +20,10 @@ BOX = 0.95
 """Hidden values are sought within this; at 1 atanh is infinite."""
 
 AIM = 0.9
-"""What the sweeps project onto, a little inside the box: they then end within it, on a solution."""
+"""The sweeps project onto [-AIM, AIM], a little inside the box: they then end within it, on a solution."""
 
 SHRINK = 0.8
-"""What the features are multiplied by again where some sample has no hidden values in the box."""
+"""The factor of the features where some sample has no hidden values in the box."""
 
 SHRINKS = 20
 """0.8^20 is 0.01: beyond, it is the biases that leave no room."""

@@ -47,7 +47,7 @@ MEANINGS = {
     **{f"waves_{law}": f"a regression of a wave on {what}" for law, what in RECIPES.items()},
     **{s.name: f"{s.title}: {' x '.join(map(str, s.shape))}, {s.classes} classes" for s in IMAGE_SETS.values()},
 }
-"""What each data set is, in a few words."""
+"""The description of each data set, in a few words."""
 
 _FORMS = (
     "a pair (x, y), a Dataset, a DataLoader, or an object with x and y (and test_x, test_y); x may be a list of "
@@ -55,7 +55,7 @@ _FORMS = (
 )
 
 Samples: TypeAlias = "tuple[Any, Any] | Dataset[Any] | DataLoader[Any] | Data"
-"""What `flatlens.Problem` takes as data."""
+"""The forms of data that `flatlens.Problem` takes."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors

@@ -125,9 +125,9 @@ class PassMeasure(Measure):
     reduce: Callable[[Tensor], Reduced] = mean
     needs: frozenset[Need] = frozenset()  #: the quantities that it reads from the pass
     sketched: Sketched = "never"
-    """How the measure is estimated from random combinations of many outputs.
+    """The estimate from random combinations of many outputs.
 
-    Either as a mean over them, or from the largest eigenvalue of G alone, or not at all.
+    Either a mean over them, or from the largest eigenvalue of G alone, or not at all.
     """
     total: bool = False  #: whether the function returns a sum over the chunk (of any shape), not one number per sample
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed

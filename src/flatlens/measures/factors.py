@@ -114,8 +114,8 @@ def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics:
         note="; ".join(part for part in said if part),
         products=sum(parts["", name].products for name in weights),
     )
-    bend = (max(0.0, curvature) / lens.problem.n) ** 0.5
-    parts["loss_curvature", None] = Estimate(bend, unit="sqrt loss / output")
+    loss_curvature = (max(0.0, curvature) / lens.problem.n) ** 0.5
+    parts["loss_curvature", None] = Estimate(loss_curvature, unit="sqrt loss / output")
     return parts
 
 

@@ -268,7 +268,7 @@ def interpolation_gap(
     adaptive: bool = False,
     bound: bool = False,
 ) -> Parts:
-    """How far the trace of the Hessian is from `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
+    """Difference between the Hessian's trace and `interpolation_sharpness`: Tr H - S, which vanishes at interpolation.
 
     The lemma is about the half squared error; under other losses the difference also contains C. `adaptive=True` is the
     version of Lemma E.2, with theta_j^2 before every term. `bound=True` adds `.bound`, the middle term of the lemma,

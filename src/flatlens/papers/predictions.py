@@ -17,10 +17,10 @@ Results: TypeAlias = Mapping[str, StudyResult]
 Side: TypeAlias = Literal["above", "below"]
 Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive", "not tested"]
 PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
-"""What a prediction is: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
+"""Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
 LEVEL = 0.025
-"""Share of wrong verdicts on each side that is accepted."""
+"""Share of wrong outcomes on each side that is accepted."""
 MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not tested": "–"}
 
 

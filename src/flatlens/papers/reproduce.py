@@ -86,7 +86,7 @@ def reproduce(
         out: a new or empty folder, or one where this experiment was begun.
         scale: "smoke", "laptop" or "paper".
         again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
-            verdict takes two runs that agree.
+            claim is decided where the two runs agree.
         progress: as for `run_study`.
         options: the other options of `run_study`.
 

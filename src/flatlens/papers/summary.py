@@ -1,4 +1,4 @@
-"""Summary of many predictions: both runs of each, verdicts made by chance, and which survive a correction."""
+"""Summary of many predictions: both runs of each, outcomes decided by chance, and which survive a correction."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
 
 DISCOVERY = 0.05
-"""Largest share of false verdicts among those that survive, in the mean."""
+"""Largest share of wrong outcomes among those that survive, in the mean."""
 SURVIVES = "*"
-"""Mark of a verdict that survives."""
+"""Mark of an outcome that survives."""
 
 Counts: TypeAlias = Mapping[PredictionKind, Mapping[Conclusion, int]]
 
@@ -41,7 +41,7 @@ class Row:
 
     @property
     def p(self) -> float:
-        """The larger p of the two runs: that of a verdict which both of them reach."""
+        """The larger p of the two runs: that of an outcome which both of them reach."""
         return self.outcome.p if self.again is None else float(np.maximum(self.outcome.p, self.again.p))  # NaN stays
 
     @property
@@ -54,9 +54,9 @@ def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     """Return the rows of each experiment; p-values are corrected over all of them (Benjamini and Hochberg 1995)."""
     rows = [[Row(*pair) for pair in _pairs(one)] for one in found]
     rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
-    verdicts = ("reproduced", "not reproduced")
+    decisions = ("reproduced", "not reproduced")
     return [
-        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in verdicts)) for row in each]
+        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in decisions)) for row in each]
         for each in rows
     ]
 
@@ -77,7 +77,7 @@ def counted_by_kind(rows: Iterable[Row]) -> Counts:
 
 
 def by_chance(rows: Sequence[Row]) -> str:
-    """Return in words how many verdicts chance would make if nothing had an effect, and how many stand."""
+    """Return in words how many rows chance would decide if nothing had an effect, and how many stand."""
     tested = [row for row in rows if row.outcome.p == row.outcome.p]
     twice = [row for row in tested if row.again is not None]
     one, two = 2 * LEVEL * len(tested), 2 * LEVEL**2 * len(twice)

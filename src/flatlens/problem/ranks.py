@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 K = TypeVar("K", bound=Hashable)
 GONE = "another process (rank) stopped before the work was finished: nothing was written; see its own message"
 _PATIENCE = timedelta(hours=1)
-"""How long a rank waits for another that is connected but sends nothing."""
+"""Time that a rank waits for another one that is connected but sends nothing."""
 
 
 @dataclass(frozen=True)

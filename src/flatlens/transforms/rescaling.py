@@ -93,7 +93,7 @@ def feature_normalization(moving: Moving) -> str:
 @transform(id="R5", source="relative2021 Thm 4, as printed", where=one_to_one, declared_as="neuronwise", default=False,
            name="feature_normalization.published")  # fmt: skip
 def as_published(moving: Moving) -> str:
-    """As printed, with the variance for the standard deviation: it removes no neuron-wise rescaling, but squares it."""
+    """Printed form, with the variance in place of the deviation: it removes no neuron-wise rescaling, it squares it."""
     return _normalise(moving, 2)
 
 

@@ -1,4 +1,4 @@
-"""What the compression paper says about its populations of networks (X4), as predictions."""
+"""Claims of the compression paper about its populations of networks (X4), as predictions."""
 
 from __future__ import annotations
 

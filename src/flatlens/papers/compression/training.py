@@ -112,7 +112,7 @@ TWO_OUTPUTS = (
     "Of two outputs the volume of the three largest eigenvalues, as in the authors' figures, is the whole volume."
 )
 MINIMISED = f"'After the loss is minimised' is here: from the first measured loss below {INTERPOLATES:g} on."
-SEEDS = "More than the paper's 5 seeds: networks of one seed share their start, and 5 units give no verdict."
+SEEDS = "More than the paper's 5 seeds: networks of one seed share their start, and 5 units decide nothing."
 WIDTHS = "Widths are not given: 784 in every layer."
 
 EXPERIMENTS = (

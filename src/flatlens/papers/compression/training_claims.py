@@ -1,4 +1,4 @@
-"""What the compression paper says about sharpness and compression through training (X1 and X2), as predictions."""
+"""Claims of the compression paper about sharpness and compression through training (X1 and X2), as predictions."""
 
 from __future__ import annotations
 

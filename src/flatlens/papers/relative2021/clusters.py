@@ -1,4 +1,4 @@
-"""What X16 and X17 share: clusters mapped back through a random tanh network, and a ridge head on its features.
+"""Shared by X16 and X17: clusters mapped back through a random tanh network, and a ridge head on its features.
 
 The head is the last linear layer. There `relative_flatness_ggn` equals Definition 3 and needs no curvature products of
 the layers below.

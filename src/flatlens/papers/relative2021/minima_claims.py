@@ -1,4 +1,4 @@
-"""What relative2021 claims of the minima of LeNet5: section 6, Fig. 5 to 8, C.2."""
+"""Claims of relative2021 about the minima of LeNet5: section 6, Fig. 5 to 8, C.2."""
 
 from __future__ import annotations
 
