@@ -66,6 +66,30 @@ def jacobian_norm(networks: Networks) -> Quantity:
     )
 
 
+@covers("batch_jacobian_norm")
+def batch_jacobian_norm(networks: Networks) -> Quantity:
+    """Batch or running statistics, and the size of the batches."""
+    net = networks.conv
+    rows = [
+        Convention(
+            "statistics of batches of 50",
+            "sharpening B.3 (1000 samples)",
+            net("batch_jacobian_norm(batch_statistics=50)"),
+        ),
+        Convention("of batches of 10", "for scale", net("batch_jacobian_norm(batch_statistics=10)")),
+        Convention(
+            "running statistics, the largest sample's: `jacobian_norm`", "sharpening Thm 4.3", net("jacobian_norm")
+        ),
+    ]
+    return Quantity(
+        "`batch_jacobian_norm`",
+        net.name,
+        "the norm of a whole batch's Jacobian with BatchNorm as in training",
+        "In train mode the samples of a batch influence each other, so no sample has a Jacobian of its own.",
+        rows,
+    )
+
+
 @covers("normalized_mls")
 def normalized_mls(networks: Networks) -> Quantity:
     """Squared or not."""
