@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from networks import network
+from networks import lens, network
 from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadFolder, BadInput, StaleLens
-
-
-def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
-    net, x, y = network(name)
-    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y), **options))
 
 
 def test_one_pass_serves_all_measures_that_read_no_more() -> None:

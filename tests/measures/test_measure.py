@@ -7,16 +7,11 @@ import math
 import pytest
 import torch
 from builders import chain, lens_on, normal
-from networks import network
+from networks import lens
 from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
-
-
-def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
-    net, x, y = network(name)
-    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y), **options))
 
 
 def test_progress_is_told() -> None:

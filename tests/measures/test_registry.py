@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from networks import network
+from networks import lens
 
 import flatlens as fl
 from flatlens.errors import BadInput, UnknownName
-
-
-def lens(name: str = "mlp-relu", **options: object) -> fl.Lens:
-    net, x, y = network(name)
-    return fl.Lens(fl.Problem(net, "cross_entropy", (x, y), **options))
 
 
 def test_names_and_options() -> None:

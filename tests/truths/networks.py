@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from flatlens import Lens, Problem
+
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
 
 
@@ -141,3 +143,9 @@ def network(name: str, n: int = 5, seed: int = 0) -> tuple[nn.Module, Tensor, Te
                     module.bias.normal_()
         y = torch.randint(0, 3, (n,))
     return net, x, y
+
+
+def lens(name: str = "mlp-relu", **options: object) -> Lens:
+    """Return a lens on 5 samples of a network, under cross-entropy; the options are those of `Problem`."""
+    net, x, y = network(name)
+    return Lens(Problem(net, "cross_entropy", (x, y), **options))

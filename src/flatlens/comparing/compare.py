@@ -22,10 +22,16 @@ def compare(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
-    """Rank networks by each measure: every exact one-pass measure, or the ones named; 1 is the smallest value.
+    """Rank networks by each measure; 1 is the smallest value.
 
     All must be measured under the same loss on the same data, and all or none have held-out data. Every network sees
     the same random draws, so that what they share does not tell them apart.
+
+    Args:
+        lenses: The networks by the names to show.
+        measures: Names or Measure objects; one alone is enough. None is every exact one-pass measure.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
 
     Raises:
         BadInput: fewer than two networks, two names of one model object, or losses or data that differ.

@@ -38,11 +38,20 @@ def eigenpairs(
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Eigenpairs:
-    """Return the `top_k` largest and `bottom_k` smallest eigenvalues of an operator, to a residual of `rtol`.
+    """Return the largest and smallest eigenvalues of an operator, each with its vector and residual.
 
-    The `start` is a vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator (a search
-    keeps up to `keep` pairs, as memory allows). If None, the start is a mixture of the leading Ritz vectors of the
-    operator on every 8th sample: `_WARMING` products there cost as much as 1.5 on all samples, and save more.
+    Args:
+        operator: The symmetric matrix, by its products.
+        top_k: The number of largest eigenvalues.
+        bottom_k: The number of smallest eigenvalues.
+        rtol: The largest residual over the eigenvalue at which the search stops.
+        most: The largest number of products.
+        start: A vector for Lanczos, or the `remembered` pairs of an earlier search on the same operator. None is a
+            mixture of the leading Ritz vectors of the operator on every 8th sample: `_WARMING` products there cost as
+            much as 1.5 on all samples, and save more.
+        keep: The number of pairs to keep for the next search, as memory allows.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     for what, count, least in (("top_k", top_k, 1), ("bottom_k", bottom_k, 0), ("most", most, 1)):
@@ -150,10 +159,19 @@ def spectral_density(
 ) -> Density:
     """Return the density of eigenvalues by stochastic Lanczos quadrature.
 
-    It is the mean over `probes` random vectors of the Gauss quadrature from `steps` Lanczos steps; the standard error
-    is over the probes. A `bandwidth` of None means 1% of the spectrum's range, or 0.75 / `steps` of it if that is more
-    and the matrix has more rows than `steps`: the quadrature does not resolve finer detail, and no error over probes
-    would show it.
+    It is the mean over random vectors of the Gauss quadrature from Lanczos steps; the standard error is over the
+    vectors.
+
+    Args:
+        operator: The symmetric matrix, by its products.
+        probes: The number of random vectors, at least 2.
+        steps: The number of Lanczos steps of each.
+        points: The number of points of the curve.
+        bandwidth: The width of the kernel. None is 1% of the spectrum's range, or 0.75 / `steps` of it if that is more
+            and the matrix has more rows than `steps`: the quadrature does not resolve finer detail, and no error over
+            probes would show it.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
     """
     if not (isinstance(probes, int) and probes >= 2 and isinstance(steps, int) and steps >= 1):
         raise BadInput(f"spectral_density(probes={probes!r}, steps={steps!r}): at least 2 probes and 1 step are needed")

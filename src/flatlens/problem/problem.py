@@ -50,15 +50,24 @@ class Problem:
     not count: those labelled `ignore_index` (-100), those hidden by an `attention_mask` fed to the model, or those for
     which a third value of forward=, (n, T), is false. `problem.sequences` defines the risk.
 
-    `batchnorm="train"` measures the network as it is trained: every BatchNorm normalises over `ghost_batch` samples at
-    a time. Samples are then coupled: per-sample measures are undefined, curvature operators work.
-
-    `arithmetic`: "full" is that of `dtype`. In "tf32" (on CUDA) or "bfloat16", the pass and the curvature products
-    multiply and convolve with 10 or 7 bits per factor. Sums over derivatives are in float64 in any case, and everything
-    else is in full precision. Every report states it.
-
-    `ranks`: the processes that share the samples. Each gets the same model and all the data, works on a part, and
-    returns the same numbers (`problem.ranks`).
+    Args:
+        model: The network.
+        loss: A name ("cross_entropy", "half_squared_error", "mse"), a loss module of torch.nn, or a function of outputs
+            and targets that returns each sample's loss, (n,).
+        data: The training data: (x, y), a Dataset, a DataLoader, or an object with x and y.
+        test: Held-out data in the same forms.
+        forward: Called with (model, batch); returns (outputs, targets), or (outputs, targets, which tokens count).
+        parameters: The measured ones: "trainable", "all", or their names.
+        dtype: The precision in which a copy is measured; None: the network's own, or float32 for half types.
+        arithmetic: "full" is that of `dtype`. In "tf32" (on CUDA) or "bfloat16", the pass and the curvature products
+            multiply and convolve with 10 or 7 bits per factor. Sums over derivatives are in float64 in any case, and
+            everything else is in full precision. Every report states it.
+        memory: The memory that the pass may take: bytes, or "512MiB".
+        batchnorm: "train" measures the network as it is trained: every BatchNorm normalises over `ghost_batch` samples
+            at a time. Samples are then coupled: per-sample measures are undefined, curvature operators work.
+        ghost_batch: The number of samples that a BatchNorm normalises together; with batchnorm="train" only.
+        ranks: The processes that share the samples. Each gets the same model and all the data, works on a part, and
+            returns the same numbers (`problem.ranks`).
 
     >>> net = nn.Linear(3, 2)
     >>> problem = Problem(net, "mse", (torch.zeros(5, 3), torch.zeros(5, 2)))

@@ -34,10 +34,16 @@ class Tracker:
     `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that starts
     from the last one's eigenpairs, and draws from its own generator, seeded by `seed` and the step.
 
-    `every`: a number of steps, a list of steps, or a function of the step. `samples`: the number of the problem's
-    samples to measure on, drawn once with `seed`. `budget`: the largest share of wall time, between 0 and 1, for
-    measuring; measurements beyond it are skipped, and the history then says that it is not reproducible. `outputs`: as
-    for `Lens`. `live`: True for a line on stderr, False for none, or a function that is called with a `Moment`.
+    Args:
+        problem: The network in training, its loss, and the data to measure on.
+        measures: Names or Measure objects; one alone is enough.
+        every: A number of steps, a list of steps, or a function of the step.
+        samples: The number of the problem's samples to measure on, drawn once with `seed`; None: all.
+        seed: Seeds all random draws, also of each measurement.
+        budget: The largest share of wall time, between 0 and 1, for measuring. Measurements beyond it are skipped, and
+            the history then says that it is not reproducible.
+        outputs: As for `Lens`.
+        live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)

@@ -28,10 +28,16 @@ def check_invariance(
 ) -> InvarianceReport:
     """Measure a network before and after each transform of its weights that leaves its function alone.
 
-    Every default measure, or those named; every transform that is valid in this network, or those named. The network
-    itself is not touched: copies in float64 are moved, and their outputs on all the data are compared with its own.
-    Random draws are the same on either side. Unchanged means: within rounding (about 1e-6), what a search leaves open
-    (0.1%), and 4 combined standard errors.
+    The network itself is not touched: copies in float64 are moved, and their outputs on all the data are compared with
+    its own. Random draws are the same on either side. Unchanged means: within rounding (about 1e-6), what a search
+    leaves open (0.1%), and 4 combined standard errors.
+
+    Args:
+        lens: The network.
+        measures: Names or Measure objects; one alone is enough. None is every default measure.
+        transforms: Names or Transform objects; one alone is enough. None is every one that is valid in this network.
+        generator: Draws the random numbers; seeded with 0 if None.
+        progress: Called with (what, done, total).
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
     >>> from flatlens import Problem
