@@ -176,12 +176,6 @@ def comes_along(asked: Iterable[PassMeasure]) -> list[PassMeasure]:
     return [measure for measure in known if measure.needs <= read and measure.key not in keys]
 
 
-def companion(function: Callable[..., Tensor], place: Where, needs: Iterable[Need] = ()) -> PassMeasure:
-    """Make a measure that no report shows: numbers that a measure of the whole network reads from a pass."""
-    card = Card(function.__name__, "", "", "", first_line(function), "", "", "one pass", frozenset())
-    return PassMeasure(card, function, place=place, answer="sum", needs=frozenset(needs))
-
-
 def per_sample(
     *,
     id: str,
@@ -203,7 +197,11 @@ def per_sample(
     needs_feature_scale: str | None = None,
     needs_full_precision: bool = False,
 ) -> Callable[[Callable[..., Any]], PassMeasure]:
-    """Make a measure from a function of one place and one chunk that returns a number per sample (or their sum)."""
+    """Make a measure from a function of one place and one chunk that returns a number per sample (or their sum).
+
+    With an `id` outside the catalogue, such as "own", it is not registered: a user's own measure, or numbers that a
+    measure of the whole network reads.
+    """
 
     def decorate(function: Callable[..., Any]) -> PassMeasure:
         made = PassMeasure(

@@ -13,34 +13,42 @@ from flatlens.curvature.features import feature_norms
 from flatlens.curvature.jacobians import ParameterJacobian
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import LayerGrams
-from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, companion, on_lens
+from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sample
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem import measuring
 from flatlens.problem.outcomes import fisher_slopes
 
 
+@per_sample(
+    id="own", family="norms", symbol=r"\|f_i\|", source="sharpening App. C.1", unit="output", place="outputs", needs=(),
+    invariant_under=FUNCTION,
+)  # fmt: skip
 def _output_norms(g: LayerGrams) -> Tensor:
-    """Return ||f(x_i)||, (n,)."""
+    """Norm of each sample's outputs: ||f(x_i)||."""
     norms: Tensor = g.f.norm(dim=1)
     return norms
 
 
+@per_sample(
+    id="own", family="norms", symbol=r"\langle g_i, f_i \rangle", source="relative2021 Fig. 5 (Liang et al. 2019)",
+    unit="loss", place="outputs", needs=(), invariant_under=FUNCTION,
+)  # fmt: skip
 def _slope_along_outputs(g: LayerGrams) -> Tensor:
-    """Return <g_i, f_i>, (n,), with g_i of `fisher_slopes`."""
+    """Slope of each sample's loss along its own outputs: <g_i, f_i>, with g_i of `fisher_slopes`."""
     assert g.slope is not None
     return (g.slope * g.f).sum(1)
 
 
+@per_sample(
+    id="own", family="norms", symbol=r"\langle g_i, \sum_j \theta_j \partial f_i / \partial \theta_j \rangle",
+    source="relative2021 Fig. 5 (Liang et al. 2019)", unit="loss", place="parameters", needs={"columns"},
+    invariant_under={PERMUTATION},
+)  # fmt: skip
 def _slope_along_parameters(g: LayerGrams) -> Tensor:
-    """Return <g_i, sum_j theta_j df_i/dtheta_j> over the place's parameters, (n,)."""
+    """Slope of each sample's loss along the place's own parameters: <g_i, sum_j theta_j df_i/dtheta_j>."""
     assert g.slope is not None
-    return (g.slope * g.along).sum(1)
-
-
-_OUTPUT_NORMS = companion(_output_norms, "outputs")
-_SLOPE_ALONG_OUTPUTS = companion(_slope_along_outputs, "outputs")
-_SLOPE_ALONG_PARAMETERS = companion(_slope_along_parameters, "parameters", {"columns"})  # columns add up to it
+    return (g.slope * g.along).sum(1)  # columns add up to it
 
 
 @on_lens(
@@ -83,11 +91,11 @@ def weight_norm(lens: Lens) -> Parts:
     source="sharpening App. C.1",
     unit="output",
     invariant_under=FUNCTION,
-    reads=(_OUTPUT_NORMS,),
+    reads=(_output_norms,),
 )
 def output_norm(lens: Lens) -> Estimate:
     """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
-    samples = lens.gathered(_OUTPUT_NORMS).get(None)
+    samples = lens.gathered(_output_norms).get(None)
     if samples is None:
         samples = _by_a_forward_pass(lens, lambda f, y: f.norm(dim=1))
     return Estimate(float(samples.square().sum().sqrt()), samples=samples)
@@ -131,7 +139,7 @@ def feature_norm(lens: Lens) -> Parts:
     unit="loss",
     cost="one forward, one Jacobian product",
     invariant_under=FUNCTION,
-    reads=(_SLOPE_ALONG_OUTPUTS, _SLOPE_ALONG_PARAMETERS),
+    reads=(_slope_along_outputs, _slope_along_parameters),
 )
 def fisher_rao(lens: Lens) -> Parts:
     """Fisher-Rao norm: (number of weight layers) * sqrt(mean_i <dl_i/df_i, f_i>^2).
@@ -142,7 +150,7 @@ def fisher_rao(lens: Lens) -> Parts:
     networks the note says by how much the two differ. Means weigh samples as the risk does: ignored samples do not
     count.
     """
-    outer = lens.gathered(_SLOPE_ALONG_OUTPUTS).get(None)
+    outer = lens.gathered(_slope_along_outputs).get(None)
     if outer is None:
         outer = _by_a_forward_pass(lens, lambda f, y: (fisher_slopes(lens.problem, f, y) * f).sum(1))
     inner, products = _along_parameters(lens)
@@ -159,7 +167,7 @@ def _along_parameters(lens: Lens) -> tuple[Tensor | None, int]:
     """Return (<g_i, sum_j theta_j df_i/dtheta_j>, (n,), with g_i of `fisher_slopes`; the products that it took)."""
     if not lens.problem.parameters:
         return None, 0
-    if places := lens.gathered(_SLOPE_ALONG_PARAMETERS):
+    if places := lens.gathered(_slope_along_parameters):
         return torch.stack(list(places.values())).sum(0), 0
     jacobian = ParameterJacobian(lens.problem, model=lens.model)
     along = jacobian.times(jacobian.space.point()).to(torch.float64)
