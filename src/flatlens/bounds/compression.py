@@ -34,7 +34,7 @@ POWERS = {1: "mean_1", 2: "mean", 4: "mean_4"}
     source="compression Eq. 5, 6",
 )
 def linear_stability(context: Context) -> Iterator[Claim]:
-    r"""The outputs follow a layer's input no more than its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
+    r"""Sensitivity to a layer's input is bounded by that to its weight: ||df/dx||_2 <= ||W||_2 ||df/dW||_F / ||x||.
 
     The claim holds for each sample, by the identity ||df/dW||_F = ||J||_F ||x|| of layers applied once per sample.
     `.frobenius` has ||df/dx||_F on the left. For shared weights, `.published` is the same inequality with the kernel of
@@ -165,7 +165,7 @@ def _log_mean(logs: Tensor) -> Tensor:
 
 @bound(id="B3", symbol=r"A \leq B \leq C \leq D", source="compression Eq. 48, Prop. 3.8")
 def mls_chain(context: Context) -> Iterator[Claim]:
-    """The steps from MLS to sharpness, each with its own tightness: A <= B <= C <= D.
+    """Chain of steps from MLS to sharpness, each with its own tightness: A <= B <= C <= D.
 
     A = MLS, B = ||W||_2 mean_i ||df_i/dW||_F / ||x_i||, C = ||W||_2 sqrt(mean 1/||x_i||^2) sqrt(mean ||df_i/dW||_F^2),
     and D is C with S in the last place. The undotted row is A <= D, Proposition 3.8 in the form of its proof (Eq. 31).

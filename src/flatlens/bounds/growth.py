@@ -43,7 +43,7 @@ class Goal:
     on_request=True,
 )
 def jacobian_growth(context: Context) -> Iterator[Claim]:
-    """The lower the loss, the steeper the network must be somewhere: Theorem 5.1, lower bound on the left.
+    """Lower loss needs a network that is steeper somewhere: Theorem 5.1, lower bound on the left.
 
     max_{i != j} (||f*_i - f*_j|| - 2 l) / ||x_i - x_j|| - max_i V_{B(x_i, delta)}(Jf) <= max_i ||Jf(x_i)||_2, with
     l^2 = max_i c(f(x_i), f*_i) / alpha. The theorem fixes l beforehand. Here l comes from the trained network, which is

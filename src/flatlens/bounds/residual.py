@@ -26,7 +26,7 @@ from flatlens.measures.gauss_newton import interpolation_sharpness
     cost="N backward passes, where there are residual blocks",
 )
 def residual_bound(context: Context) -> Iterator[Claim]:
-    """A residual block adds no more to the sensitivity than its weight allows.
+    """Residual blocks add no more to the sensitivity than their weights allow.
 
     Eq. 17, per sample, for a block y = x + branch(W x) whose input x is read by the skip and by W alone:
 

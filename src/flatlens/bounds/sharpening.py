@@ -177,7 +177,7 @@ def _varied(context: Context, seen: Covered, x: Tensor) -> Tensor:
     on_request=True,
 )
 def jacobian_generalisation(context: Context) -> Iterator[Claim]:
-    """The steeper the network, the larger the test error can be between samples: Theorem 6.1.
+    """Test error between samples is bounded by how steep the network is: Theorem 6.1.
 
     E ||f - f*|| <= delta (||f*||_Lip + max_i (||Jf(x_i)||_2 + V_{B(x_i, delta)}(Jf))) for a network that equals f* on
     the samples. The expectation is over fresh samples of the known distribution. No convexity is needed: each x is

@@ -44,7 +44,7 @@ def representativeness(
     over: str = "rotations",
     sigma: float = 1.0,
 ) -> Parts:
-    """Representativeness of the sample, approximated: |int (p - p_hat) l| with both densities estimated from splits.
+    """Approximate representativeness of the sample: |int (p - p_hat) l| with both densities estimated from splits.
 
     The features of the last linear layer are split at random, `splits` times; one part in `folds` is held out. p_hat is
     the kernel density of the rest, p that of the part held out, and l the network's loss at the points of both. The

@@ -43,7 +43,7 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     works_coupled=True,
 )
 def loss(lens: Lens, *, excess: bool = False) -> Estimate:
-    """The empirical risk: mean loss over the data.
+    """Empirical risk: mean loss over the data.
 
     `excess=True` subtracts the smallest value that the loss can have for these targets. For cross-entropy this is the
     mean entropy of the labels: 0 unless they are smoothed or soft. The value is undefined for losses whose smallest

@@ -77,7 +77,7 @@ def nmls(g: LayerGrams) -> Tensor:
     invariant_under=FUNCTION,
 )
 def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
-    """The largest sensitivity over the samples: max_i ||df/dx_i||_2 of the logits, or of softmax(f).
+    """Largest sensitivity over the samples: max_i ||df/dx_i||_2 of the logits, or of softmax(f).
 
     `softmax=True` takes the derivatives of p = softmax(f). Their Gram matrix is P G P, with P = diag(p) - p p^T.
     """

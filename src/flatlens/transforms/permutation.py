@@ -19,7 +19,7 @@ def feature_by_feature(wiring: Wiring) -> Offer:
 
 @transform(id="R3", source="relative2021 section 4", where=feature_by_feature, declared_as="permutation")
 def permutation(moving: Moving) -> str:
-    """The neurons or channels of each layer in a random order, with their norms and outgoing weights.
+    """Random order of the neurons or channels of each layer, with their norms and outgoing weights.
 
     W_2 P^T s(P W_1 x + P b_1), for any activation s that acts on each neuron separately.
     """

@@ -80,7 +80,7 @@ def one_to_one(wiring: Wiring) -> Offer:
 
 @transform(id="R5", source="relative2021 Thm 4, Cor. 8", where=one_to_one, declared_as="neuronwise")
 def feature_normalization(moving: Moving) -> str:
-    """The features a layer reads divided by their standard deviation over the data, its weights multiplied by it.
+    """Features that a layer reads, divided by their standard deviation over the data, its weights multiplied by it.
 
     V^-1 W_{l-1}, V^-1 b_{l-1} and W_l V, V the diagonal of the deviations, over samples and positions: relative
     flatness of layer l becomes `relative_flatness(normalized="std")` of the original, where no feature is always 0. A
@@ -93,7 +93,7 @@ def feature_normalization(moving: Moving) -> str:
 @transform(id="R5", source="relative2021 Thm 4, as printed", where=one_to_one, declared_as="neuronwise", default=False,
            name="feature_normalization.published")  # fmt: skip
 def as_published(moving: Moving) -> str:
-    """Printed form, with the variance in place of the deviation: it removes no neuron-wise rescaling, it squares it."""
+    """Features divided by their variance, as printed: this removes no neuron-wise rescaling, but squares it."""
     return _normalise(moving, 2)
 
 
