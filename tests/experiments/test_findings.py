@@ -72,7 +72,7 @@ def test_a_sign_that_turns_round_inside_the_groups_is_told():
     columns = {GAP.name: 10 * seed + inside, "MLS": 10 * seed - inside, "NMLS": 10 * seed + inside}
     table = pd.DataFrame(columns)
     relations, within = relate_all(table), relate_within(table, GAP.name, {"seed": pd.Series(seed)})
-    networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5})
+    networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5, "seed": seed})
     sentences = findings(STUDY, networks, relations, within, unfinished=0, failed=0)
     turned = [s for s in sentences if "changes" in s]
     assert len(turned) == 1
@@ -93,3 +93,9 @@ def test_the_population_is_told_first():
         "48 of 48 networks interpolate their 600 training samples (accuracy 1, loss below 0.002), after 1,000 to 1,047"
     )
     assert "test accuracy is 0.975," in sentences[0]
+
+
+def test_the_intervals_are_over_seeds():
+    sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
+    assert "over 4 independent seeds: networks of one seed share" in sentences[-1]
+    assert "With 4 seeds they are rough at best." in sentences[-1]

@@ -4,6 +4,7 @@ import pytest
 from scipy import stats
 
 from flatlens.statistics import (
+    clustered,
     kendall,
     pearson,
     relate_all,
@@ -83,7 +84,7 @@ def test_too_few_points_have_no_correlation(n):
     table = pd.DataFrame({"x": np.arange(float(n)), "y": np.arange(float(n))})
     row = relate_all(table).iloc[0]
     assert row["n"] == n
-    assert row.drop(["x", "y", "n"]).isna().all()
+    assert row.drop(["x", "y", "n", "units"]).isna().all()
 
 
 def test_perfect_agreement_has_a_point_for_an_interval():
@@ -92,10 +93,24 @@ def test_perfect_agreement_has_a_point_for_an_interval():
     assert (row["pearson"], row["pearson_low"], row["kendall"]) == pytest.approx((1, 1, 1))
 
 
-def test_same_seed_same_digits(points):
-    table = pd.DataFrame({"x": points[0], "y": points[1]})
-    assert relate_all(table, seed=5).equals(relate_all(table, seed=5))
-    assert not relate_all(table, seed=5).equals(relate_all(table, seed=6))
+def test_intervals_are_over_units():
+    rng = np.random.default_rng(9)
+    seeds = pd.Series(np.repeat(list("abcd"), 12))
+    table = pd.DataFrame({name: np.repeat(rng.normal(size=4), 12) + 0.1 * rng.normal(size=48) for name in "xy"})
+    alone, row = relate_all(table).iloc[0], relate_all(table, seeds).iloc[0]
+    assert (alone["units"], row["units"], row["n"]) == (48, 4, 48)
+    for coefficient in ("pearson", "kendall"):
+        assert row[coefficient] == alone[coefficient]
+        assert row[f"{coefficient}_high"] - row[f"{coefficient}_low"] > 2 * (
+            alone[f"{coefficient}_high"] - alone[f"{coefficient}_low"]
+        )
+    expected = clustered("r", lambda n: pearson(*table.to_numpy().T, n), seeds, fisher=True, fewest=3)
+    assert (row["pearson_low"], row["pearson_high"]) == (expected.low, expected.high)
+    within = relate_within(table, "y", {"seed": seeds}, seeds).iloc[0]
+    assert within["units"] == 4
+    assert np.isfinite(within["pearson_low"])
+    two = relate_all(table, seeds.replace({"c": "a", "d": "b"})).iloc[0]
+    assert np.isnan(two["pearson_low"])  # two units say nothing of their spread
 
 
 def test_within_groups_the_groups_own_levels_do_not_count():

@@ -10,10 +10,12 @@ import pandas as pd
 
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
-from flatlens.experiments.tables import held_fixed
+from flatlens.experiments.tables import held_fixed, unit_column
+from flatlens.statistics.clustered import FEWEST_DESCRIBED
 from flatlens.training import REACHED
 
 FEW = 20
+"""Fewer units than this make rough intervals."""
 
 
 def findings(
@@ -25,7 +27,6 @@ def findings(
     failed: int,
 ) -> list[str]:
     """Return the sentences, most important first."""
-    included = int((networks["outcome"].isin(REACHED)).sum())
     return [
         *_population(study, networks, unfinished, failed),
         *_against_gap(study.quantities, relations),
@@ -33,10 +34,22 @@ def findings(
         *_within(study, within),
         *_reversals(study, relations, within),
         *_twins(study.base.measures, networks),
-        "The intervals are 95% bootstrap intervals over networks. Networks that share a seed or a setting resemble "
-        "each other, so the true uncertainty is larger; and a correlation in this population is no proof of a cause."
-        + (f" With {included} networks they are rough at best." if included < FEW else ""),
+        _intervals(study, networks),
     ]
+
+
+def _intervals(study: Study, networks: pd.DataFrame) -> str:
+    """Return what the intervals are over, and what they do not say."""
+    kept = networks[networks["outcome"].isin(REACHED)]
+    column = unit_column(study.varied)
+    units, unit = kept[column].nunique(), "seed" if column == "seed" else "network"
+    said = f"The intervals are 95% intervals over {_count(units, f'independent {unit}')}"
+    if unit == "seed":
+        said += ": networks of one seed share their initial weights and the order of their batches"
+    if units < FEWEST_DESCRIBED:
+        return f"{said}, and {units} are too few for an interval. A correlation here is no proof of anything."
+    rough = f" With {_count(units, unit)} they are rough at best." if units < FEW else ""
+    return f"{said}. A correlation in this population is no proof of a cause.{rough}"
 
 
 def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: int) -> list[str]:

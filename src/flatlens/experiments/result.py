@@ -32,10 +32,11 @@ class StudyResult:
     """One row a network in the order of `networks`: key, lr, batch_size, seed, included, then the studied quantities,
     transformed, one column each under the name shown. Rows that are not included stand outside every relation."""
     relations: pd.DataFrame
-    """Every pair of quantities: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high."""
+    """Every pair of quantities: x, y, n, units (independent ones: seeds, or networks), pearson, pearson_low,
+    pearson_high, kendall, kendall_low, kendall_high."""
     within: pd.DataFrame
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
-    ("lr", "lr, batch_size" or "seed"), groups, n, pearson, pearson_low, pearson_high."""
+    ("lr", "lr, batch_size" or "seed"), groups, n, units, pearson, pearson_low, pearson_high."""
     gap_correlations: pd.DataFrame
     """Each measure with the gap, by every coefficient: quantity, coefficient, value, low, high, p, n, given, why, note.
     Computed by the function of this name."""

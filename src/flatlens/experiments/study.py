@@ -27,6 +27,7 @@ from flatlens.experiments.tables import (
     histories_table,
     layers_table,
     networks_table,
+    unit_column,
     values_table,
 )
 from flatlens.experiments.vary import value_of
@@ -144,8 +145,9 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
     included = values[values["included"]].reset_index(drop=True)
     settings = networks[values["included"]].reset_index(drop=True)[study.varied]
     quantities = included[[q.name for q in study.quantities]]
-    relations = relate_all(quantities)
-    within = relate_within(quantities, GAP.name, groupings(settings, study.varied))
+    units = networks.loc[values["included"], unit_column(study.varied)]
+    relations = relate_all(quantities, units)
+    within = relate_within(quantities, GAP.name, groupings(settings, study.varied), units)
     unfinished = len(study.networks()) - len(records) - len(failed)
     return StudyResult(
         networks=networks,

@@ -10,7 +10,7 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.store import Record
-from flatlens.experiments.vary import value_of
+from flatlens.experiments.vary import TOGETHER, last_field, value_of
 from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED
 
@@ -88,6 +88,18 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
     others = tuple(name for name in axes if name != "seed")
     seed: list[tuple[str, ...]] = [("seed",)] if "seed" in axes else []
     return list(dict.fromkeys([others[:1], others, *seed])) if others else seed
+
+
+def unit_column(axes: Sequence[str]) -> str:
+    """Return the column that says which networks are one independent unit: the seed if it varies, else the key.
+
+    Networks of one seed share their initial weights and the order of their batches.
+
+    >>> unit_column(["lr", "data.seed+model.seed+training.seed"]), unit_column(["lr"])
+    ('seed', 'key')
+    """
+    seeds = any(last_field(name) == "seed" for axis in axes for name in axis.split(TOGETHER))
+    return "seed" if seeds else "key"
 
 
 def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from flatlens.errors import BadInput
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.experiments.tables import unit_column
 
 UNIT = "unit"
 """Name of the column with the unit of each network."""
@@ -29,13 +29,9 @@ def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
 
     Networks are rows with a column `key`, and a column `seed` if the study varies it.
     """
-    return labelled(networks, ["seed"]) if varies_seed(result) else labelled(networks, ["key"], _NETWORK)
-
-
-def varies_seed(result: StudyResult) -> bool:
-    """Return whether an axis of the study sets a seed to more than one value."""
-    axes = [axis for axis in result.settings["axes"] if len(axis["values"]) > 1]
-    return any(last_field(name) == "seed" for axis in axes for name in axis["name"].split(TOGETHER))
+    varied = [axis["name"] for axis in result.settings["axes"] if len(axis["values"]) > 1]
+    column = unit_column(varied)
+    return labelled(networks, [column], "seed" if column == "seed" else _NETWORK)
 
 
 def labelled(table: pd.DataFrame, columns: Sequence[str], word: str = "") -> pd.DataFrame:

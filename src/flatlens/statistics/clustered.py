@@ -21,7 +21,9 @@ from flatlens.statistics.coefficients import Array, GroupNumbers
 from flatlens.statistics.statistic import NAN, Statistic, Tails
 
 FEWEST_UNITS = 6
-"""Smallest number of independent units for which there is an interval."""
+"""Smallest number of independent units for which there is an interval, where a verdict hangs on it."""
+FEWEST_DESCRIBED = 3
+"""Smallest number of units for an interval that describes a study; it is wide, and errors are below 3% a side."""
 MOST_GROUPS = 200
 """Largest number of groups of units that are left out in turn; more units are joined to as many groups."""
 RANK_LEVEL = 2.0
@@ -41,11 +43,12 @@ def clustered(
     ranks: Coefficient | None = None,
     excluded: tuple[tuple[str, int], ...] = (),
     note: str = "",
+    fewest: int = FEWEST_UNITS,
 ) -> Statistic:
     """Return a statistic with its 95% interval over independent units.
 
-    With fewer than 6 units there is no interval. Where a statistic is the same without any one unit, its standard error
-    is 0; its one-sided p is then 2^-units, that of units that all fall on one side by chance.
+    With fewer than `fewest` units there is no interval. Where a statistic is the same without any one unit, its
+    standard error is 0; its one-sided p is then 2^-units, that of units that all fall on one side by chance.
 
     Args:
         name: the statistic's name.
@@ -59,6 +62,7 @@ def clustered(
             5%: one outlier can make a correlation, and not one of ranks.
         excluded: (reason, number) of networks left out.
         note: further remark.
+        fewest: smallest number of units for an interval.
 
     >>> x, units = np.array([1.0, 2.0, 3.0, 6.0, 2.0, 1.0]), range(6)
     >>> clustered("mean", lambda counts: counts @ x / counts.sum(1), units)
@@ -74,8 +78,8 @@ def clustered(
     if not np.isfinite(value):
         return replace(plain, note=_and(note, "undefined: a column is constant, or too few networks are left"))
     plain = replace(plain, leave_one_out=(float(left_out.min()), float(left_out.max())))
-    if known < FEWEST_UNITS:
-        return replace(plain, note=_and(note, f"fewer than {FEWEST_UNITS} independent units"))
+    if known < fewest:
+        return replace(plain, note=_and(note, f"fewer than {fewest} independent units"))
     if not np.isfinite(left_out).all():
         return replace(plain, note=_and(note, f"undefined without one {unit}"))
     found = _interval(plain, value, left_out, fisher=fisher, folded=folded)

@@ -10,49 +10,63 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flatlens.statistics.bootstrap import Correlation, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient
+from flatlens.statistics.clustered import FEWEST_DESCRIBED, clustered
 from flatlens.statistics.coefficients import kendall, pearson
-from flatlens.statistics.draws import resamples
-from flatlens.statistics.statistic import NAN
 
 FEWEST_WITHIN = 10
 """The smallest number of points minus number of groups for which a correlation within groups is given."""
-_RESAMPLES = 2000
+_NOTHING = (np.nan, np.nan, np.nan)
 
 
-def relate_all(table: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+def relate_all(table: pd.DataFrame, units: pd.Series | None = None) -> pd.DataFrame:
     """Return Pearson's r and Kendall's tau of every pair of columns, over the points that are finite in both.
 
-    The columns: x, y, n, pearson, pearson_low, pearson_high, kendall, kendall_low, kendall_high.
+    `units` labels the independent unit of each row, such as its seed; by default each row is one. The intervals are
+    `clustered`'s. The columns: x, y, n, units (their number), pearson, pearson_low, pearson_high, kendall, kendall_low,
+    kendall_high.
     """
     rows = []
-    for x_name, y_name in combinations(table.columns, 2):
-        points = table[[x_name, y_name]][_finite(table, x_name, y_name)].to_numpy(dtype=np.float64)
-        counts = resamples(len(points), seed, _RESAMPLES)  # the same for all pairs of equal n
-        r = with_interval(partial(pearson, *points.T), counts)
-        tau = with_interval(partial(kendall, *points.T), counts)
-        rows.append((x_name, y_name, r.n, r.value, r.low, r.high, tau.value, tau.low, tau.high))
+    for names in combinations(table.columns, 2):
+        kept = _finite(table, *names)
+        x, y = table[list(names)][kept].to_numpy(dtype=np.float64).T
+        labels = _labels(table, units)[kept]
+        each: list[float] = []
+        for coefficient in (pearson, kendall):
+            each += _interval(partial(coefficient, x, y), labels) if len(x) >= FEWEST_POINTS else _NOTHING
+        rows.append((*names, len(x), len(np.unique(labels)), *each))
     coefficients = [f"{name}{end}" for name in ("pearson", "kendall") for end in ("", "_low", "_high")]
-    return pd.DataFrame(rows, columns=["x", "y", "n", *coefficients])
+    return pd.DataFrame(rows, columns=["x", "y", "n", "units", *coefficients])
 
 
-def relate_within(table: pd.DataFrame, target: str, groupings: Mapping[str, pd.Series], seed: int = 0) -> pd.DataFrame:
+def relate_within(
+    table: pd.DataFrame, target: str, groupings: Mapping[str, pd.Series], units: pd.Series | None = None
+) -> pd.DataFrame:
     """Return the pooled Pearson's r within groups, of every other column with `target`; NaN if too few points are left.
 
-    `groupings` gives, by name, each row's group label. The columns: x, y, group (the grouping's name), groups (their
-    number), n, pearson, pearson_low, pearson_high.
+    `groupings` gives, by name, each row's group label; `units` is as for `relate_all`. The columns: x, y, group (the
+    grouping's name), groups (their number), n, units, pearson, pearson_low, pearson_high.
     """
     rows = []
     for grouping, name in product(groupings, table.columns.drop(target)):
         kept = _finite(table, name, target)
         x, y = table[[name, target]][kept].to_numpy(dtype=np.float64).T
         numbers, labels = pd.factorize(groupings[grouping][kept])
-        r = Correlation(NAN, NAN, NAN, len(x))
-        if len(x) - len(labels) >= FEWEST_WITHIN:
-            counts = resamples(len(x), seed, _RESAMPLES)
-            r = with_interval(partial(pearson, x, y, groups=numbers), counts)
-        rows.append((name, target, grouping, len(labels), r.n, r.value, r.low, r.high))
-    return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "n", "pearson", "pearson_low", "pearson_high"])
+        within, known = partial(pearson, x, y, groups=numbers), _labels(table, units)[kept]
+        r = _interval(within, known) if len(x) - len(labels) >= FEWEST_WITHIN else _NOTHING
+        rows.append((name, target, grouping, len(labels), len(x), len(np.unique(known)), *r))
+    ends = ["pearson", "pearson_low", "pearson_high"]
+    return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "n", "units", *ends])
+
+
+def _interval(coefficient: Coefficient, units: NDArray[np.object_]) -> tuple[float, float, float]:
+    """Return a correlation with its interval over units."""
+    found = clustered("", coefficient, units, fisher=True, fewest=FEWEST_DESCRIBED)
+    return found.value, found.low, found.high
+
+
+def _labels(table: pd.DataFrame, units: pd.Series | None) -> NDArray[np.object_]:
+    return np.asarray(np.arange(len(table)) if units is None else units.to_numpy(), dtype=object).astype(str)
 
 
 def _finite(table: pd.DataFrame, x: str, y: str) -> NDArray[np.bool_]:

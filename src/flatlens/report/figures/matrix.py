@@ -41,7 +41,7 @@ def scatter_matrix(result: StudyResult) -> Figure:
         title="Everything against everything",
         caption="Below the diagonal one mark a network; with a mouse, drag a rectangle in any panel to follow its "
         "networks through all of them, double-click to let go. On the diagonal each quantity's histogram. Above it "
-        "Pearson's r and Kendall's τ with 95% bootstrap intervals, orange where both rise together, blue where one "
+        "Pearson's r and Kendall's τ with 95% intervals, orange where both rise together, blue where one "
         f"falls; the stronger the tint the larger |r|. {EXCLUDED_HOLLOW}",
         data=data,
         whole=drawing,
