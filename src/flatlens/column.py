@@ -32,7 +32,7 @@ class Column:
 
     measure: str  #: with its options: "local_volume(top_k=3)"; the bound whose side it is; the first part of a setting
     part: str = ""  #: behind the first dot; ends with "lhs" or "rhs" for a side of a bound
-    transform: str = ""  #: of the weights, before the measurement; empty for the weights as they were
+    transform: str = ""  #: transform of the weights before the measurement; empty for the weights as they were
     rule: str = ""  #: for the covering radius in a side of a bound; empty for "exact"
     layer: str | None = None  #: None for the network's answer
 

@@ -112,7 +112,7 @@ class Worst:
     spectral: float  #: delta^2 ||W||_F^2 lmax(H) / 2
     dip: float  #: the part of a negative smallest eigenvalue in the uniform term
     expansion: Expansion
-    assumptions: tuple[Assumption, ...]  #: of both theorems
+    assumptions: tuple[Assumption, ...]  #: those of both theorems
     semidefinite: Assumption
 
     @property

@@ -27,12 +27,12 @@ class Agreement:
     """The agreement of rankings."""
 
     overall: Statistic  #: Kendall's W of all counted measures
-    surviving: Statistic  #: of the measures that both rescalings of the weights leave unchanged
+    surviving: Statistic  #: the same for the measures that both rescalings of the weights leave unchanged
     counted: list[str]  #: the measures that are counted
     left_out: Mapping[str, str]  #: the other measures, with the reason
     taus: pd.DataFrame  #: Kendall's tau-b of each two measures that rank all networks; NaN if one ties them all
     gap: pd.DataFrame  #: measure, tau (with the generalisation gap), p; empty without held-out data
-    remarks: tuple[str, ...]  #: what the numbers allow to conclude, in words
+    remarks: tuple[str, ...]  #: conclusions from the numbers, in words
 
 
 def agreement(

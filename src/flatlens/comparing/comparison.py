@@ -36,7 +36,7 @@ class Comparison(Result):
 
     reports: Mapping[str, Report]  #: by network, with layers, parts and samples
     measures: Mapping[str, Measure]  #: the ranked measures, by the name of their row
-    notes: tuple[str, ...] = ()  #: what differs between the networks beside their weights
+    notes: tuple[str, ...] = ()  #: differences between the networks beside their weights
 
     @cached_property
     def about(self) -> dict[str, Any]:  # type: ignore[override]  # it cannot be set

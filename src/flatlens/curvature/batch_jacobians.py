@@ -30,7 +30,7 @@ class JacobianNorm:
     """The largest norm over the batches, found by Lanczos."""
 
     value: float
-    residual: float  #: of the value: an eigenvalue of J J^T has a root within about this of it
+    residual: float  #: residual of the value: an eigenvalue of J J^T has a root within about this of it
     exact: bool
     products: int
 

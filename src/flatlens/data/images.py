@@ -17,4 +17,4 @@ class Images:
     test_pixels: Tensor
     test_labels: Tensor
     classes: int
-    source: str  #: where the images are from, as a sentence begins
+    source: str  #: origin of the images, as the beginning of a sentence

@@ -16,16 +16,16 @@ class ImageSet:
     classes: int
     train: int  #: training images in all
     test: int
-    folder: str  #: of the original files, under the root
+    folder: str  #: folder of the original files, under the root
     train_files: tuple[str, ...]
     test_files: tuple[str, ...]
     repository: str  #: on the Hugging Face hub
-    hub_folder: str  #: of the parquet files, in the repository
+    hub_folder: str  #: folder of the parquet files, in the repository
     image_column: str
     label_column: str
     archive: str = ""  #: holds the folder, unpacked or not
     label_bytes: int = 1  #: before each image of a CIFAR file; the last one is the label
-    md5: Mapping[str, str] = field(default_factory=dict, hash=False)  #: of the original files; IDX ones uncompressed
+    md5: Mapping[str, str] = field(default_factory=dict, hash=False)  #: checksums; of IDX files uncompressed
 
 
 IDX_TRAIN = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")

@@ -34,13 +34,13 @@ class Preparation:
     1.5
     """
 
-    train: int | None = None  #: how many training images; None: all of them
+    train: int | None = None  #: number of training images; None: all of them
     test: int | None = None
     classes: tuple[int, ...] | None = None  #: keep these alone, relabelled 0, 1, ... in this order
-    order: Literal["random", "first"] = "random"  #: which ones: drawn by `seed`, or the first in the file
+    order: Literal["random", "first"] = "random"  #: drawn by `seed`, or the first in the file
     seed: int = 0
     standardise: Literal["component", "channel", "none"] = "channel"
-    statistics: Literal["used", "all"] = "used"  #: of the training images used, or of all that the set has
+    statistics: Literal["used", "all"] = "used"  #: those of the training images used, or of all that the set has
     scale: float = 1.0  #: the inputs are multiplied by this at the end
     flat: bool = False  #: each image as one row, (n, channels * rows * columns)
 

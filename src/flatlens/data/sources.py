@@ -64,8 +64,8 @@ class Source:
 
     data: Samples
     test: Samples | None = None
-    description: str = ""  #: what they are
-    preparation: str = ""  #: what was done to them before the network
+    description: str = ""  #: the samples, in words
+    preparation: str = ""  #: their preparation for the network
 
     def drawn(self, count: int, seed: int = 0) -> Source:
         """Return the same with `count` of the samples, drawn without replacement, in the data's order.

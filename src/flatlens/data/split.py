@@ -23,8 +23,8 @@ class Split:
     test_x: Tensor
     test_y: Tensor
     classes: int  #: labels are 0 to classes - 1; 0 says that this is a regression
-    description: str = ""  #: what was done to the data, in a sentence
-    distribution: Distribution | None = None  #: what the inputs were drawn from, independently, where it is known
+    description: str = ""  #: preparation of the data, in a sentence
+    distribution: Distribution | None = None  #: law from which the inputs were drawn independently, if it is known
     target: Target | None = None  #: the function that made the targets, where it is known
 
     @property

@@ -40,15 +40,15 @@ class SlurmSettings:
     """
 
     jobs: int = 1
-    cores: int = 1  #: of each job
-    memory: str = "2GiB"  #: of each job
+    cores: int = 1  #: cores of each job
+    memory: str = "2GiB"  #: memory of each job
     walltime: str = "01:00:00"
     queue: str | None = None  #: the partition
     account: str | None = None
     directives: tuple[str, ...] = ()  #: more #SBATCH lines: "--constraint=avx512"
     before: tuple[str, ...] = ()  #: shell lines before the workers start: "module load python"
     python: str | None = None  #: the interpreter on the nodes; this one by default
-    interface: str | None = None  #: of the network that the nodes and this machine share: "ib0"
+    interface: str | None = None  #: interface of the network that the nodes and this machine share: "ib0"
     host: str | None = None  #: this machine's address in it
     logs: str | None = None  #: a folder for the jobs' output, which goes nowhere by default
 

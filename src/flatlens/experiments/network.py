@@ -33,7 +33,7 @@ class ComputeInto:
 
     store: Store
     tell: bool = False  #: whether it notes in the folder how far the training is, for who watches
-    together: int = 1  #: how many of a pack are trained in a stack at a time; 1: each alone
+    together: int = 1  #: number of networks of a pack that are trained in a stack at a time; 1: each alone
 
     def __call__(self, settings: NetworkSettings) -> None:
         """Compute a network, unless it is stored already, by a worker that died later or by another process."""

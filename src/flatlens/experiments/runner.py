@@ -82,7 +82,7 @@ class _Hands:
     executor: Executor
     at_once: float
     losses: int
-    ours: bool  #: of our own, a death is the end of one pack alone
+    ours: bool  #: whether the processes are our own: then a death ends one pack alone
 
 
 @contextmanager

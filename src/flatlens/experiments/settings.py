@@ -51,8 +51,8 @@ class NetworkSettings:
     measures: tuple[str, ...]
     bounds: tuple[str, ...] = ()  #: inequalities whose sides are kept as well: "mls_chain.lhs", "mls_chain.rhs"
     moved: tuple[str, ...] = ()  #: transforms after which all is measured once more: "relative_flatness@layerwise"
-    samples: int | None = None  #: of the training samples, drawn by the data's seed; all by default, and for the risk
-    followed: Followed | None = None  #: what is measured in the course of training
+    samples: int | None = None  #: number for measuring, drawn by the data's seed; all by default, and for the risk
+    followed: Followed | None = None  #: measures in the course of training
 
     def __post_init__(self) -> None:
         for name in self.bounds:

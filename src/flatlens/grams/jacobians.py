@@ -61,7 +61,7 @@ class ChunkJacobians:
     saved: Saved
     explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
     C: Tensor  #: output Hessians, (n, N, N)
-    needs: frozenset[str]  #: what measures will read
+    needs: frozenset[str]  #: quantities that measures will read
     convex: bool = False  #: whether C is known to have no negative eigenvalue
 
     def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:

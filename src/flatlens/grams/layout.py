@@ -93,7 +93,7 @@ _GRAM_BYTES = 2 * 5 * 8
 class Layout:
     """The plan of a pass over one network."""
 
-    structure: Structure  #: what the graph proves
+    structure: Structure  #: facts that the graph proves
     weights: dict[str, Weight]  #: weights of linear layers, in execution order
     outside: dict[str, Weight]  #: weights of products outside layers, by parameter
     small_parameters: tuple[str, ...]  #: parameters that act entry by entry

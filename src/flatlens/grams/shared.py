@@ -36,7 +36,7 @@ class SharedJacobian:
     """Features of a slice of samples, (n', g, m, P); None if J is df/dW."""
     weight: WeightMatrix
     C: Tensor  #: output Hessians, (n, N, N)
-    wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: what will be read; it is computed in one loop
+    wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: quantities that will be read; one loop computes them
     convex: bool = False  #: whether C is known to have no negative eigenvalue
 
     @cached_property

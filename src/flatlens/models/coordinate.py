@@ -17,7 +17,7 @@ from flatlens.models.mlp import dense
 from flatlens.training import Adam, Training, train
 
 Start: TypeAlias = Literal["high", "low"]
-PERIODS = 3  #: of sin(6 pi x) between 0 and 1
+PERIODS = 3  #: number of periods of sin(6 pi x) between 0 and 1
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class CoordinateNet:
     width: int = 256
     seed: int = 0
     spread: float = 0.05  #: s of the Gaussian activation
-    low_std: float = 0.035  #: of the weights, at the Gaussian's low start
-    steps: int = 2000  #: of the pre-training, at ReLU's high start
+    low_std: float = 0.035  #: standard deviation of the weights, at the Gaussian's low start
+    steps: int = 2000  #: steps of the pre-training, at ReLU's high start
     points: int = 256
     lr: float = 1e-4
 

@@ -26,7 +26,7 @@ class ImagePreparation:
 
     convert: Callable[[Image], Tensor]  #: to (channels, rows, columns)
     description: str
-    mode: str = "RGB"  #: what Pillow calls the channels it reads
+    mode: str = "RGB"  #: Pillow's name of the channels that it reads
     labels: Mapping[str, int] = field(default_factory=dict)  #: the network's own, by the classes' names
 
 

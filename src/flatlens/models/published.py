@@ -23,7 +23,7 @@ class Published:
     name: str  #: "timm:vit_tiny_patch16_224"
     weights: Literal["trained", "random"] = "trained"
     sigmoid: bool = False
-    seed: int = 0  #: of random weights
+    seed: int = 0  #: seed of random weights
 
     def __post_init__(self) -> None:
         require_known("Published(weights=...)", self.weights, ("trained", "random"))

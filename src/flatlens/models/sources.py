@@ -43,9 +43,9 @@ class Named:
     """A network that MODEL names."""
 
     network: nn.Module
-    weights: str  #: where they are from, in words
-    preparation: NetworkPreparation | None = None  #: what its makers do to images or texts
-    remark: str = ""  #: what the user has to know
+    weights: str  #: their origin, in words
+    preparation: NetworkPreparation | None = None  #: preparation of images or texts by its makers
+    remark: str = ""  #: remark that the user has to know
 
 
 def load_model(spec: str, weights: Wanted = "trained") -> Named:

@@ -39,7 +39,7 @@ class Prediction:
     than: float = 0.0
     kind: PredictionKind = "reading"
     quote: str = ""  #: the paper's own words; of a reading: the sentence that it reads, if there is one
-    reason: str = ""  #: of a reading: why we read it so
+    reason: str = ""  #: the reason why we read it so; for readings only
     headline: bool = False  #: one of the paper's main claims, one to four a paper
 
     def weigh(self, results: Results) -> Outcome:

@@ -22,7 +22,7 @@ class Crossing:
     """The first crossing of the level by the mean change."""
 
     log_sigma: float
-    stderr: float  #: of log_sigma, over the draws: the interval's half-width is 1.96 times this
+    stderr: float  #: standard error of log_sigma, over the draws: the interval's half-width is 1.96 times this
     sigmas: Tensor  #: levels tried, ascending
     changes: Tensor  #: change of each draw at each sigma, (sigmas, draws)
 

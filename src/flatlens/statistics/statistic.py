@@ -27,11 +27,11 @@ class Statistic:
     high: float = NAN  #: upper end
     p: float = NAN  #: two-sided; NaN where no test was asked for
     excluded: tuple[tuple[str, int], ...] = ()  #: (reason, number of networks); a network has one reason
-    method: str = ""  #: how the interval and p were computed
+    method: str = ""  #: the way in which the interval and p were computed
     note: str = ""  #: why undefined; what was not counted
     parts: Mapping[str, Statistic] = field(default_factory=dict)  #: the statistics that it is the mean of, by name
     units: int | None = None  #: number of independent units that the networks make; None where not known
-    unit: str = ""  #: what a unit is: "seed", "network", "architecture"
+    unit: str = ""  #: name of a unit: "seed", "network", "architecture"
     leave_one_out: tuple[float, float] = (NAN, NAN)  #: least and largest value without one of the units
     of_ranks: float = NAN  #: the same statistic of ranks, beside a Pearson correlation
     tails: Tails | None = field(default=None, compare=False, repr=False)  #: p against any number; None if no interval

@@ -44,7 +44,7 @@ class Cell:
     before: float
     after: float
     change: float  #: relative to `before`
-    stderr: float  #: of after - before
+    stderr: float  #: standard error of after - before
     unchanged: (
         bool | None
     )  #: whether before and after agree within rounding and error; None if a number is missing or unreliable

@@ -43,7 +43,7 @@ class Offer:
 class Moving:
     """The input of a move: a copy of the network, and the links where it may be moved."""
 
-    problem: Problem  #: of the original network
+    problem: Problem  #: the original network, its loss and data
     model: nn.Module  #: the copy
     links: tuple[Link, ...]
     generator: torch.Generator
@@ -66,7 +66,7 @@ class Moved:
     """The network with other weights and the same function."""
 
     transform: str
-    problem: Problem  #: of the copy: same loss, same data
+    problem: Problem  #: the copy, with the same loss and data
     difference: float  #: max |f' - f| over the data
     links: tuple[str, ...]  #: links whose features were moved, as `fc1 -> fc2`
     left: Mapping[str, str] = field(default_factory=dict)  #: layers whose features did not move, with the reason

@@ -56,8 +56,8 @@ class Link:
 class Wiring:
     """The wiring of one network: whose features can be rescaled, and whose permuted."""
 
-    scales: dict[str, Link] = field(default_factory=dict)  #: of linear layers and BatchNorms, in execution order
-    orders: dict[str, Link] = field(default_factory=dict)  #: of linear layers
+    scales: dict[str, Link] = field(default_factory=dict)  #: those of linear layers and BatchNorms, in execution order
+    orders: dict[str, Link] = field(default_factory=dict)  #: those of linear layers
     unreadable: str = ""  #: why the network cannot be read
     coupled: bool = False  #: whether BatchNorms normalise over the samples of a batch
 

@@ -37,7 +37,7 @@ class Line:
     setting: str
     figure: str
     larger: str
-    side: Side  #: of sharpness and compression, where the setting is larger
+    side: Side  #: side of sharpness and compression where the setting is larger
     quote: str
 
     @property

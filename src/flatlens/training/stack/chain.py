@@ -44,8 +44,8 @@ class Linear:
 class ForwardRecord:
     """The tensors of a forward pass that the backward pass needs, layer by layer."""
 
-    inputs: list[Tensor]  #: of each linear layer, (L, B, in)
-    graphs: list[tuple[Tensor, Tensor] | None]  #: of activations but ReLU: before and after, with a graph
+    inputs: list[Tensor]  #: one for each linear layer, (L, B, in)
+    graphs: list[tuple[Tensor, Tensor] | None]  #: values before and after other activations than ReLU
     outputs: Tensor  #: (L, B, N)
 
 
@@ -64,7 +64,7 @@ class LayerChain:
         self.singly = singly
         self.layers: list[Linear] = []
         self.size = 0  #: numbers in a row, gaps included
-        self.places: list[tuple[int, torch.Size]] = []  #: where each of `model.parameters()` begins, and its shape
+        self.places: list[tuple[int, torch.Size]] = []  #: start of each of `model.parameters()`, and its shape
         modules = list(_flat(model))
         if modules and isinstance(modules[0], nn.Flatten) and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
             modules = modules[1:]
