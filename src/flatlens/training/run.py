@@ -142,6 +142,13 @@ class TrainingRun:
         goes_on = (high and until.loss_over == "data") or not until.anything
         return not (goes_on and math.isfinite(loss)) or self.step >= min(self.next_row, self.total)
 
+    @property
+    def only_the_end_depends(self) -> bool:
+        """Return whether a look at this step only decides on the end, by this look's own loss and accuracy."""
+        until = self.settings.until
+        own = until.loss_over == "data" and until.loss_window == 1 and until.gradient_norm is None
+        return own and self.step < min(self.next_row, self.total)
+
     def judge(self, seen: list[float], last: bool) -> bool:
         """Record loss and accuracy over all data, decide on the end, and return whether a row of curves is due.
 

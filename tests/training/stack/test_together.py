@@ -1,5 +1,6 @@
 """A lane's bits are those of the network trained alone, whatever the other lanes, their number, or a kill."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from flatlens.errors import BadFolder
 from flatlens.training import SGD, Adam, Cosine, RMSProp, Steps, Training, Until, checkpoint, train
 from flatlens.training.stack import Member, train_together, trial, why_alone
 from flatlens.training.stack.chain import LayerChain
+from flatlens.training.stack.lanes import Lanes
 
 N, CLASSES = 45, 3
 ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "gelu": nn.GELU}
@@ -179,6 +181,37 @@ def test_a_run_begun_in_a_stack_is_finished_alone_and_the_other_way_round(tmp_pa
         (ended,) = train_together([one])
         assert ended.why_alone == ""
         require_same(one, ended.result, wanted, result)
+
+
+@pytest.mark.parametrize("loss", ["half_squared_error", "cross_entropy"])
+@pytest.mark.parametrize(
+    "rule", [Until(loss_below=0.05), Until(accuracy=1.0), Until(loss_below=0.1, accuracy=1.0), Until(loss_below=10.0)]
+)
+def test_a_few_samples_only_spare_looks_that_decide_nothing(loss, rule, monkeypatch):
+    spared, judge = [], Lanes.certain_to_go_on
+
+    def judged(lanes, which):
+        go_on = judge(lanes, which)
+        for row in go_on:
+            run = lanes.runs[row]
+            lanes.put_weights(row)
+            (value, right), until = run.data.look(), run.settings.until
+            assert not until.met([value], right, math.nan)
+            spared.append(run.step)
+        return go_on
+
+    monkeypatch.setattr(Lanes, "certain_to_go_on", judged)
+
+    def one(k):
+        training = Training(SGD(0.05 * (1 + k)), 5, loss=loss, max_steps=400, seed=k, until=rule, check_every=2)
+        return Member(network(k), DATA, training, TEST)
+
+    ended = {end.number: end.result for end in train_together([one(k) for k in range(4)])}
+    wanted = {k: alone(one(k)) for k in range(4)}
+    for k, result in wanted.items():
+        assert (ended[k].outcome, ended[k].steps, ended[k].loss) == (result.outcome, result.steps, result.loss)
+        assert all(torch.equal(ended[k].curves[name], curve) for name, curve in result.curves.items())
+    assert bool(spared) == (rule.loss_below != 10.0)
 
 
 def test_several_kinds_at_once_and_what_no_stack_takes():

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatlens.training.losses import accuracy
 from flatlens.training.optimisers import Stepping
@@ -19,6 +20,22 @@ from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
 
 _LOOKED_AT = 4
 """Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
+
+_HARD = 8  #: one in so many samples is tried first, to see whether a look at all could end a run
+_MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
+_ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `_MARGIN`
+_FAR_FROM_OVERFLOW = 1e15  #: of outputs: their squares are far from float32's largest number
+_AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)
+"""Activations with |a(z)| <= |z|."""
+
+
+@dataclass(frozen=True)
+class Hardest:
+    """The samples of a run that had the largest losses at its last look at all data, as they were last seen."""
+
+    samples: Tensor  #: (K,) numbers of samples
+    loss: float  #: sum of their losses, over the number of all samples; 0 where rounding may count
+    wrong: int  #: number of those in a wrong class, by more than rounding
 
 
 class Lanes:
@@ -39,6 +56,8 @@ class Lanes:
         self.state = {name: torch.zeros(rows, dtype=dtype) for name in self.update.names}
         self.targets = torch.zeros(capacity, *like.data.targets.shape, dtype=like.data.targets.dtype)
         self.order = torch.zeros(capacity, self.n, dtype=torch.int64)
+        self.hardest: dict[TrainingRun, Hardest] = {}
+        self.largest_input = float(self.x.abs().max())
         self.runs: list[TrainingRun] = []
         self.capacity, self.taken = capacity, 0  #: taken: batches of this epoch
         self._packed()
@@ -63,6 +82,7 @@ class Lanes:
     def leave(self, row: int) -> None:
         """Remove a run; the last one takes its row."""
         self.put_down(row)
+        self.hardest.pop(self.runs[row], None)
         last = len(self.runs) - 1
         for rows in (self.theta, self.targets, self.order, *self.state.values()):
             rows[row] = rows[last]
@@ -172,10 +192,79 @@ class Lanes:
             parts = torch.split(data[0].x.flatten(1), EVALUATED_TOGETHER)
             outputs = torch.cat([self.chain.outputs(views, x.expand(len(rows), *x.shape)) for x in parts], 1)
             values = self.loss.values(outputs.flatten(0, 1), torch.cat([each.targets for each in data]))
-            losses = values.view(len(rows), -1).to(torch.float64).mean(1).tolist()
+            values = values.view(len(rows), -1)
+            losses = values.to(torch.float64).mean(1).tolist()
+            if data[0] is self.runs[rows[0]].data:
+                samples = values.topk(-(-self.n // _HARD), 1).indices
+                self._remember(rows, samples, _of(outputs, samples), values.gather(1, samples))
             for row, loss, f, each in zip(rows, losses, outputs, data, strict=True):
                 found.append([loss, math.nan if asked and not asked(row, loss) else accuracy(f, each.y)])
         return found
+
+    def certain_to_go_on(self, which: Sequence[int]) -> set[int]:
+        """Return those of some lanes whose training a look at all data could not end; a few samples prove it.
+
+        These are the samples whose losses were largest at the last look. Losses are not negative, so their sum over n
+        is at most the loss over all data. It has to exceed the loss asked for, or their errors the share allowed, by
+        more than rounding; and the weights have to be so small that no output can overflow. Lanes whose samples proved
+        nothing the last time are not tried.
+        """
+        which = [row for row in which if self._proves(self.runs[row])]
+        which = [row for row, bounded in zip(which, self._bounded(which), strict=True) if bounded]
+        if not which:
+            return set()
+        all_lanes = which == list(range(len(self.runs)))
+        views = self.views if all_lanes else self.chain.views(self.theta[which])
+        samples = torch.stack([self.hardest[self.runs[row]].samples for row in which])
+        x = self.x.index_select(0, samples.flatten()).view(*samples.shape, -1)
+        outputs = self.chain.outputs(views, x)
+        targets = _of(self.targets[: len(which)] if all_lanes else self.targets[which], samples)
+        values = self.loss.values(outputs.flatten(0, 1), targets.flatten(0, 1)).view(samples.shape)
+        self._remember(which, samples, outputs, values)
+        return {row for row in which if self._proves(self.runs[row])}
+
+    def _proves(self, run: TrainingRun) -> bool:
+        """Return whether the run's hardest samples alone, as last seen, show that it goes on."""
+        until, seen = run.settings.until, self.hardest.get(run)
+        if seen is None:
+            return False
+        high = until.loss_below is not None and seen.loss > until.loss_below * (1 + _MARGIN)
+        few = until.accuracy is not None and self.n - seen.wrong < self.n * until.accuracy - _MARGIN
+        return high or few or not until.anything
+
+    def _remember(self, rows: Sequence[int], samples: Tensor, outputs: Tensor, values: Tensor) -> None:
+        """Keep what the lanes' hardest samples (R, K) show; outputs are (R, K, N), losses (R, K)."""
+        runs = [self.runs[row] for row in rows]
+        size = outputs.abs().amax((1, 2))
+        total = values.to(torch.float64).sum(1)
+        exact = total > samples.shape[1] * _ROUNDING * (1 + size * size)
+        sums: list[float] = total.where(exact, 0.0).div_(self.n).tolist()
+        wrong: list[int] = [0] * len(runs)
+        if any(run.settings.until.accuracy is not None for run in runs):
+            labels = torch.stack([run.data.y for run in runs]).gather(1, samples).long()[..., None]
+            behind = outputs.amax(2) - outputs.gather(2, labels)[..., 0]
+            wrong = (behind > _MARGIN * size[:, None]).sum(1).tolist()
+        for run, own, loss, errors in zip(runs, samples, sums, wrong, strict=True):
+            self.hardest[run] = Hardest(own, loss, errors)
+
+    def _bounded(self, which: Sequence[int]) -> list[bool]:
+        """Return for each lane whether its outputs are far from overflow, whatever the sample."""
+        if not which or not all(
+            isinstance(a, _AT_MOST_ITS_INPUT) for one in self.chain.layers for a in one.activations
+        ):
+            return [False] * len(which)
+        found = []
+        for size in self.theta[which].abs().amax(1).tolist():
+            bound = self.largest_input
+            for layer in self.chain.layers:
+                bound = size * (layer.inputs * bound + 1)
+            found.append(bound < _FAR_FROM_OVERFLOW)
+        return found
+
+
+def _of(rows: Tensor, samples: Tensor) -> Tensor:
+    """Return the rows (R, n, N) of each lane's samples (R, K)."""
+    return rows.gather(1, samples[..., None].expand(-1, -1, rows.shape[2]))
 
 
 def stepping(run: TrainingRun) -> Stepping:

@@ -95,6 +95,7 @@ class _Together:
         self.inside: dict[TrainingRun, _Lane] = {}
         self.kind: Hashable = None
         self.lanes: Lanes | None = None
+        self.visited = time.monotonic()  #: when every lane was asked whether its checkpoint is old
         self.clock = 0.0  #: seconds of stepping, each over the lanes there were
 
     def go(self) -> Iterator[Ended]:
@@ -173,11 +174,19 @@ class _Together:
         last = lanes.last
         with torch.inference_mode(False), torch.no_grad():
             lanes.step()
-            failed = self._tell_watchers(lanes)
-            self._look(lanes, last)
+            failed = self._tell_watchers(lanes) if any(run.watch is not None for run in lanes.runs) else {}
+            due = [row for row, run in enumerate(lanes.runs) if run.must_look(last)]
+            if due:
+                self._look(lanes, due, last)
+            if last:
+                for run in lanes.runs:
+                    run.epoch_loss = [0.0, 0.0]
         self.clock += (time.perf_counter() - start) / len(lanes.runs)
         now = time.monotonic()
-        for row in reversed(range(len(lanes.runs))):
+        every_lane = bool(failed) or now - self.visited > checkpoint.INTERVAL / 10
+        if every_lane:
+            self.visited = now
+        for row in reversed(range(len(lanes.runs)) if every_lane else due):  # no other can have ended
             run = lanes.runs[row]
             lane, error = self.inside[run], failed.get(run)
             if lane.member.progress is not None and run.is_check_point:
@@ -211,10 +220,11 @@ class _Together:
                 failed[run] = error
         return failed
 
-    def _look(self, lanes: Lanes, last: bool) -> None:
-        """Evaluate the runs at a check point, on held-out data, too, where a row of the curves is due."""
+    def _look(self, lanes: Lanes, due: list[int], last: bool) -> None:
+        """Evaluate the runs that are due, on held-out data, too, where a row of the curves is due."""
         runs = lanes.runs
-        due = [row for row, run in enumerate(runs) if run.must_look(last)]
+        go_on = lanes.certain_to_go_on([row for row in due if runs[row].only_the_end_depends])
+        due = [row for row in due if row not in go_on]
         looks = lanes.looks(due, [runs[row].data for row in due], lambda row, loss: runs[row].asks_accuracy(loss))
         rows = []
         for row, look in zip(due, looks, strict=True):
@@ -227,9 +237,6 @@ class _Together:
         seen = dict(zip(held_out, lanes.looks(list(held_out), list(held_out.values())), strict=True))
         for row in rows:
             runs[row].write_row(seen.get(row, [math.nan, math.nan]))
-        if last:
-            for run in runs:
-                run.epoch_loss = [0.0, 0.0]
 
 
 def _begun(number: int, member: Member) -> _Lane:
