@@ -9,7 +9,7 @@ from flatlens.distributions import RULES
 from flatlens.experiments.network import compute
 from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.beyond import THEOREM_BOUND, VACUOUS, enough, most_samples, sides
+from flatlens.papers.beyond import THEOREM_BOUND, VACUOUS, decay, enough, most_samples, sides
 from flatlens.papers.experiment import SCALES
 from flatlens.problem import Problem
 
@@ -57,6 +57,14 @@ def test_the_tables_of_all_laws(x19):
     largest = most_samples("circle")(x19.results)
     assert set(largest["train"]) == {40}
     assert (largest["wide"] == widest("circle")).all()
+
+
+def test_the_rate_is_a_slope_in_logarithms_less_one_over_d(x19):
+    table = sides("sphere")(x19.results)
+    few, many = (table[table["train"] == n].sort_values("unit")["exact"].to_numpy() for n in (10, 40))
+    steps = np.log(np.log(40) / 40) - np.log(np.log(10) / 10)
+    found = decay("sphere")(x19.results).sort_values("unit")["slope less 1/d"]
+    assert found.to_numpy() == pytest.approx(np.log(many / few) / steps - 1 / 2)
 
 
 def test_figures_have_their_data(x19):

@@ -22,7 +22,7 @@ def test_figures_have_a_panel_for_each_quantity_and_regulariser(smoke_of):
     assert bars.groupby(["panel", "x"]).size().eq(3).all()
     means = bars["panel"] == "mean over all kinds"
     assert bars.loc[means, "y"].between(-1, 1).all()
-    assert bars.loc[~means, "y"].isna().all()  # of three networks there is no r worth a number
+    assert bars.loc[~means, "low"].isna().all()  # of three networks there is no interval
 
 
 @pytest.mark.xdist_group("X13")
@@ -72,11 +72,13 @@ def test_the_published_settings_of_the_jacobians():
 @pytest.mark.xdist_group("X9")
 def test_without_strength_they_are_one_training(smoke_of):
     table = regularised_networks("label_smoothing", "augmentation", "sam")(smoke_of("X9")[1].results)
-    unregularised = table[table["strength"] == 0].groupby("kind")
-    assert len(unregularised) == 4
+    unregularised = table[table["strength"] == 0]
+    assert unregularised["kind"].nunique() == 4
+    # moved images lie otherwise in memory, and round otherwise, which training with BatchNorm amplifies
+    alike = unregularised[(unregularised["regulariser"] != "augmentation") | ~unregularised["batchnorm"].astype(bool)]
     for column in (ABSOLUTE, JACOBIAN, "loss"):
-        spread = unregularised[column].max() / unregularised[column].min() - 1
-        assert (spread < 1e-3).all()  # images that might have been moved lie otherwise in memory, and round otherwise
+        values = alike.groupby("kind")[column]
+        assert (values.max() / values.min() - 1 < 1e-3).all()
     regularised = table[table["strength"] > 0].groupby(["kind", "regulariser"])
     assert (regularised["loss"].nunique() == 2).all()
     smoothed = table[table["regulariser"] == "label_smoothing"].set_index("strength")
@@ -84,6 +86,14 @@ def test_without_strength_they_are_one_training(smoke_of):
         entropies = [_entropy(alpha, classes) for alpha in (0.25, 0.5)]
         losses = smoothed.loc[smoothed["kind"] == kind, "loss"].loc[[0.25, 0.5]]
         assert (losses >= entropies).all()  # smoothing counts in the loss
+
+
+@pytest.mark.xdist_group("X9")
+def test_networks_that_never_trained_are_marked(smoke_of):
+    table = regularised_networks(*REGULARISERS)(smoke_of("X9")[1].results)
+    least = np.where(table["kind"].str.startswith("resnet18"), 0.1 + 0.1 * 0.9, 0.5 + 0.1 * 0.5)
+    assert (table["left out"].ne("") == table["accuracy"].lt(least)).all()
+    assert table["left out"].eq("").any()
 
 
 def _entropy(alpha, classes):

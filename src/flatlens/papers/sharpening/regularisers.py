@@ -15,6 +15,7 @@ from flatlens.papers.evidence import Table, reached
 from flatlens.papers.experiment import Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.sharpening.section6 import MEASURED_QUANTITIES, Trained, kinds
+from flatlens.papers.units import marked_untrained
 from flatlens.training import SAM, Mixup
 
 Strengths: TypeAlias = Mapping[Scale, tuple[float, ...]]
@@ -62,7 +63,7 @@ def _study(trained: Trained, name: str, scale: Scale) -> Study:
         "sam": {"ascent": SAM(0.0)},
     }
     base, one = trained.settings(), REGULARISERS[name]
-    seeds = {"smoke": 1, "laptop": 2, "paper": 5}[scale]
+    seeds = {"smoke": 1, "laptop": 6, "paper": 5}[scale]
     axes = (
         Axis("batchnorm", (True, False)),
         Axis("lr", trained.lrs),
@@ -78,14 +79,18 @@ SAME_EXCEPT_STRENGTH = ("kind", "lr", "seed")
 
 
 def regularised_networks(*names: str) -> Table:
-    """Return the networks of these regularisers that reached the end, with kind, regulariser, strength, case."""
+    """Return the networks of these regularisers that reached the end, with kind, regulariser, strength, case.
+
+    Those that never trained are marked, and left out of every statistic.
+    """
 
     def found(results: Results) -> pd.DataFrame:
         parts = []
         for study in results:
             network, _, name = study.partition(".")
             if name in names:
-                table = reached(study)(results)
+                classes = results[study].settings["base"]["model"]["classes"]
+                table = marked_untrained(reached(study)(results), 1 / classes)
                 kind = network + np.where(table["batchnorm"], "_bn", "")
                 strength = table[REGULARISERS[name].setting]
                 parts.append(table.assign(kind=kind, regulariser=name, strength=strength, **{CASE: f"{name} " + kind}))

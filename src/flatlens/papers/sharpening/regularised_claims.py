@@ -1,0 +1,237 @@
+"""The claims of X9: what section 6 and B.3 say of regularised networks. A case is a kind under one regulariser."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from flatlens.papers.cases import across, alike, by_part, first_step, in_each_case, margin, mean
+from flatlens.papers.contrasts import mean_of, unchanged
+from flatlens.papers.evidence import Evidence, Table, along, where
+from flatlens.papers.predictions import Prediction, Results, Side
+from flatlens.papers.remarks import WEAK
+from flatlens.papers.sharpening.regularisers import (
+    REGULARISERS,
+    SAME_EXCEPT_STRENGTH,
+    Regulariser,
+    regularised_networks,
+)
+from flatlens.papers.sharpening.section6 import ABSOLUTE, BATCH_JACOBIAN, GGN_NORM, JACOBIAN, SHARPNESS
+
+_SIMILAR = 0.2
+"""Largest distance of two "very similar" norms, in logarithms: a fifth."""
+ALMOST_ALWAYS = 0.9
+_MARGIN = "mean over cases of Pearson r with the gap, Jacobian's less sharpness's"
+
+_IN_ALL_CASES = "In all cases, the model Jacobian is correlated with the generalisation gap"
+_CONSISTENTLY = (
+    "empirical Jacobian norm consistently correlates better with generalisation than does sharpness for all "
+    "regularisation measures we studied"
+)
+_AT_LEAST_INITIALLY = (
+    "while Jacobian norm is regularised at least initially across all techniques, only in SAM is sharpness regularised"
+)
+_DECORRELATION = (
+    "the decorrelation between Jacobian and generalisation for Mixup and Data Aug as x-axis parameter is increased is "
+    "to be expected"
+)
+_INCREASE = (
+    "the gradual increase in Jacobian norm for mixup and data augmentation as the *x*-axis parameter is increased"
+)
+_SUPERIOR = (
+    "revealing in all cases the superior correlation of Jacobian norm and generalisation when compared with loss "
+    "sharpness"
+)
+_FORCES = (
+    "forcing the Hessian to be sufficiently small likewise appears to force the Jacobian to be smaller (see the SAM "
+    "plots)"
+)
+_OTHERS = (
+    "the Hessian is also influenced by other factors and can be large even without the Jacobian being large (see other "
+    "plots)"
+)
+_MUCH_BETTER = (
+    "The norm of the input-output Jacobian is much better correlated with the generalisation gap than that of the "
+    "Hessian"
+)
+_HAND_IN_HAND = (
+    "whenever loss sharpness *does* correlate with generalisation, this correlation tends to go hand-in-hand with "
+    "smaller Jacobian norm"
+)
+_VERY_SIMILAR = "the norm of the Gauss-Newton matrix is (almost) always very similar to that of Hessian"
+_NEGLIGIBLE = "this difference was observed to have negligible effect on the Jacobian norm"
+
+
+def _alike(table: Table) -> Table:
+    """Return the table with a column that is 1 where the two matrices' norms are very similar, else 0."""
+
+    def found(results: Results) -> pd.DataFrame:
+        kept = table(results)
+        apart = (kept[GGN_NORM].astype(float) / kept[SHARPNESS].astype(float)).map(np.log).abs()
+        return kept.assign(**{"norms a fifth apart at most": (apart < _SIMILAR).astype(float).where(apart.notna())})
+
+    return found
+
+
+def _claim(name: str, says: str, source: str, found: Evidence, quote: str, side: Side = "above") -> Prediction:
+    return Prediction(name, says, f"sharpening {source}", found, side, kind="claim", quote=quote)
+
+
+def x9_predictions() -> tuple[Prediction, ...]:
+    """Return the claims of section 6 and B.3 about regularised networks."""
+    predictions = [prediction for name, one in REGULARISERS.items() for prediction in _predictions_of(name, one)]
+    every = regularised_networks(*REGULARISERS)
+    # ResNet-18 with BatchNorm; on CIFAR-10 if there are several data sets
+    of_fig5 = where(every, lambda t: t["kind"].isin(["resnet18_bn", "resnet18_cifar10_bn"]))
+    others = regularised_networks(*(name for name, one in REGULARISERS.items() if not one.flattens))
+    superior = [(JACOBIAN, ABSOLUTE), (SHARPNESS, ABSOLUTE)]
+    return (
+        replace(
+            _claim(
+                "jacobian.in_all_cases",
+                "In all cases the correlation of the Jacobian norm with the gap is superior to that of sharpness.",
+                "section 1, 4th contribution",
+                in_each_case(every, superior, "Fisher's z with the gap, Jacobian's less sharpness's"),
+                _SUPERIOR,
+            ),
+            headline=True,
+        ),
+        *predictions,
+        _claim(
+            "fig5.better",
+            "ResNet-18 with BatchNorm: the Jacobian norm correlates better with the gap than sharpness does, in the "
+            "mean of the four regularisers.",
+            "Fig. 5",
+            across(of_fig5, superior, margin, _MARGIN),
+            _MUCH_BETTER,
+        ),
+        _claim(
+            "sam.forces_the_jacobian",
+            "SAM: forcing the Hessian to be small forces the Jacobian to be small: their norms correlate, in the mean "
+            "of the cases.",
+            "B.3 (ii)",
+            across(regularised_networks("sam"), [(SHARPNESS, JACOBIAN)], mean, "mean over cases of Pearson r of both"),
+            _FORCES,
+        ),
+        _claim(
+            "hessian.hand_in_hand",
+            "Whenever sharpness correlates with the gap, it goes hand in hand with the Jacobian norm: both "
+            "correlations are high in the same cases.",
+            "section 6",
+            across(
+                every,
+                [(SHARPNESS, ABSOLUTE), (SHARPNESS, JACOBIAN)],
+                alike,
+                "Pearson r over cases of r(sharpness, gap) and r(sharpness, Jacobian)",
+            ),
+            _HAND_IN_HAND,
+        ),
+        _claim(
+            "hessian.other_factors",
+            "The Hessian can be large without the Jacobian being large: under some regulariser other than SAM the "
+            "sharper networks of some kind have the smaller Jacobian norms.",
+            "B.3 (ii)",
+            in_each_case(others, [(SHARPNESS, JACOBIAN)], "Pearson r of sharpness and Jacobian", "some", "below"),
+            _OTHERS,
+            "below",
+        ),
+        Prediction(
+            "gauss_newton",
+            "The norm of the Gauss-Newton matrix is (almost) always very similar to that of the Hessian: a fifth apart "
+            f"at most in more than {ALMOST_ALWAYS:.0%} of the networks.",
+            "sharpening B.3",
+            mean_of(_alike(every), "norms a fifth apart at most"),
+            "above",
+            ALMOST_ALWAYS,
+            kind="reading",
+            quote=_VERY_SIMILAR,
+            reason="How similar, and how often, is not said: a fifth, in nine of ten.",
+        ),
+        Prediction(
+            "batchnorm.mode",
+            "BatchNorm in train mode in place of eval mode changes the Jacobian norm by less than a fifth.",
+            "sharpening B.3",
+            unchanged(where(every, lambda t: t["batchnorm"].astype(bool)), JACOBIAN, BATCH_JACOBIAN),
+            "below",
+            _SIMILAR,
+            kind="reading",
+            quote=_NEGLIGIBLE,
+            reason="How small is negligible is not said: a fifth, as for norms that are very similar.",
+        ),
+    )
+
+
+def _predictions_of(name: str, one: Regulariser) -> list[Prediction]:
+    """Return what is claimed of each regulariser."""
+    table, title = regularised_networks(name), f"{one.title[0].upper()}{one.title[1:]}"
+    pair = (JACOBIAN, ABSOLUTE)
+    falls = along(table, "strength", SHARPNESS, SAME_EXCEPT_STRENGTH)
+    predictions = [
+        _claim(
+            f"{name}.jacobian_and_gap",
+            f"{title}: in all cases the Jacobian norm correlates with the gap.",
+            "B.3 (i)",
+            in_each_case(table, [pair], "Pearson r of the Jacobian norm and the gap"),
+            _IN_ALL_CASES,
+        ),
+        _claim(
+            f"{name}.better_than_sharpness",
+            f"{title}: the Jacobian norm correlates better with the gap than sharpness does, in the mean of the kinds.",
+            "section 6",
+            across(table, [pair, (SHARPNESS, ABSOLUTE)], margin, _MARGIN),
+            _CONSISTENTLY,
+        ),
+        _claim(
+            f"{name}.jacobian",
+            f"{title} regularises the Jacobian at least initially: its norm falls from no regularisation to the "
+            "weakest.",
+            "section 6",
+            first_step(table, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
+            _AT_LEAST_INITIALLY,
+            "below",
+        ),
+        _claim(
+            f"{name}.sharpness", f"{title} regularises the sharpness.", "section 6", falls, _AT_LEAST_INITIALLY, "below"
+        )
+        if one.flattens
+        else Prediction(
+            f"{name}.sharpness",
+            f"{title} does not regularise the sharpness, as only SAM does: no fall with {one.symbol}, tau above "
+            f"{-WEAK:g}.",
+            "sharpening section 6",
+            falls,
+            "above",
+            -WEAK,
+            kind="reading",
+            quote=_AT_LEAST_INITIALLY,
+            reason="That a number does not fall cannot be shown but with a margin, which the text does not give.",
+        ),
+    ]
+    if not one.impure:
+        return predictions
+    beyond = where(table, lambda t: t["strength"] > 0)
+    return [
+        *predictions,
+        _claim(
+            f"{name}.decorrelates",
+            f"{title}: the Jacobian norm and the gap decorrelate as {one.symbol} increases: their r is smaller beyond "
+            "the weakest than with the unregularised networks, in the mean of the kinds.",
+            "Fig. 5",
+            by_part(
+                table, lambda t: t["strength"] > 0, *pair,
+                "mean over cases of Pearson r of Jacobian and gap: beyond the weakest less that of all",
+            ),
+            _DECORRELATION,
+            "below",
+        ),
+        _claim(
+            f"{name}.jacobian_comes_back",
+            f"{title}: beyond the weakest, the Jacobian norm on the pure samples gradually increases with "
+            f"{one.symbol}.",
+            "section 6, Fig. 5",
+            along(beyond, "strength", JACOBIAN, SAME_EXCEPT_STRENGTH),
+            _INCREASE,
+        ),
+    ]  # fmt: skip
