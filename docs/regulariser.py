@@ -18,7 +18,7 @@ def table() -> str:
     result = json.loads(RESULTS.read_text())
     prices = result["prices"][NETWORK]["seconds_of_10_steps"]
     heads = [f"{what}, {loss}" for loss in LOSSES.values() for what in ("rel. flatness", "gap", "accuracy")]
-    lines = [f"| | {' | '.join(heads)} | price of a step |", f"|---{'|---' * (len(heads) + 1)}|"]
+    lines = [f"| | {' | '.join(heads)} | cost of a step |", f"|---{'|---' * (len(heads) + 1)}|"]
     for way in result["gains"]["cross_entropy"]:
         cells = [_cell(result["gains"][loss][way][name], form) for loss in LOSSES for name, form in COLUMNS.items()]
         price = f"{prices[way]['ratio']:.1f}" if way in prices else ""

@@ -53,7 +53,7 @@ def locally_constant_labels(networks: Networks) -> Quantity:
     return Quantity(
         f"`{name}`",
         net.name,
-        "the mean, `.worst` beside it",
+        "the mean; `.worst` is given, too",
         "The definition is about all directions; random draws are some of them. At the default, δ = 0.1, it is 0 here.",
         rows,
     )

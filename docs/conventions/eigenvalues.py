@@ -126,7 +126,7 @@ def layer_sharpness(networks: Networks) -> Quantity:
     return Quantity(
         "`layer_sharpness`",
         net.name,
-        "each layer's weight alone; the sum, with the maximum and κ beside it",
+        "each layer's weight alone; the sum; the maximum and κ are given, too",
         "κ survives a layer-wise rescaling, the plain eigenvalue does not.",
         rows,
     )

@@ -55,7 +55,7 @@ def relative_flatness(networks: Networks) -> Quantity:
     return Quantity(
         "`relative_flatness`",
         net.name,
-        "Definition 3 to the letter: last linear layer, weights alone, traces not divided, no weight decay",
+        "Definition 3 exactly: last linear layer, weights alone, traces not divided, no weight decay",
         "The sum over pairs of rows is not ‖W‖² Tr H. With the standard deviation it survives a rescaling of single "
         "neurons; with the variance, as printed, it does not.",
         rows,
@@ -75,7 +75,7 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
     return Quantity(
         "`relative_flatness_ggn`",
         net.name,
-        "each under its own name",
+        "the Gauss-Newton part and the whole have two names",
         "They are equal in the last layer, in ReLU networks and at interpolation, and differ elsewhere below a "
         "smooth activation.",
         rows,
@@ -103,7 +103,7 @@ def kappa_trace(networks: Networks) -> Quantity:
     return Quantity(
         "`kappa_trace`",
         net.name,
-        "the sum over layers, the trace not divided; `.max` and every layer beside it",
+        "the sum over layers, the trace not divided; `.max` and every layer are given, too",
         "A single layer is a choice, so it has to be named.",
         rows,
     )
@@ -124,7 +124,7 @@ def neuron_flatness(networks: Networks) -> Quantity:
     return Quantity(
         "`neuron_flatness`, `neuron_flatness_ggn`",
         net.name,
-        "the sum; `.max` and all columns beside it",
+        "the sum; `.max` and all columns are given, too",
         f"In a ReLU network the Gauss-Newton part is the whole value; on `tanh` the whole is {parted:.4g} times as "
         f"large.",
         rows,

@@ -32,7 +32,7 @@ def mls(networks: Networks) -> Quantity:
     return Quantity(
         "`mls`",
         net.name,
-        "the mean, spectral, of what the network returns, not squared",
+        "the mean of spectral norms, of the network's own outputs, not squared",
         "As defined. If your network ends in a softmax or sigmoid, this is part of f, so it changes the number.",
         rows,
     )
@@ -146,7 +146,7 @@ def jacobian_frobenius(networks: Networks) -> Quantity:
         net.name,
         "the mean over samples, squared, no half",
         "It does not grow with the data. The estimate with u lacks a factor sqrt(n N), so the strength of a "
-        "regulariser cannot be taken over.",
+        "regulariser has to be chosen anew.",
         rows,
     )
 
@@ -203,7 +203,7 @@ def log_volume(networks: Networks) -> Quantity:
     return Quantity(
         "`log_volume`",
         net.name,
-        "the natural log, before the mean; samples of lower rank left out, their share said",
+        "the natural log, before the mean; samples of lower rank are left out, and a note gives their share",
         "The log of 0 does not exist, and samples must not be left out silently.",
         rows,
         difference=True,

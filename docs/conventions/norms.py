@@ -48,7 +48,7 @@ def weight_norm(networks: Networks) -> Quantity:
     return Quantity(
         "`weight_norm`",
         net.name,
-        "rooted, weights of linear layers, no biases",
+        "the square root, weights of linear layers, no biases",
         "It is the norm of one vector, and scales with the weights.",
         rows,
     )
@@ -78,7 +78,7 @@ def norm_of_a_convolution(networks: Networks) -> Quantity:
     return Quantity(
         "`weight_norm.spectral` of a convolution",
         net.name,
-        "the operator's, with the layer's own padding and stride, on its own input's size; `.kernel` by name",
+        "of the operator, with the layer's padding and stride, at its input's size; `.kernel` is the other",
         "Bounds need the norm of the operator; the kernel as a matrix has another norm.",
         rows,
         at=", layer `conv2`",
@@ -157,7 +157,7 @@ def fisher_rao(networks: Networks) -> Quantity:
     return Quantity(
         "`fisher_rao`",
         net.name,
-        "the number of weight layers; not squared; `.parameters` beside it",
+        "the number of weight layers; not squared; `.parameters` is given, too",
         "The closed form equals sqrt(θᵀFθ) only without biases: the note says how far they differ.",
         rows,
     )

@@ -24,7 +24,7 @@ network. A script computes the numbers: `python docs/conventions > docs/conventi
 and its formula where theory gives one. *for scale*: found in no source, only to compare sizes. n: samples, N:
 outputs, P: parameters, L: weight layers, m: inputs of a layer, d: its outputs. [measures.md](measures.md) defines the
 measures, [choosing.md](choosing.md#sources) has the papers behind the names, and the [last
-section](#public-code-looked-at) has the code."""
+section](#public-code-that-was-read) has the code."""
 
 NETWORKS = f"""\
 All on scikit-learn's digits: {TRAIN} for training, {TEST} for the test. Where batches matter, they have {BATCHES[0]}
@@ -65,7 +65,7 @@ def page(networks: Networks, made: Made) -> str:
         sections += [block for one in here for block in _section(one)]
         sections += _agreed([one for one in mine if isinstance(one, Agreed)])
     blocks = [PREFACE, "## The networks", _networks(networks), NETWORKS, "## At a glance", GLANCE, _glance(shown)]
-    blocks += [*sections, "## Public code looked at", CODE_PREFACE, _code()]
+    blocks += [*sections, "## Public code that was read", CODE_PREFACE, _code()]
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
@@ -91,14 +91,14 @@ def _glance(quantities: list[Quantity]) -> str:
         if row is not None:
             told = number(one.ratio(row))
             rows.append([one.name, one.used, row.text, f"{told} (difference)" if one.difference else told])
-    return _table(["quantity", "flatlens uses", "furthest off", "ratio"], rows, "lllr")
+    return _table(["quantity", "flatlens uses", "furthest convention", "ratio"], rows, "lllr")
 
 
 def _agreed(measures: list[Agreed]) -> list[str]:
     if not measures:
         return []
     rows = [[f"`{one.measure}`", one.remark, f"`{one.network}`", number(one.value)] for one in measures]
-    return ["### No rival convention found", _table(["measure", "found in", "network", "value"], rows, "lllr")]
+    return ["### No other convention found", _table(["measure", "found in", "network", "value"], rows, "lllr")]
 
 
 def _networks(networks: Networks) -> str:

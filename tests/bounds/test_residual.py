@@ -229,7 +229,7 @@ class Behind(nn.Module):
             "two readers",
             "branch_begins_linear: the branch of add begins with one, other, not",
         ),
-        ("relu between", "consecutive_blocks: leaky_relu follows no sum"),
+        ("relu between", "consecutive_blocks: leaky_relu does not follow a sum"),
         ("deep head", "ends_in_linear"),
         ("in place", ""),
         ("dropout", ""),
@@ -349,7 +349,7 @@ def test_both_sides_of_a_convolutional_block_are_literal():
         ("vit-mha", "blocks.1.norm2", "begins with blocks.1.norm2, not with one linear layer"),
         ("encoder", None, "torch.fx does not look into TransformerEncoder"),
         ("gpt2", None, "torch.fx cannot trace it"),
-        ("low-rank", None, "the skip at add_1 passes blocks.0.attn.qkv.base"),
+        ("low-rank", None, "the skip at add_1 goes through blocks.0.attn.qkv.base"),
     ],
 )
 def test_transformers_are_told_why_not(name, layer, why):

@@ -78,6 +78,6 @@ def test_a_study_says_that_nothing_is_lost(tmp_path, number):
     time.sleep(3)  # workers start
     status, lines, _ = stopped(process, number)
     assert status == 128 + number
-    assert lines[-1] == "flatlens: stopped: the finished networks are kept, and the same command carries on"
+    assert lines[-1] == "flatlens: stopped: the finished networks are kept, and the same command continues"
     assert all(line.startswith("flatlens: ") for line in lines)
     assert not list(Path("/dev/shm").glob(f"sem.loky-{process.pid}-*"))

@@ -126,7 +126,7 @@ def test_an_interrupt_is_130_and_one_line(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr(study, "run_study", interrupted)
     assert cli.run(["study", "digits", "--out", str(tmp_path / "out")]) == 130
-    line = "flatlens: stopped: the finished networks are kept, and the same command carries on\n"
+    line = "flatlens: stopped: the finished networks are kept, and the same command continues\n"
     assert capsys.readouterr() == ("", line)
 
 
@@ -146,7 +146,7 @@ def test_ctrl_c_is_130_and_the_same_command_carries_on(tmp_path):
         running.kill()
     assert running.returncode == 130, err
     assert out == ""
-    assert "the same command carries on" in err.splitlines()[-1]
+    assert "the same command continues" in err.splitlines()[-1]
     assert "Traceback" not in err
 
 

@@ -34,7 +34,7 @@ def test_a_measure_in_other_units_does_not_vote_twice():
     rows = table(one=[1, 2, 4.0, 3], same=[10, 20, 40, 30], other=[1, 2, 4.1, 3])
     found = agreement(rows, set(rows), set(rows), {}, 1e-9)
     assert found.counted == ["one", "other"]
-    assert found.left_out["same"] == "on these networks the same as one, but for a factor"
+    assert found.left_out["same"] == "on these networks equal to one times a constant"
     reversed_ = agreement(table(one=[1, 2, 4.0], minus=[-1, -2, -4.0]), {"one", "minus"}, set(), {}, 1e-9)
     assert reversed_.counted == ["one", "minus"]
     assert reversed_.overall.value == 0
@@ -81,8 +81,8 @@ def test_an_open_order_counts_for_neither():
 def test_few_networks_are_told_to_say_little():
     found = agreement(table(one=[1, 2], two=[1, 2.5], three=[3, 1.0]), {"one", "two", "three"}, set(), {}, 1e-9)
     told = " ".join(found.remarks)
-    assert "W says little of 2 networks: they have only 2 orders" in told
-    assert "By 2 measures a is the smaller, by 1 b, by 0 neither." in told
+    assert "W says little about 2 networks: they have only 2 orders" in told
+    assert "a is smaller by 2 measures, b by 1, and neither by 0." in told
     four = agreement(table(one=[1, 2, 3, 4], two=[1, 2, 4, 3.5]), {"one", "two"}, set(), {}, 1e-9)
     assert "24 orders" in " ".join(four.remarks)
     assert four.overall.p > 0.05
@@ -105,7 +105,7 @@ def test_of_real_networks(three):
     assert 0 <= found.overall.value <= 1
     assert found.overall.n == 3
     assert set(found.counted) | set(found.left_out) == set(three.measures)
-    assert "same as neuron_flatness" in found.left_out["neuron_flatness_ggn"]
+    assert "equal to neuron_flatness" in found.left_out["neuron_flatness_ggn"]
     assert set(found.gap["measure"]) <= set(three.measures)
     assert len(found.gap) == len(found.taus)
     # b and c are one function: their gaps are one number, and no measure may tell them apart by it

@@ -139,7 +139,7 @@ def test_many_outputs_are_combined_by_themselves_and_it_is_said() -> None:
         assert (report["ggn_trace"].stderr > 0) == (expected is not None)
         assert (report["local_dimension"].kind == "undefined") == (expected is not None)
     assert "all 129 outputs: Lens(problem, outputs='exact')" in report["local_dimension"].note
-    assert "ask by name" in report["nmls"].note
+    assert "ask for it by name" in report["nmls"].note
     assert fl.measure(lens, "nmls")["nmls"].kind == "lower bound"
     assert fl.measure(lens, "layer_factors")["layer_factors"].kind == "undefined"
     assert fl.measure(lens, "layer_sharpness")["layer_sharpness"].kind == "lower bound"

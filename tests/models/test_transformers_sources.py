@@ -55,7 +55,7 @@ def test_a_network_without_a_processor_takes_images_of_one_size_only(tmp_path):
     named = load_model(f"hf:{tmp_path / 'vit'}")
     assert named.preparation is None
     write_images(tmp_path / "images")
-    with pytest.raises(BadData, match="16 x 16 and of 24 x 16"):
+    with pytest.raises(BadData, match="16 x 16 and 24 x 16"):
         load_data(str(tmp_path / "images"), preparation=named.preparation)
 
 
@@ -73,7 +73,7 @@ def test_texts_are_tokenised_padded_and_cut(tmp_path, kind):
     together = named.network(**x).logits
     alone = named.network(**{name: part[2:3, :3] for name, part in x.items()}).logits
     torch.testing.assert_close(together[2:3], alone, rtol=1e-4, atol=1e-5)  # padding changes nothing
-    assert ("no token of its own" in source.preparation) == (kind == "gpt2")
+    assert ("no padding token" in source.preparation) == (kind == "gpt2")
 
 
 def test_no_weights_in_the_folder_are_said(tmp_path):

@@ -76,7 +76,7 @@ def test_marks_are_explained_and_used():
     assert "Not counted: weight_norm: no direction known" in flat
     assert "~: tied, or its 95% interval overlaps" in flat
     assert "They differ in precision." in flat
-    assert "W says little of 3 networks" in flat
+    assert "W says little about 3 networks" in flat
     assert text.index("Survive any rescaling") < text.index("* Change when") < text.index("No direction known: a small")
 
 

@@ -26,7 +26,7 @@ KEPT = 4096  #: largest number of columns of a layer's input
     id="B15",
     symbol=r"J bn_T = J bn_V + O(N^{-1})",
     source="sharpening Thm A.2",
-    cost="one forward, Jacobians of the BatchNorm layers alone",
+    cost="one forward, Jacobians of the BatchNorm layers only",
     on_request=True,
 )
 def batchnorm_limit(context: Context) -> Iterator[Claim]:
@@ -55,7 +55,7 @@ def batchnorm_limit(context: Context) -> Iterator[Claim]:
     for name, layer in layers.items():
         if name not in inputs or inputs[name].shape[1] < 4 * LEAST:
             held = inputs[name].shape[1] if name in inputs else 0
-            few = Assumption("enough_samples", False, f"{held} values a feature, {4 * LEAST} are needed")
+            few = Assumption("enough_samples", False, f"{held} values per feature, {4 * LEAST} are needed")
             yield Claim(math.nan, math.nan, name, assumptions=(few,))
         else:
             yield from _of_layer(context, name, Layer.of(layer, inputs[name]))

@@ -133,7 +133,7 @@ class Context:
 
     def unread(self, part: str = "") -> Claim:
         """Return the claim if no layer reads the network's input, or only one whose gradient is not its own."""
-        why = "no linear layer alone is seen to read the network's input"
+        why = "the network's input is not read by exactly one linear layer"
         failing = Assumption("reads_the_input", False, why) if self.first is None else self.unshared(self.first)
         return Claim(math.nan, math.nan, self.first, part, (failing,))
 

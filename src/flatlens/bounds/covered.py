@@ -70,7 +70,7 @@ def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
     problem, model = context.lens.problem, context.lens.model
     batch = problem.place(problem.probes[0])
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
-        raise Refused("only a network called on one floating tensor is a function of points of a support")
+        raise Refused("the network must take exactly one floating tensor as its input")
     shape = tuple(batch[0].shape[1:])
     exact = copy.deepcopy(model).to(torch.float64).eval()
 
@@ -89,7 +89,7 @@ def _radius(context: Context, x: Tensor) -> tuple[tuple[Assumption, ...], float,
     if context.delta is not None:
         return (*inside, Assumption("covering_radius", True, declared=True)), context.delta, ""
     if law is None:
-        why = "give distribution=, what the data was drawn from, or delta=, its covering radius"
+        why = "give distribution= (the law of the data) or delta= (its covering radius)"
         return (Assumption("covering_radius", None, why),), math.nan, ""
     radius = law.covering_radius(context.n, FAILURE, rule=context.rule)
     if radius.kind == "undefined":
@@ -116,7 +116,7 @@ def convex_support(context: Context) -> Assumption:
     if law is not None and law.support_is_convex:
         return Assumption("convex_support", True)
     if isinstance(law, Sphere):
-        return Assumption("convex_support", False, "a sphere lacks its inside")
+        return Assumption("convex_support", False, "a sphere is not convex")
     return context.declare("convex_support")
 
 

@@ -86,7 +86,7 @@ def _goal(context: Context) -> Goal | Assumption:
     if not isinstance(loss, SquaredError | CrossEntropy):
         return Assumption("quadratic_growth", False, f"no alpha is known for the loss {loss.name}")
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
-        return Assumption("quadratic_growth", False, "weighted by class, the loss is no divergence of distributions")
+        return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
     parts: list[tuple[Tensor, ...]] = []
     for raw in problem.data.chunks(1024):
         f, y = problem.run(context.lens.model, problem.place(raw))
@@ -98,7 +98,9 @@ def _goal(context: Context) -> Goal | Assumption:
         apart = float((target.sum(1) - 1).abs().max()) + float(target.clamp(max=0).abs().max())
         if apart > 1e-6:
             return Assumption(
-                "labels_are_distributions", False, f"a label's entries are no distribution by {apart:.2g}"
+                "labels_are_distributions",
+                False,
+                f"a label is not a distribution: it is off by {apart:.2g}",
             )
         return Goal(target, cost, 0.5, 1.0, f)
     alpha = 0.5 if loss.name == "half_squared_error" else 1 / problem.outputs

@@ -23,7 +23,7 @@ from flatlens.measures.sensitivity import input_invariant_mls, mls, normalized_m
     id="B6",
     symbol=r"\sum_l \bar x^l \mathrm{MLS}^l \leq \sum_l \|W_l\|_2 \sqrt{\overline{\|\partial f/\partial W_l\|_F^2}}",
     source="compression Eq. 35, 37",
-    cost="two passes, a convex minimisation a layer",
+    cost="two passes, a convex minimisation per layer",
 )
 def matrix_normalized_bound(context: Context) -> Iterator[Claim]:
     r"""Matrix-normalised sharpness bounds the layers' MLS in units of their inputs; so does normalised sharpness.

@@ -48,7 +48,7 @@ def spectral_term(norm2: float, top: float, delta: float) -> float:
     id="B12",
     symbol=r"E_A[\mathcal{E}_F(f, S, \delta A)] \leq \frac{\delta^2}{2m} \kappa_{Tr} + O(\delta^3)",
     source="relative2021 Thm 5, Cor. 10",
-    cost="6 forwards a rotation, some 2 m N rotations a layer; relative flatness",
+    cost="6 forward passes per rotation, about 2 m N rotations per layer; relative flatness",
     on_request=True,
 )
 def feature_robustness_bound(context: Context) -> Iterator[Claim]:
@@ -130,7 +130,7 @@ def _part(beyond: float, own: float) -> str:
     id="B13",
     symbol=r"\max_{\|A\| \leq 1} \mathcal{E}_F(f, S, \delta A) \leq \frac{\delta^2 d}{2} \kappa^\phi + O(\delta^3)",
     source="relative2021 Thm 14; reparam2019 C.1",
-    cost="a search of some 100 gradients a layer; Lanczos",
+    cost="a search of about 100 gradients per layer; Lanczos",
     on_request=True,
 )
 def uniform_robustness_bound(context: Context) -> Iterator[Claim]:

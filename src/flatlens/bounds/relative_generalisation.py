@@ -46,7 +46,7 @@ def uniform_right(representativeness: float, term: float, repeats: int = 1) -> f
     id="B14",
     symbol=r"\mathcal{E}_{gen} \lesssim |S|^{-\frac{2}{4+m}} (\kappa_{Tr}/(2m) + C_1 + C_2/\sqrt{\Delta})",
     source="relative2021 Thm 6, 11, Prop. 12, Thm 15, section 6",
-    cost="draws of the density; a search of some 100 gradients; kernel densities",
+    cost="draws of the density; a search of about 100 gradients; kernel densities",
     on_request=True,
 )
 def relative_generalisation(context: Context) -> Iterator[Claim]:
@@ -148,7 +148,7 @@ def _density(context: Context) -> Assumption:
     if found is None:
         return Assumption(name, False, "no distribution was given: check_bounds(distribution=...)")
     if not has_density(found):
-        return Assumption(name, False, f"{type(found).__name__} has none on R^{found.dimension} that is known")
+        return Assumption(name, False, f"no density of {type(found).__name__} on R^{found.dimension} is known")
     if layer is not None:
         weight = context.layers[layer]
         if not weight.dense or weight.matrix.W.shape[2] != found.dimension:
@@ -157,7 +157,7 @@ def _density(context: Context) -> Assumption:
 
 
 def _no_first() -> Assumption:
-    return Assumption("reads_the_input", False, "the network's input is read by no linear layer alone")
+    return Assumption("reads_the_input", False, "the network's input is not read by exactly one linear layer")
 
 
 def _smooth_density(context: Context) -> Assumption:

@@ -57,7 +57,7 @@ def _no_block(found: SkipGraph) -> str:
     """Return the claim for the case that nothing is bounded, with the reason."""
     if found.closed:
         kinds = ", ".join(sorted(set(found.closed)))
-        return f"no residual block is seen: torch.fx does not look into {kinds}"
+        return f"no residual block is found: torch.fx does not look into {kinds}"
     return "no residual block: nothing is added to what a linear layer reads"
 
 
@@ -108,7 +108,7 @@ def _called(node: fx.Node) -> str:
 
 def _premises(context: Context, block: ResidualBlock) -> tuple[Assumption, Assumption]:
     """Return the assumptions: an identity skip, and a branch that begins with a linear layer with two known sides."""
-    through = f"the skip at {block.end.name} passes {', '.join(block.through)}"
+    through = f"the skip at {block.end.name} goes through {', '.join(block.through)}"
     names = ", ".join(_called(node) for node in block.readers)
     begins = block.layer(context.readable) is not None
     why = f"the branch of {block.end.name} begins with {names or 'nothing'}, not with one linear layer called once"
@@ -145,7 +145,7 @@ def _telescoped(context: Context, found: SkipGraph, norms: dict[fx.Node, Tensor]
         yield Claim(math.nan, math.nan, None, "sum", tuple(premises))
         return
     gaps = [after.start.name for before, after in pairwise(blocks) if after.start is not before.end]
-    premises.append(Assumption("consecutive_blocks", not gaps, f"{gaps[0]} follows no sum" if gaps else ""))
+    premises.append(Assumption("consecutive_blocks", not gaps, f"{gaps[0]} does not follow a sum" if gaps else ""))
     last = found.last(context.layers)
     why = "" if last else "what follows the last block is more than one linear layer"
     premises.append(Assumption("ends_in_linear", last is not None, why))

@@ -126,7 +126,7 @@ def _latent(context: Context, law: PushForward, seen: Covered, right: float) -> 
         f = seen.network.outputs(x)
     left = steepest(z.to(f), f, 1e-6 * float(f.norm(dim=1).max()))  # the generator may be in float32
     straight = law.base.support_is_convex
-    base = Assumption("convex_base", straight or None, "" if straight else "not known of the base")
+    base = Assumption("convex_base", straight or None, "" if straight else "the base may not be convex")
     premises = (*seen.premises, seen.certified, base)
     return Claim(left, law.lipschitz * right, None, "latent", premises, note=f"Lip(g) = {law.lipschitz:.4g}")
 
@@ -140,7 +140,9 @@ def _searched(context: Context, seen: Covered, left: float, slopes: Tensor, conv
         found = found_variation(lens.problem, lens.model, seen.delta, restarts=2, steps=10, generator=generator)
     except Refused as why:
         return Claim(left, math.nan, None, "searched", (Assumption("one_floating_input", False, str(why)),))
-    note = "the variation is what a search finds, less than the supremum: what is above may still obey the theorem"
+    note = (
+        "a search found the variation, which may be below the supremum: a larger left side may still obey the theorem"
+    )
     right = float((slopes + found).max())
     return Claim(left, right, None, "searched", (*seen.premises, convex), stderr=math.inf, note=note)
 
@@ -191,7 +193,7 @@ def jacobian_generalisation(context: Context) -> Iterator[Claim]:
         return
     law, target = context.distribution, context.target
     if law is None or target is None:
-        which = "distribution=, what the data was drawn from" if law is None else "target=Target(function, lipschitz)"
+        which = "distribution=, the law of the data" if law is None else "target=Target(function, lipschitz)"
         yield Claim(math.nan, math.nan, assumptions=(Assumption("known_target", None, f"give {which}"),))
         return
     L, slopes = target.steepness(seen.shape), context.each(jacobian_norm)
@@ -231,11 +233,11 @@ def _steep_enough(seen: Covered, target: Target, L: float) -> Assumption:
     x = seen.x[spread(seen.x, _PAIRED)]
     y = seen.told(target, x)
     met = steepest(x, y, 1e-6 * float(y.norm(dim=1).max()))
-    why = f"it is at least {met:.4g}, declared was {L:.4g}" if met > L else ""
+    why = f"it is at least {met:.4g}, but {L:.4g} was declared" if met > L else ""
     return Assumption("target_lipschitz", not why, why, declared=target.lipschitz is not None)
 
 
 def _weighed(seen: Covered, right: float, wide: float) -> str:
     """Return a note on how the radius is known, and whether the bound is vacuous."""
-    vacuous = "" if right < wide else f"vacuous: the values of f* met are no more than {wide:.4g} apart"
+    vacuous = "" if right < wide else f"vacuous: the values of f* differ by at most {wide:.4g}"
     return "; ".join(part for part in (seen.note, vacuous) if part)

@@ -122,7 +122,7 @@ def _told(error: BaseException) -> tuple[int, str]:
     if isinstance(error, OSError):
         return 2, _trouble(error)
     if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
-        return 2, f"memory is used up: --memory, or --samples, with less, or a part of --parameters{more}"
+        return 2, f"out of memory: give a smaller --memory, fewer --samples, or fewer --parameters{more}"
     return 1, f"{typed_line(error)}: an error of flatlens, please report it with what {TRACEBACK} shows"
 
 
@@ -149,7 +149,7 @@ def in_options(message: str) -> str:
 def _trouble(error: OSError) -> str:
     where = f": {error.filename}" if error.filename else ""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    advice = "; free some space, then the same command carries on" if full else ""
+    advice = "; free some space, then the same command continues" if full else ""
     return f"{error.strerror or error}{where}{advice}"
 
 

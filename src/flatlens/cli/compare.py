@@ -81,7 +81,7 @@ class Compared:
         if given:
             if len(given) != len(pairs) or len(set(given)) != len(given):
                 raise BadInput(
-                    f"--name {','.join(given)}: a name of its own for each of {len(pairs)} networks is needed"
+                    f"--name {','.join(given)}: {len(pairs)} different names are needed, one for each network"
                 )
             return given
         labels = [model if file is None else str(file) for model, file in pairs]

@@ -65,7 +65,7 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     networks = f"{times} measurements of " if times > 1 else ""
     shared = "" if problem.ranks.size == 1 else f", shared by {problem.ranks.size} processes"
     memory = "" if cost.peak is None else f", in about {in_gib(cost.peak)} of memory{' each' * bool(shared)}"
-    memory += "" if cost.left is None or not memory else f" ({in_gib(cost.left)} are left beside what is taken now)"
+    memory += "" if cost.left is None or not memory else f" ({in_gib(cost.left)} are free)"
     note(f"{networks}{size}, {passes}{shared}: about {in_words(cost.seconds * times)}{memory}")
     return cost
 
@@ -214,7 +214,7 @@ def _require_room(lens: Lens, cost: MeasurementCost) -> None:
     if lens.probes is None and lens.problem.outputs > 2:
         few = min(16, lens.problem.outputs - 1)
         advice.append(f"--outputs {few} takes random combinations of the {lens.problem.outputs} outputs")
-    advice.append("--parameters NAMES measures a part of the network; --anyway tries it all the same")
+    advice.append("--parameters NAMES measures a part of the network; --anyway starts it although memory may run out")
     raise BadInput(
         f"memory: this needs about {in_gib(cost.more)} more, but only {in_gib(cost.left)} are free: {'; '.join(advice)}"
     )

@@ -44,7 +44,7 @@ def list_names(
     """
     if as_markdown:
         if kind != "measures" or as_json:
-            raise BadInput("--markdown goes with `flatlens list measures` alone")
+            raise BadInput("--markdown works with `flatlens list measures` only")
         from flatlens.report.reference import page
 
         print(page(), end="")

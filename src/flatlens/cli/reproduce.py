@@ -38,8 +38,8 @@ def reproduce(
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
         scale: `smoke` takes seconds, `laptop` minutes; `paper` is the published setting on the published data.
-        again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a verdict takes two
-            runs that agree.
+        again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a claim is decided
+            if both runs agree.
         running: The processes or machines to run on.
         strict: Exit with 1 if a claim is not reproduced.
         as_json: Print JSON.
@@ -57,7 +57,7 @@ def reproduce(
         found = []
         with running.started() as options:
             for one, folder in zip(chosen, folders, strict=True):
-                bar.stage(f"{one.id}: trying it, drawing its data and relating its networks")
+                bar.stage(f"{one.id}: a trial, then its data and its statistics")
                 bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers)}"
                 found.append(module.reproduce(one.id, folder, scale=scale, again=again, progress=bar, **options))
             bar.stage(DRAWING)

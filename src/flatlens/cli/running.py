@@ -76,7 +76,7 @@ class Running:
                     options["together"] = 1 if self.together == "off" else self.together
                 yield options
         except KeyboardInterrupt:
-            raise KeyboardInterrupt("the finished networks are kept, and the same command carries on") from None
+            raise KeyboardInterrupt("the finished networks are kept, and the same command continues") from None
 
     @contextmanager
     def _executor(self) -> Iterator[Executor | None]:

@@ -118,9 +118,9 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
     converged = len(result.networks) - len(result.excluded)
     show(f"{len(result.networks)} networks, {converged} of them converged\n", bullets(result.findings))
     for key, why in result.excluded:
-        note(f"network {key} is left out of the relations: {why}")
+        note(f"network {key} is left out of the correlations: {why}")
     for why, number in result.alone:
-        note(f"{number} networks were trained alone, for {why}")
+        note(f"{number} networks were trained alone: {why}")
     for key, why in result.failed:
         note(f"network {key} failed: {why}")
     if result.failed:

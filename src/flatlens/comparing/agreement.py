@@ -86,7 +86,7 @@ def _left_out(estimates: _Table, pointing: Collection[str], rounding: float) -> 
         elif missing:
             found[name] = f"undefined on {'every network' if len(missing) == len(row) else ', '.join(missing)}"
         elif twin is not None:
-            found[name] = f"on these networks the same as {twin}, but for a factor"
+            found[name] = f"on these networks equal to {twin} times a constant"
         else:
             before[name] = values
     return found
@@ -129,17 +129,17 @@ def _about_w(w: Statistic, ranks: pd.DataFrame) -> list[str]:
     if w.value != w.value:
         return [f"How far the rankings agree cannot be said: {w.note}."]
     told = [
-        "The p of W is against rankings that have nothing to do with each other. Those by measures of the same weights "
-        "do, and some measures bound each other: agreement is expected, and p flatters it."
+        "The p-value of W assumes independent rankings. Measures of the same weights are not independent, and some "
+        "bound each other: some agreement is expected, and p is too small."
     ]
     networks = ranks.shape[1]
     if networks < _FEW:
-        told.append(f"W says little of {networks} networks: they have only {factorial(networks)} orders.")
+        told.append(f"W says little about {networks} networks: they have only {factorial(networks)} orders.")
     if networks == 2:
         a, b = ranks.columns
         first, second = (int((ranks[x] < ranks[y]).sum()) for x, y in ((a, b), (b, a)))
         told.append(
-            f"By {first} measures {a} is the smaller, by {second} {b}, by {len(ranks) - first - second} neither."
+            f"{a} is smaller by {first} measures, {b} by {second}, and neither by {len(ranks) - first - second}."
         )
     return told
 
@@ -156,5 +156,5 @@ def _about_gaps(gaps: Mapping[str, Estimate], rounding: float) -> list[str]:
         return []
     return [
         f"The 95% intervals of the generalisation gap overlap for {undecided} of {pairs} pairs of networks: tau with "
-        f"the gap takes their order as measured."
+        f"the gap uses the order of the measured gaps."
     ]

@@ -81,8 +81,8 @@ def remarks(lenses: Mapping[str, Lens]) -> tuple[str, ...]:
     if len({_shape(lens) for lens in lenses.values()}) > 1:
         each = ", ".join(f"{name} {size:,}" for name, size in sizes.items())
         told.append(
-            f"The networks differ in architecture (parameters: {each}): what is summed over parameters or layers, or "
-            f"in units of a layer's features, compares them as they are written, too."
+            f"The networks differ in architecture (parameters: {each}): measures that sum over parameters or layers, "
+            f"or use units of a layer's features, also depend on the architecture itself."
         )
     for what, values in {
         "precision": {name: str(lens.problem.dtype).removeprefix("torch.") for name, lens in lenses.items()},

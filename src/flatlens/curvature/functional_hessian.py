@@ -143,7 +143,7 @@ def _along_weight(
     check: SymmetryCheck,
 ) -> Tensor:
     if weight.parameter is None:
-        raise RuntimeError("the weight is made from other parameters anew in each of several calls")
+        raise RuntimeError("the weight is computed from other parameters again in each of several calls")
     f, y = problem.run(model, batch)
     slope = slopes(problem, f, y)
     live, of = dict(model.named_parameters())[weight.parameter], (slope * f).sum()

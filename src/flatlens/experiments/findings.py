@@ -122,7 +122,7 @@ def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> lis
             sentences.append(f"The gap {verb} also with {listed}.")
     if unclear:
         listed = "; ".join(f"{_other(r)}, r = {_interval(r, 'pearson')}" for r in unclear)
-        sentences.append(f"No clear relation with the gap (the interval holds zero): {listed}.")
+        sentences.append(f"No clear relation with the gap (the interval contains zero): {listed}.")
     return sentences
 
 

@@ -45,7 +45,7 @@ def clear_errors(out: Path) -> Iterator[None]:
         where = f" ({error.filename})" if error.filename else ""
         raise BadFolder(
             f"cannot use the folder {str(out)!r}: {reason}{where}; what was finished is kept: "
-            "make room or mend the permissions and run the same command again"
+            "free space or change the permissions, and run the same command again"
         ) from error
 
 

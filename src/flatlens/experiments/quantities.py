@@ -65,8 +65,8 @@ LEFT_OUT = {
     "neuron_flatness_ggn": "the same number as neuron_flatness",
     "parameter_jacobian_frobenius": "the same number as interpolation_sharpness",
     "input_invariant_mls": "the same number as neuron_flatness of the first layer",
-    "jacobian_frobenius": "of the same singular values as mls, and moves with it",
-    "output_norm": "set by the targets, which all networks interpolate",
+    "jacobian_frobenius": "from the same singular values as mls, so that both change together",
+    "output_norm": "determined by the targets, which all networks interpolate",
     "feature_norm": "a factor of layer_factors, and says little without the others",
 }
 """Measures that add nothing for ReLU networks that interpolate under the half squared error, with the reason."""

@@ -130,7 +130,7 @@ class _Planner:
             if key in self.structure.varying_calls:
                 unplaced[key] = "the layer is not called in the same way on every batch"
             elif rows is None or rows.order != "outer":
-                unplaced[key] = "its calls do not see every sample of a batch, each by itself, along one axis"
+                unplaced[key] = "its calls do not have the samples of a batch separately along one axis"
             else:
                 axes[key] = rows.axis
         return axes, unplaced

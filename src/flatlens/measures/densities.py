@@ -134,7 +134,7 @@ def _split_gap(lens: Lens, run: Run, weight: Weight, delta: float, probes: int, 
     held_out = float(test.mean())
     apart = held_out - nearby + robust - (held_out - features.risk)
     within = (error**2 + robust_error**2) ** 0.5
-    note = f"the sum with E_F misses the gap by {apart:.2g} +- {1.96 * within:.2g}"
+    note = f"the sum with E_F differs from the gap by {apart:.2g} +- {1.96 * within:.2g}"
     whole = (error**2 + stderr_of(test) ** 2) ** 0.5
     return {
         ("split.representativeness", None): Estimate(held_out - nearby, whole, "estimate", note=note),

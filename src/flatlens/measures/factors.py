@@ -37,7 +37,7 @@ from flatlens.problem import Problem
     symbol=r"\|Jf(X)\|_2",
     source="sharpening A.1, B.3",
     unit="output / input",
-    cost="Lanczos: some 10 products with each batch's Jacobian",
+    cost="Lanczos: about 10 products with each batch's Jacobian",
     invariant_under=FUNCTION,
     works_coupled=True,
     of_parameters=False,
@@ -72,7 +72,7 @@ def _found(norm: JacobianNorm) -> Estimate:
     symbol=r"\lambda_{max}(C\,Jf\,Df_l\,Df_l^T Jf^T C^T)",
     source="sharpening Eq. 4, App. C",
     unit="loss / parameter^2",
-    cost="one pass; Lanczos: some 10 Gauss-Newton products a layer that is not dense",
+    cost="one pass; Lanczos: about 10 Gauss-Newton products per layer that is not dense",
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
@@ -100,7 +100,7 @@ def layer_factors(lens: Lens, run: Run, *, rtol: float = 1e-3, batch_statistics:
         return {("", None): undefined(f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')")}
     curvature, jacobians, rows = (_of_batches if problem.coupled else _of_samples)(lens, problem, run, weights, rtol)
     features = feature_norms(problem, lens.model, lens.layout)
-    elsewhere = undefined("the weight acts by more than products in the layer's calls")
+    elsewhere = undefined("the weight also acts in other ways than by products in the layer's calls")
     parts: dict[tuple[str, str | None], Estimate] = {}
     for name in weights:
         parts["", name] = rows[name]

@@ -13,7 +13,7 @@ from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
 
 NO_TEST = "no held-out data: give Problem(test=...)"
-NO_CLASSES = "the targets are no class labels"
+NO_CLASSES = "the targets are not class labels"
 NO_LEAST = "the smallest value of this loss is not known"
 CONVENTIONS = ("signed", "absolute", "summed_x5", "accuracy")
 

@@ -38,7 +38,7 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
     value = float(pairs.values[0])
     note = "" if pairs.exact else _near(float(pairs.residuals[0]), value + pairs.above)
     if not pairs.converged and not pairs.exact:
-        note += f"; stopped short of the tolerance after {products} products"
+        note += f"; stopped after {products} products, before the tolerance was reached"
     return Estimate(
         value,
         kind="exact" if pairs.exact else "lower bound",
@@ -51,7 +51,9 @@ def as_estimate(pairs: Eigenpairs, products: int) -> Estimate:
 def _near(residual: float, highest: float) -> str:
     """Return the note on what a residual proves and what it does not."""
     said = f"an eigenvalue lies within {residual:.1g}; a larger one can be missed"
-    return f"{said}, but above {highest:.3g} with a chance of {CHANCE:.0%} at most" if highest < math.inf else said
+    return (
+        f"{said}, but one above {highest:.3g} has a probability of at most {CHANCE:.0%}" if highest < math.inf else said
+    )
 
 
 def top_of(
@@ -110,7 +112,7 @@ def by_layer(lens: Lens, run: Run, of: _Block, name: str, rtol: float) -> Parts:
     symbol=r"\lambda_{max}(H)",
     source="sharpening section 3",
     unit="loss / parameter^2",
-    cost="Lanczos: some 10 Hessian products",
+    cost="Lanczos: about 10 Hessian products",
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
@@ -149,7 +151,7 @@ def sharpness(
     symbol=r"\lambda_{max}(GN)",
     source="sharpening B.3",
     unit="loss / parameter^2",
-    cost="Lanczos: some 10 Gauss-Newton products",
+    cost="Lanczos: about 10 Gauss-Newton products",
     invariant_under={PERMUTATION},
     works_coupled=True,
     on_request=True,
@@ -189,7 +191,7 @@ def _seen(lens: Lens, kind: type[Operator], name: str, batch_statistics: int | N
     symbol=r"\sum_l \lambda_{max}(H_l)",
     source="reparam2019 Def. 1, Table 1",
     unit="loss / parameter^2",
-    cost="one pass for dense layers of piecewise-linear networks; else some 10 Hessian products a layer",
+    cost="one pass for dense layers of piecewise-linear networks; else about 10 Hessian products per layer",
     invariant_under={PERMUTATION},
     on_request=True,
 )

@@ -79,7 +79,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             if one in defined:
                 found = lens.planned(partial(_answers, lens, one, asked, run))
             if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
-                why = f"small eigenvalues drown in {lens.problem.arithmetic}: full arithmetic is needed"
+                why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
                 found = dict.fromkeys(found, undefined(why))
             seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
             for key, estimate in found.items():
@@ -113,15 +113,15 @@ def _finite(lens: Lens, estimate: Estimate) -> Estimate:
         return estimate
     mend = "smaller weights" if lens.problem.dtype == torch.float64 else "dtype=torch.float64, or smaller weights,"
     met = f"{estimate.value} +- {estimate.stderr}" if math.isfinite(estimate.value) else estimate.value
-    note = f"it comes out as {met}: a number on the way overflows: {mend} may mend it"
+    note = f"the result is {met}, because an intermediate number overflows: {mend} may help"
     return replace(estimate, value=math.nan, stderr=0.0, kind="undefined", note=note)
 
 
 def _refused(error: Exception) -> str:
-    return f"the network cannot be differentiated as this asks ({one_line(error, 120)})"
+    return f"the network cannot be differentiated as this measure needs ({one_line(error, 120)})"
 
 
-COUPLED = "batchnorm='train' couples the samples of a batch: what is defined for each sample apart does not exist"
+COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"
 
 
 def _default(lens: Lens) -> list[Measure]:
@@ -212,7 +212,7 @@ def _unsketched(lens: Lens, one: PassMeasure, asked: bool) -> str:
         return ""
     if one.sketched == "never":
         return f"it needs all {lens.problem.outputs} outputs: Lens(problem, outputs='exact')"
-    return "" if asked or one.answer == "input" else "ask by name: with many outputs it takes a search at every layer"
+    return "" if asked or one.answer == "input" else "ask for it by name: many outputs need a search at every layer"
 
 
 def _at_input(lens: Lens, one: PassMeasure, values: Tensor) -> Estimate:
@@ -263,7 +263,7 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
     if one.curvature is not None and layer not in lens.layout.affine:
         if not asked:
             return undefined(
-                "the outputs curve in this layer's pre-activation: ask by name, it takes curvature products"
+                "the outputs are curved in this layer's pre-activation: ask by name, as it takes curvature products"
             ), None
         try:
             bent = one.curvature(lens, layer, one, run)

@@ -95,7 +95,7 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     sketched="probes",
     total=True,
     finish=balanced,
-    cost="one pass, per-sample gradients of shared weights; a convex minimisation a layer",
+    cost="one pass, per-sample gradients of shared weights; a convex minimisation per layer",
     invariant_under=FUNCTION,
 )
 def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:

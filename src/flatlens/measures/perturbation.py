@@ -61,7 +61,7 @@ _PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozens
     symbol=r"S^\rho_{avg}",
     source="compression Eq. 38, 46",
     unit="loss",
-    cost="two forwards a probe",
+    cost="two forward passes per probe",
     invariant_under=FUNCTION,
     invariances=_PLAIN,
     works_coupled=True,
@@ -104,7 +104,7 @@ def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     """Return the draws' mean, with an error at least as large as their common rounding error."""
     mean, stderr = (float(v) for v in skewed(changes))
     drowned = rounding > max(stderr, 0.01 * abs(mean))
-    note = f"rounding counts for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
+    note = f"rounding matters for {rounding:.1g}: a larger distance, or dtype=torch.float64" if drowned else ""
     return Estimate(mean, math.hypot(stderr, rounding), "estimate", note, arrays={"draws": changes})
 
 
@@ -190,7 +190,7 @@ def _worst_of(
     symbol=r"1/\sigma^2",
     source="relative2021 Fig. 5 (Jiang et al. 2020)",
     unit="1 / parameter^2",
-    cost="some 20 x probes x 2 forwards",
+    cost="about 20 x probes x 2 forward passes",
     invariant_under={PERMUTATION},
     invariances=IN_UNITS_OF_WEIGHTS,
     works_coupled=True,
@@ -216,7 +216,7 @@ def pac_bayes_flatness(
     unit = _units(elsewhere, adaptive)
     here = _score(elsewhere, elsewhere.here, of)
     if here is None:
-        return {("", None): undefined("the targets are no classes: of='loss' needs none")}
+        return {("", None): undefined("the targets are not class labels: use of='loss'")}
     looks: list[float] = []
     seeds = torch.randint(2**62, (probes,), generator=run.generator).tolist()
 
@@ -235,7 +235,7 @@ def pac_bayes_flatness(
     size = 1.0 if adaptive else float(elsewhere.here.square().mean().sqrt()) or 1.0
     crossing = first_crossing(change, level, 0.05 * size)
     if crossing is None:
-        return {("", None): undefined(f"no noise costs {level:g} of {of} on average, as far as the losses are finite")}
+        return {("", None): undefined(f"no noise changes the {of} by {level:g} on average while the losses are finite")}
     sigma, relative = math.exp(crossing.log_sigma), crossing.stderr
     arrays = {"sigmas": crossing.sigmas, "changes": crossing.changes}
     unit_of_sigma = "share of the parameter" if adaptive else "parameter"

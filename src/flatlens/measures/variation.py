@@ -85,10 +85,10 @@ def mls_by_search(
         )  # fmt: skip
     except Refused as why:
         return undefined(str(why))
-    reduced = mean_of_finite(slopes**2 if normalized else slopes, "0, and have no length to be relative to")
-    notes = ["of the steepest secants of that length, not of the slope"] if reduced.kind == "exact" else []
+    reduced = mean_of_finite(slopes**2 if normalized else slopes, "0, so that no relative length is defined")
+    notes = ["mean over the steepest secants of that length, not over slopes"] if reduced.kind == "exact" else []
     notes += [reduced.note] if reduced.note else []
     if coarse:
-        notes.append(f"{coarse} of {len(slopes)} differences are but a few roundings: try a larger delta, or float64")
+        notes.append(f"{coarse} of {len(slopes)} differences are mostly rounding: try a larger delta, or float64")
     kind = "lower bound" if reduced.kind == "exact" else reduced.kind
     return Estimate(reduced.value, kind=kind, note="; ".join(notes), samples=reduced.samples)

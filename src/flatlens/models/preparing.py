@@ -106,7 +106,7 @@ def _of_tokenizer(tokenizer: Any, network: nn.Module, labels: Mapping[str, int])
     remarks = []
     if tokenizer.pad_token is None:  # such as GPT-2's
         tokenizer.pad_token = tokenizer.eos_token
-        remarks.append(f"padded with {tokenizer.eos_token}, for it has no token of its own for that")
+        remarks.append(f"padded with {tokenizer.eos_token}, because it has no padding token")
     if getattr(config, "pad_token_id", None) is None:  # a classifier on top reads the last token that is none of these
         config.pad_token_id = tokenizer.pad_token_id
     limits = [getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]

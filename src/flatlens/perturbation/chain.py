@@ -45,7 +45,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     """
     batch = problem.place(problem.probes[0])
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
-        raise Refused("only a network called on one floating tensor is read as a chain")
+        raise Refused("the network must take exactly one floating tensor as its input")
     x = batch[0].detach().to(torch.float64)
     exact = copy.deepcopy(model).to(torch.float64).eval()
     try:
@@ -81,7 +81,7 @@ class _Reader(Trace):
         numbers = sum(m * d for m, d in zip(*widths, strict=True))
         widest = max(widths[1])
         if 8 * (numbers + 4 * widest * sum(map(sum, widths))) > self.memory // 2:
-            raise Refused(f"its maps, written out as matrices of {numbers:.2g} numbers, outgrow the problem's memory")
+            raise Refused(f"its maps as matrices, {numbers:.2g} numbers, do not fit in the problem's memory")
         self._cut(torch.zeros_like(x).expand(widest, *x.shape[1:]))
         rows = [z.reshape(widest, -1).diagonal().sum() for z in self.before]
         slopes = torch.autograd.grad(rows, self.after)
@@ -95,7 +95,7 @@ class _Reader(Trace):
         self.before, self.after, self.activations = [], [x.detach().requires_grad_()], []
         self.before.append(self.run(self.after[0].clone()))
         if any(len(z) != len(x) for z in self.before):
-            raise Refused("an operation takes the samples apart")
+            raise Refused("an operation changes the number of rows: each sample must stay one row")
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one operation; cut the graph at an activation."""

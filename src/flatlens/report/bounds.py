@@ -49,7 +49,7 @@ def bounds_screen(verdicts: Sequence[Verdict]) -> RenderableType:
     every = (
         [
             Text(
-                "Of each bound the tightest claim, and how many end as it does; all of them: --page or --json.",
+                "One row per bound: its tightest claim, and how many have its verdict; all claims: --page or --json.",
                 style="dim",
             )
         ]
@@ -97,7 +97,7 @@ def _by_bound(verdicts: Sequence[Verdict]) -> list[tuple[str, list[Verdict], str
 
 
 def _why(verdict: Verdict) -> str:
-    share = f"{verdict.violated_share:.0%} of samples beyond" if verdict.violated_share else ""
+    share = f"{verdict.violated_share:.0%} of samples violate it" if verdict.violated_share else ""
     return "; ".join(part for part in (verdict.assumption, share, verdict.note) if part)
 
 
@@ -105,8 +105,8 @@ def _key(verdicts: Sequence[Verdict]) -> Text:
     """Return the meaning of the words, and the counts."""
     violated = [v for v in verdicts if v.status == "violated"]
     text = Text("\ntight: ", style="bold").append(
-        "left side over right side, where they come nearest; 1 is equality. not applicable: the theorem supposes what "
-        "is not so here, or what nobody vouched for; the sides are shown all the same.",
+        "left side over right side, where they are closest; 1 is equality. not applicable: an assumption of the "
+        "theorem fails here, or is neither checked nor declared; the sides are shown anyway.",
         style="not bold",
     )
     counts = ", ".join(f"{sum(v.status == s for v in verdicts)} {s}" for s in STYLES)
@@ -121,7 +121,7 @@ def _cause(violated: Sequence[Verdict]) -> str:
     """Return the meaning of a violated bound; the user's own declarations come first."""
     declared = list(dict.fromkeys(v.assumption for v in violated if v.assumption))
     ours = "an error in flatlens or in a theorem: please report it"
-    return f"either what was taken on your word is not so ({'; '.join(declared)}), or {ours}" if declared else ours
+    return f"either an assumption that you declared is false ({'; '.join(declared)}), or {ours}" if declared else ours
 
 
 def write_bounds_page(verdicts: Sequence[Verdict], about: Mapping[str, Any], path: Path) -> Path:

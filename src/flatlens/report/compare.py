@@ -19,7 +19,7 @@ ACROSS = 6  #: largest number of networks on a screen of 80 columns
 _WIDTH = 80
 SIGNS = {"lower bound": "≥", "upper bound": "≤"}
 SURVIVE = "Survive any rescaling of the weights"
-CHANGE = "* Change when the weights are rescaled and the function is not"
+CHANGE = "* Change when the weights are rescaled without changing the function"
 NO_DIRECTION = "No direction known: a small value means neither flat nor compressed"
 
 
@@ -158,14 +158,14 @@ def _key(comparison: Comparison) -> Text:
     say(
         "rank",
         "small is flat or compressed, where a direction is known. ~: tied, or its 95% interval overlaps another's, and "
-        "the rank is shared. *: a rescaling of the weights that leaves the function as it is changes the measure: "
-        "between networks it compares how they are written, too. ≥, ≤: a bound, ranked as found.",
+        "the rank is shared. *: the measure changes when the weights are rescaled without changing the function, so "
+        "its ranks also depend on the scales of the weights. ≥, ≤: a bound, ranked by its value.",
     )
     if len(agreement.gap):
         say(
             "τ gap",
-            "Kendall's tau-b of the measure with the generalisation gap over these networks, and its p: each of its "
-            "own measure, so that one in twenty is below 0.05 by chance.",
+            "Kendall's tau-b of the measure with the generalisation gap over these networks, and its p-value. "
+            "Each p is for one measure alone: by chance one in twenty is below 0.05.",
         )
     return text
 

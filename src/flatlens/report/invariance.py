@@ -133,9 +133,9 @@ def _transforms(report: InvarianceReport) -> Text:
 
 def _key(report: InvarianceReport) -> Text:
     text = Text("yes, no: ", style="bold").append(
-        "whether the number stays, within rounding and 4 standard errors, when the weights move and the function does "
-        "not; x: by what factor it moves. Where a measure is declared to stay and does not, NO in capitals; ?: a "
-        "search leaves it open.",
+        "whether the number stays the same, within rounding and 4 standard errors, when the weights change and the "
+        "function does not; x: the factor by which it changes. NO in capitals: it changes, though its measure is "
+        "declared to stay. ?: undecided after a search.",
         style="not bold",
     )
     wrong = report.disagreeing

@@ -59,7 +59,7 @@ def partial_correlation(
     counts = resamples(n, rng, resampled)
     found = with_interval(lambda drawn: _partial(values, drawn, statistic == "spearman"), counts, fewest)
     if np.isnan(found.value):
-        return Statistic(title, NAN, n, excluded=kept.excluded, note="the controls leave nothing of one of the two")
+        return Statistic(title, NAN, n, excluded=kept.excluded, note="the controls explain one of the two completely")
     p = p_value(found.value, _under_null(values, permutations(n, rng, permuted), statistic == "spearman"))
     method = methods(resampled, permuted, "permutations of residuals (Freedman-Lane)")
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method)

@@ -163,7 +163,7 @@ def compare(transform: Transform, one: Measure, row: str, a: Estimate, b: Estima
     if must and not unchanged and one.card.family == "compression" and off <= _SEARCHED * size:
         return Cell(row, transform.name, a.value, b.value, change, stderr, None, must, None, ILL)
     stays = unchanged and must is False
-    note = "stays here; in general it does not" if stays else ""
+    note = "unchanged here, but not in general" if stays else ""
     agrees = None if must is None or stays else unchanged == must
     return Cell(row, transform.name, a.value, b.value, change, stderr, unchanged, must, agrees, note)
 

@@ -11,7 +11,7 @@ from flatlens.transforms.moves import rescale_reader, rescale_source
 from flatlens.transforms.transform import Moving, Offer, transform
 from flatlens.transforms.wiring import Link, Wiring
 
-NORM_FIRST = "{} comes before the next layer and takes the scale in: batchnorm_scale moves it"
+NORM_FIRST = "{} comes before the next layer and absorbs the scale: batchnorm_scale moves it"
 UNREAD = "nothing reads its features"
 
 
@@ -72,7 +72,7 @@ def one_to_one(wiring: Wiring) -> Offer:
         elif readers[0].name in wiring.scales and readers[0].name not in wiring.orders:
             left[name] = f"{readers[0].name} normalises its features already"
         elif len(readers[0].owner) != link.features:
-            left[name] = f"each of its channels is several inputs of {readers[0].name}, each of a spread of its own"
+            left[name] = f"each of its channels becomes several inputs of {readers[0].name}, with different spreads"
         else:
             links.append(link)
     return Offer(tuple(links), left)

@@ -91,7 +91,7 @@ def tightness_figure(verdicts: Sequence[Verdict]) -> Figure:
     whole = line + marks
     caption = (
         "Each mark is a claim about the network or one of its layers, at the sample where it is tightest. At 1 the "
-        "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not speak of "
+        "sides are equal; far to the left a claim holds and says little. A grey cross: the theorem does not apply to "
         "this network, so that a mark beyond 1 is no contradiction."
     )
     return Figure("tightness", "How tight every bound is", caption, data, whole, (whole,), "wide", colours=False)

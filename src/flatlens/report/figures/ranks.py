@@ -65,9 +65,9 @@ def ranks_figure(comparison: Comparison) -> Figure:
     )
     caption = (
         f"{'Values; the colour is the rank' if count <= WITH_VALUES else 'Ranks'}: green is the smallest, that is the "
-        "flattest or the most compressed, orange the largest. Grey rows are measures of which no direction is known. "
-        "~: tied, or its 95% interval overlaps another's. * changes when the weights are rescaled and the function is "
-        "not: between networks it compares how they are written, too."
+        "flattest or the most compressed, orange the largest. Grey rows are measures without a known direction. "
+        "~: tied, or its 95% interval overlaps another's. *: the measure changes when the weights are rescaled without "
+        "changing the function, so its ranks also depend on the scales of the weights."
     )
     return Figure("ranks", "Ranks by every measure", caption, data, drawn, (drawn,), "wide", colours=False)
 

@@ -24,7 +24,7 @@ def why_alone(model: nn.Module, settings: Training) -> str:
     'a Conv2d: only linear layers and elementwise activations are stacked'
     """
     if isinstance(settings.optimiser, Ridge):
-        return "a ridge head: solved in one step"
+        return "a ridge head is solved in one step and not stacked"
     changed = {
         "augmentation": settings.augmentation is not None,
         "mixup": settings.mixup is not None,
@@ -33,9 +33,9 @@ def why_alone(model: nn.Module, settings: Training) -> str:
         "ghost batches": settings.ghost_batch is not None,
     }
     if there := [name for name, given in changed.items() if given]:
-        return f"{there[0]}: its steps are its own"
+        return f"{there[0]} cannot be stacked"
     if any(p.device.type != "cpu" for p in model.parameters()):
-        return "a network that is not on the processor"
+        return "only networks on the CPU are stacked"
     try:
         LayerChain(model)
     except Apart as reason:

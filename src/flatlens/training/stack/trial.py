@@ -49,9 +49,9 @@ def _try(runs: Sequence[TrainingRun]) -> TrialResult:
     alone = statistics.median(seconds)
     for singly in (False, True):
         if (together := _stacked([_copy(run) for run in runs], wanted, singly=singly)) is not None:
-            slower = f"its size: {together / alone:.2g} times as slow in a stack" if together > alone else ""
+            slower = f"in a stack they would be {together / alone:.2g} times as slow" if together > alone else ""
             return TrialResult(slower, singly)
-    return TrialResult("its shapes: in a stack it would end in other digits here")
+    return TrialResult("in a stack they would end in other digits here")
 
 
 def _stacked(runs: Sequence[TrainingRun], wanted: list[list[Tensor]], *, singly: bool) -> float | None:
