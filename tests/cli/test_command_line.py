@@ -93,7 +93,7 @@ def test_a_mistake_is_one_line_and_2(refused, tmp_path, monkeypatch, arguments, 
         (OSError(28, "No space left on device", "runs/x"), 2, "No space left on device: runs/x; free some space"),
         (PermissionError(13, "Permission denied", "/root/x"), 2, "flatlens: Permission denied: /root/x\n"),
         (KeyboardInterrupt(), 130, "flatlens: stopped\n"),
-        (KeyboardInterrupt("the same command carries on"), 130, "flatlens: stopped: the same command carries on\n"),
+        (KeyboardInterrupt("the same command continues"), 130, "flatlens: stopped: the same command continues\n"),
     ],
 )
 def test_errors_become_status_and_line(capsys, monkeypatch, error, status, words):

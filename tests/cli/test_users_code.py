@@ -106,7 +106,7 @@ def test_the_rest_is_shown_on_request(folder, capsys):
     ("error", "status", "words"),
     [
         (TypeError("at\nodds"), 1, "TypeError: at odds: an error of flatlens, please report it"),
-        (MemoryError(), 2, "memory is used up"),
+        (MemoryError(), 2, "out of memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 2, "--samples"),
         (OSError(28, "No space left on device", "x.html"), 2, "No space left on device: x.html"),
     ],

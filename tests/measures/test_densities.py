@@ -26,7 +26,7 @@ def test_eq_5_splits_the_gap(over: str) -> None:
     within = (max(0.0, rep.stderr**2 - gap.stderr**2) + robust.stderr**2) ** 0.5  # the held-out error is in both
     assert rep.value + robust.value == pytest.approx(gap.value, abs=4 * within)
     assert within < 0.02
-    assert "misses the gap by" in rep.note
+    assert "differs from the gap by" in rep.note
 
 
 def test_a_sample_of_copies_is_representative_of_itself() -> None:
