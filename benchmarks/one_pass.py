@@ -93,9 +93,9 @@ def contestants(name: str) -> dict[str, Callable[[], Any]]:
         runs[f"floor in chunks of {SMALLER}"] = lambda: floor(problem.model, x, SMALLER)
     runs["pass"] = the_pass(problem)
     runs["without certificates"] = on_trust(problem)
-    if chunk > SMALLER:  # on a large network they take minutes
+    if chunk > SMALLER:  # on a large network it takes minutes
         runs["with diagonals"] = the_pass(problem, DIAGONALS)
-        runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem))
+    runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem))
     return runs
 
 
