@@ -105,7 +105,7 @@ def test_every_layer_has_its_rows() -> None:
 def test_what_is_not_applicable() -> None:
     few = check_bounds(lens_of(network(2), drawn("normal", 40, 2)), "batchnorm_limit")
     assert [row.status for row in few] == ["not applicable"]
-    assert "40 values a feature" in few[0].assumption
+    assert "40 values per feature" in few[0].assumption
     none = check_bounds(lens_of(nn.Linear(2, 2).double(), drawn("normal", 40, 2)), "batchnorm_limit")
     assert none[0].status == "not applicable"
     dead = check_bounds(lens_of(network(2, 0.0), drawn("normal", 100, 2)), "batchnorm_limit")
