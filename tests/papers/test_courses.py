@@ -8,7 +8,6 @@ from fake_study import fake_result
 from flatlens.papers.courses import (
     agreement,
     between,
-    fall,
     first,
     gain,
     growth_beyond,
@@ -50,7 +49,7 @@ def result():
 
 
 NUMBERS = {"first": first("s"), "last": last("s"), "largest": largest("s"), "ratio": largest("s", "edge"),
-           "late": late("s"), "late ratio": late("s", "edge"), "rise": rise("s"), "fall": fall("s")}  # fmt: skip
+           "late": late("s"), "late ratio": late("s", "edge"), "rise": rise("s")}  # fmt: skip
 
 
 def test_numbers_of_whole_courses():
@@ -58,8 +57,6 @@ def test_numbers_of_whole_courses():
     assert table.index.tolist() == ["a", "b", "c"]  # d is left out
     assert table.loc["a", ["first", "last", "largest", "ratio"]].tolist() == [2.0, 1.0, 8.0, 2.0]
     assert table.loc["a", ["late", "late ratio", "rise"]].tolist() == [4.5, 1.125, 2.5]
-    assert table.loc["a", "fall"] == pytest.approx(np.log(1 / 8))
-    assert table.loc["b", "fall"] == 0.0
     assert table["smoothing"].tolist() == [0.0, 0.5, 0.0]
 
 

@@ -85,11 +85,6 @@ def rise(column: str) -> Number:
     return lambda course: late(column)(course) - first(column)(course)
 
 
-def fall(column: str) -> Number:
-    """Return log(last / largest): 0 if the column ends at its largest value, far below 0 if it has collapsed."""
-    return lambda course: float(np.log(last(column)(course) / largest(column)(course)))
-
-
 def agreement(x: str, y: str) -> Number:
     """Return Pearson's r of the changes of two columns between measured steps."""
     return lambda course: changes_together(course, x, y)

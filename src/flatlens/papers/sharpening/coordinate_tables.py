@@ -14,10 +14,11 @@ import pandas as pd
 
 from flatlens.data.points import POINTS
 from flatlens.papers.contrasts import side_by_side
-from flatlens.papers.evidence import Table, reached
+from flatlens.papers.evidence import Table
 from flatlens.papers.experiment import Plot
 from flatlens.papers.predictions import Results
-from flatlens.papers.units import labelled
+from flatlens.papers.units import labelled, with_units
+from flatlens.training import REACHED
 
 TABLE_OF = {"gaussian": "Table 1", "relu": "Table 2"}
 ACTIVATION_NAMES = {"gaussian": "Gaussian", "relu": "ReLU"}
@@ -46,10 +47,15 @@ COMPARED: Mapping[str, Mapping[str, str]] = {
 
 
 def measured(study: str) -> Table:
-    """Return the networks, with the square of the Jacobian norm and the sharpness of the error summed over points."""
+    """Return the networks, with the square of the Jacobian norm and the sharpness of the error summed over points.
+
+    Those that took all the steps count, too: the paper's protocol is a number of steps.
+    """
 
     def found(results: Results) -> pd.DataFrame:
-        networks = reached(study)(results)
+        every = results[study].networks
+        ended = every[every["outcome"].isin([*REACHED, "out of steps"])].reset_index(drop=True)
+        networks = with_units(results[study], ended)
         squared, summed = networks[JACOBIAN] ** 2, POINTS * networks["sharpness"]
         return networks.assign(**{SQUARED: squared, SUMMED_SHARPNESS: summed})
 

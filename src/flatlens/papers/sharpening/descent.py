@@ -12,7 +12,7 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
-from flatlens.papers.evidence import along, reached
+from flatlens.papers.evidence import Evidence, Table, along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results
@@ -30,6 +30,7 @@ from flatlens.papers.sharpening.networks import (
 )
 from flatlens.papers.sharpening.smoothing import SMOOTHING, of_smoothing, smoothings
 from flatlens.papers.sharpening.widths import width_plots, width_predictions, width_studies
+from flatlens.statistics import Statistic, in_cases
 from flatlens.training import SGD, Training
 
 EXCESS = Quantity("loss less label entropy", "loss(excess=True)")
@@ -70,6 +71,21 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     )
     descent = Study("full-batch gradient descent", base, axes, (GAP, *shown), scale=scale)
     return {"descent": descent, **width_studies(scale), **bound_studies(scale)}
+
+
+def _in_all_figures(table: Table, rise: str) -> Evidence:
+    """Return Kendall's tau of the smoothing and a rise for each figure: a network at a learning rate."""
+
+    def found(results: Results) -> Statistic:
+        networks = table(results)
+        settings = [name for name in _ALIKE if name != "seed" and name in networks]
+        parts = {
+            ", ".join(map(str, figure)): along(lambda _, mine=mine: mine, SMOOTHING, rise, _ALIKE)(results)  # type: ignore[misc]
+            for figure, mine in networks.groupby(settings, sort=False)
+        }
+        return in_cases(parts, "all", f"Kendall tau-b of {SMOOTHING} and {rise} in each figure", "below")
+
+    return found
 
 
 def _x6_predictions() -> tuple[Prediction, ...]:
@@ -130,9 +146,9 @@ def _x6_predictions() -> tuple[Prediction, ...]:
         ),
         Prediction(
             "sharpness.smoothing",
-            "Smoother labels are associated with a less severe increase in sharpness.",
+            "In all figures smoother labels are associated with a less severe increase in sharpness.",
             "sharpening section 1, 3rd contribution; B.1, Fig. 1, 6-11",
-            along(table, SMOOTHING, "rise of sharpness", _ALIKE),
+            _in_all_figures(table, "rise of sharpness"),
             "below",
             kind="claim",
             quote=_LESS_SEVERE,
@@ -140,9 +156,9 @@ def _x6_predictions() -> tuple[Prediction, ...]:
         ),
         Prediction(
             "jacobian.smoothing",
-            "Smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
+            "In all figures smoother labels are associated with a less severe increase in the softmaxed Jacobian norm.",
             "sharpening B.1, Fig. 1, 6-11",
-            along(table, SMOOTHING, "rise of the Jacobian norm", _ALIKE),
+            _in_all_figures(table, "rise of the Jacobian norm"),
             "below",
             kind="claim",
             quote=_LESS_SEVERE,
