@@ -24,6 +24,7 @@ from flatlens.grams.weight import WeightMatrix, row_factor
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
 
+_COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns", "along"})  #: what sums sum_s W_sj M_sj give
 _NARROW = 16  #: with fewer rows of a weight, a product for each position would take longer to start than to compute
 
 
@@ -101,8 +102,8 @@ class SharedJacobian:
     def _element_wise(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
         """Compute sums over outputs and add them to `found`.
 
-        They need M itself: for a few samples at a time, or for a few rows of one sample. Gram matrices are computed
-        from the same M if that is the cheaper way and all rows fit.
+        Most need M: for a few samples at a time, or a few rows of one. Gram matrices come from the same M if that
+        is the cheaper way and all rows fit.
         """
         n, N, W = len(self.J), self.J.shape[1], self.weight.W
         rows = self._rows(W.shape[1])
@@ -115,14 +116,17 @@ class SharedJacobian:
             shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "along": (n, N), "adaptive": (n,)}
             shape = shapes.get(what, (n, W.shape[0] * W.shape[2]))
             found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
-        convex = self.convex and N <= FEW_OUTPUTS
-        root = root_of(self.C) if convex and not (chosen or "plain diagonal" in wanted) else None  # those read M itself
-        if wanted & {"columns", "plain columns", "along"}:
+        by_position = self.phi is not None and self.J.shape[4] <= W.shape[1]  # else columns of M take less
+        reads_M = bool(chosen) or not by_position or "plain diagonal" in wanted
+        root = root_of(self.C) if self.convex and N <= FEW_OUTPUTS and not reads_M else None
+        if by_position and wanted & _COLUMNS:
             self._columns(wanted, found)
+            wanted = wanted - _COLUMNS
         if wanted & {"diagonal", "adaptive"} and root is not None and self._few_pairs:
             self._from_pairs(found)
             return
-        for piece in self._pieces(form=True) if chosen or wanted & {"diagonal", "adaptive", "plain diagonal"} else ():
+        for piece in self._pieces(form=True) if chosen or wanted - {"K", "R"} else ():
+            column: Tensor | float = 0.0
             phi, J = self._features(piece), self.J[piece]
             C: Tensor | None = self.C[piece]
             if root is not None:  # sum_kk' C_kk' M_k M_k' is a sum of squares of the rows of root^T M
@@ -132,6 +136,8 @@ class SharedJacobian:
                 for what in chosen:
                     T = factors[what]
                     found[what][piece] = gram(M if T is None else T.to(M.dtype) @ M)
+                if wanted & _COLUMNS:
+                    column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     squares = quadratic(C, M)
                     if "diagonal" in wanted:
@@ -140,29 +146,30 @@ class SharedJacobian:
                         found["adaptive"][piece] += squares.flatten(1) @ self.weight.squares[:, part].flatten()
                 if "plain diagonal" in wanted:
                     found["plain diagonal"][:, part] += quadratic(None, M).sum(0)
+            if isinstance(column, Tensor):
+                self._put_columns(column, piece, wanted, found)
 
     def _columns(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
-        """Compute what depends on sum_s W_sj M_sj = sum_p phi_pj (W^T J_p)_j alone, for columns j."""
+        """Compute columns as sum_p phi_pj (W^T J_p)_j, without M."""
         _, N, g, d, P = self.J.shape
         W = self.weight.W.to(self.J.dtype)
         for piece in pieces(len(self.J), 8 * N * g * P * (d + 2 * self._m)):
             phi, J = self._features(piece), self.J[piece]
-            if phi is None:
-                column = (J * W).sum(3)
-            else:
-                column = ((J.mT.reshape(-1, g, P, d) @ W).view(len(J), N, g, P, self._m) * phi.mT[:, None]).sum(3)
-            if "along" in wanted:
-                found["along"][piece] = column.sum((2, 3), dtype=torch.float64)
-            for what, weight in (("columns", self.C[piece]), ("plain columns", None)):
-                if what in wanted:
-                    found[what][piece] = quadratic(weight, column).flatten(1)
+            assert phi is not None
+            at = (J.mT.reshape(-1, g, P, d) @ W).view(len(J), N, g, P, self._m)
+            self._put_columns((at * phi.mT[:, None]).sum(3), piece, wanted, found)
+
+    def _put_columns(self, column: Tensor, piece: slice, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
+        """Add what follows from the columns (n', N, g, m) of some samples."""
+        if "along" in wanted:
+            found["along"][piece] = column.sum((2, 3), dtype=torch.float64)
+        for what, weight in (("columns", self.C[piece]), ("plain columns", None)):
+            if what in wanted:
+                found[what][piece] = quadratic(weight, column).flatten(1)
 
     @property
     def _few_pairs(self) -> bool:
-        """Return whether a sum over pairs of positions is cheaper than M, and has its digits.
-
-        In float64 it has not: where positions cancel, a square of their sum keeps more digits than its terms.
-        """
+        """Return whether a sum over pairs of positions is cheaper than M, with all its digits: not in float64."""
         N, P = self.J.shape[1], self.J.shape[4]
         return self.phi is not None and self.J.dtype != torch.float64 and P * (P + 1) <= N * (P / 4 + 12)
 
