@@ -9,6 +9,7 @@ import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
 
+import pandas as pd
 import psutil
 import pytest
 from dask_cluster import dask_cluster
@@ -77,7 +78,7 @@ def test_a_study_gives_the_same_bytes_as_on_this_machines_processes(cluster, qui
     with dask_executor(cluster.address) as executor:
         run_study(STUDY, tmp_path / "out", executor=executor)
     assert tables(tmp_path / "out") == quiet
-    assert float((tmp_path / "out" / "relations.csv").read_text().splitlines()[1].split(",")[3]) < 1  # not all missing
+    assert pd.read_csv(tmp_path / "out" / "relations.csv")["pearson"].notna().any()  # not all missing
 
 
 def test_a_killed_worker_takes_nothing_along(cluster, quiet, tmp_path):
