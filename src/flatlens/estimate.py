@@ -69,7 +69,9 @@ class Report(Result, Mapping[Key, Estimate]):
 
     def __getitem__(self, key: str | Key) -> Estimate:
         pair = (key, None) if isinstance(key, str) else key
-        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+        if not (
+            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], str | None)
+        ):
             raise UnknownName(
                 f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
             )

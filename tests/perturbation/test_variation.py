@@ -215,7 +215,7 @@ def test_tokens_have_no_ball() -> None:
     problem = fl.Problem(net, "mse", (torch.randint(0, 5, (4, 2)), torch.zeros(4, 2)))
     for estimate in fl.measure(fl.Lens(problem), [local_variation]).values():
         assert estimate.kind == "undefined"
-        assert "no floating input" in estimate.note
+        assert "on a floating input" in estimate.note
 
 
 def test_two_inputs_are_refused() -> None:

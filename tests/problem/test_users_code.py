@@ -55,7 +55,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=repr)
-@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 8, 11])
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 6, 8])
 def test_forward_fails_at_any_call(error: BaseException, call: int) -> None:
     model = FailsAt(error, call)
     with pytest.raises(ForwardFailed) as caught:
@@ -259,5 +259,5 @@ def test_a_hook_that_fails_and_a_change_in_place_are_one_line_of_an_operator_too
     handle.remove()
     assert told
     assert torch.equal(hessian(v), before)
-    with pytest.raises(BadModel, match="changed in place"):
+    with pytest.raises(BadModel, match="do not change tensors or frozen parameters in place"):
         Hessian(fl.Problem(Overwrites(3, 2), "cross_entropy", (X[:9], Y[:9])))(torch.ones(8))

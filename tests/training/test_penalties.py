@@ -119,7 +119,7 @@ def test_what_cannot_be_regularised_is_refused():
         def forward(self, x):
             return self.layer(self.layer(x).tanh())
 
-    with pytest.raises(BadModel, match="'layer' is called more than once"):
+    with pytest.raises(BadModel, match="'layer' is used more than once"):
         RelativeFlatness(1.0).value(forward(Twice(), x), draw)
     for wrong in (lambda: RelativeFlatness(-1.0), lambda: InputJacobian(float("nan")), lambda: InputJacobian(1, "l2")):
         with pytest.raises(BadInput):

@@ -25,6 +25,8 @@ def row_products(
     "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
     "along": A x, (n, N), for x (n, M).
     """
+    A = A.detach()  # products written into memory have no derivative
+    C, x = (None if v is None else v.detach() for v in (C, x))
     n, N, M = A.shape
     if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
         return {what: found.expand(n, *found.shape[1:]) for what, found in row_products(A[:1], wanted).items()}

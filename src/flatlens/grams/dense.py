@@ -47,7 +47,7 @@ class DenseJacobian:
 
     def _products(self, rows: Tensor, wanted: Collection[RowProduct]) -> dict[RowProduct, Tensor]:
         b = self.weight.b
-        x = self.phi if rows is not self.J else None if b is None else b.expand(len(self.J), -1)
+        x = self.phi if rows is not self.J else None if b is None else b.expand(self.J.shape[0], self.J.shape[2])
         return row_products(rows, wanted, self.C, x)
 
     def _get(self, what: RowProduct, *, input: bool = False) -> Tensor:
