@@ -23,8 +23,8 @@ def test_every_section_shows_its_slip() -> None:
 
 def test_the_code_runs_and_says_what_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, object] = {"__name__": "slips"}
-    for block in blocks(PAGE.read_text()):
-        exec(compile(block, str(PAGE), "exec"), names)
+    for number, block in enumerate(blocks(PAGE.read_text())):
+        exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
     said = capsys.readouterr().out
     assert "20.02 <= 1.04? not applicable" in said
     assert "5 <= 0? not applicable; declared convex: violated" in said

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flatlens.bounds import Bound, BoundsReport, check_bounds
+from flatlens.bounds import BOUNDS, Bound, BoundsReport, check_bounds
 
 
 class Replace(ast.NodeTransformer):
@@ -58,6 +58,7 @@ def mutated(
     not hold `right` exactly once, this fails before any check, so that no mutant passes by accident.
     """
     kept = {each.__name__: each for each in modules}
+    registered = dict(BOUNDS._known)  # bounds register when their module is made
     bounds: dict[str, Bound] = {}
     try:
         for each in modules:
@@ -75,3 +76,4 @@ def mutated(
         yield check
     finally:
         sys.modules.update(kept)
+        BOUNDS._known.update(registered)
