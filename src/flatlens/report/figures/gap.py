@@ -56,7 +56,7 @@ def gap_panels(result: StudyResult) -> Figure:
         name="against_gap",
         title="Each measure against the generalisation gap",
         caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
-        f"tau with 95% bootstrap intervals over networks. {EXCLUDED_HOLLOW}",
+        f"tau with 95% intervals over independent seeds. {EXCLUDED_HOLLOW}",
         data=data,
         whole=whole,
         panels=tuple(panels),
@@ -117,7 +117,7 @@ def gap_forest(result: StudyResult) -> Figure:
     return Figure(
         name="correlations_with_gap",
         title="How strongly each quantity goes with the gap",
-        caption="A dot is a correlation with the generalisation gap, its bar the 95% bootstrap interval: a bar that "
+        caption="A dot is a correlation with the generalisation gap, its bar the 95% interval over seeds: a bar that "
         "crosses zero says that these networks do not settle the sign. Among networks trained alike the means of the "
         "groups of equal settings are taken out, so that a setting that moves both sides is no evidence.",
         data=data,
