@@ -7,21 +7,9 @@ import math
 import pytest
 import torch
 from builders import chain, lens_on, normal
-from torch import nn
+from linear import A, linear, measured
 
 import flatlens as fl
-
-X = normal(8, 3, seed=3)
-A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
-
-
-def linear() -> nn.Sequential:
-    """Return f = W x with 2 outputs."""
-    return chain([3, 2], 5, bias=False)
-
-
-def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
-    return fl.measure(lens_on(linear(), X, loss), list(keys))
 
 
 def test_a_linear_network() -> None:

@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from builders import chain, lens_on, normal
+from builders import chain, lens_on
+from linear import X, linear, measured
 from torch import nn
 
 import flatlens as fl
-
-X = normal(8, 3, seed=3)
-A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
-
-
-def linear() -> nn.Sequential:
-    """Return f = W x with 2 outputs."""
-    return chain([3, 2], 5, bias=False)
-
-
-def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
-    return fl.measure(lens_on(linear(), X, loss), list(keys))
-
 
 KEYS = ("mls", "nmls", "jacobian_norm", "normalized_mls", "input_invariant_mls", "jacobian_frobenius")
 

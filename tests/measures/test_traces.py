@@ -5,25 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import chain, lens_on, normal
+from linear import A, measured
 from literal_curvature import LOSSES, flat_parameters, hessian_of, jacobian_of, output_derivatives
 from networks import network
-from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
 from flatlens.measures import interpolation_gap
-
-X = normal(8, 3, seed=3)
-A = X.T @ X / 8  # the Hessian's block of each output of f = W x, under the half squared error
-
-
-def linear() -> nn.Sequential:
-    """Return f = W x with 2 outputs."""
-    return chain([3, 2], 5, bias=False)
-
-
-def measured(*keys: str | fl.measures.Measure, loss: str = "half_squared_error") -> fl.Report:
-    return fl.measure(lens_on(linear(), X, loss), list(keys))
 
 
 def close(value: float, truth: object, tolerance: float = 1e-8, scale: float = 0.0) -> None:
