@@ -10,7 +10,7 @@ from fake_study import fake_result
 
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.evidence import changes, each_history, related, together, trend
+from flatlens.papers.evidence import changes, correlated, each_history, studied, together, trend
 from flatlens.papers.experiment import Plot
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, conclusion_of
@@ -81,7 +81,7 @@ def test_an_outcome_states_everything():
 
 
 def test_relations_are_over_the_networks_that_reached_the_end():
-    found = related("one", "MLS", "gap", "kendall")(RESULTS)
+    found = correlated(studied("one"), "MLS", "gap", "kendall")(RESULTS)
     assert found.n == 5
     assert found.value == correlate([5, 4, 4, 3, 1], [5, 4.5, 3, 3.2, 1], "kendall", resampled=0, permuted=0).value
 

@@ -40,7 +40,7 @@ DECLARABLE = (
 
 @dataclass(eq=False)
 class Context:
-    """One network, as all bounds see it."""
+    """Everything that bounds read of a network: its lens, and what the user declared."""
 
     lens: Lens
     declared: frozenset[str]

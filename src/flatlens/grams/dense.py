@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -37,24 +37,28 @@ class DenseJacobian:
         needs: dict[RowProduct, set[str]] = {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}}
         if self.weight.b is not None:
             needs["along"] = {"columns"}
-        return self._products(self.J, [what for what, read in needs.items() if read & self.wanted])
+        return self._of(self.J, self._b, needs)
 
     @cached_property
     def _of_Jx(self) -> dict[RowProduct, Tensor]:
         needs: dict[RowProduct, set[str]] = {"gram": {"G"}, "squares": {"squares"}, "weighted": {"columns"}}
         needs["along"] = {"columns"}  # whose sum it is
-        return self._products(self.Jx, [what for what, read in needs.items() if read & self.wanted])
+        return self._of(self.Jx, self.phi, needs)
 
-    def _products(self, rows: Tensor, wanted: Collection[RowProduct]) -> dict[RowProduct, Tensor]:
-        b = self.weight.b
-        x = self.phi if rows is not self.J else None if b is None else b.expand(self.J.shape[0], self.J.shape[2])
-        return row_products(rows, wanted, self.C, x)
+    def _of(self, rows: Tensor, x: Tensor | None, needs: Mapping[RowProduct, set[str]]) -> dict[RowProduct, Tensor]:
+        return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x)
+
+    @property
+    def _b(self) -> Tensor | None:
+        """Return the bias of each sample, (n, d)."""
+        return None if self.weight.b is None else self.weight.b.expand(len(self.J), -1)
 
     def _get(self, what: RowProduct, *, input: bool = False) -> Tensor:
         """Return a product of J, or with `input` of Jx."""
-        found, rows = (self._of_Jx, self.Jx) if input else (self._of_J, self.J)
+        found = self._of_Jx if input else self._of_J
         if what not in found:
-            found |= self._products(rows, (what,))
+            rows, x = (self.Jx, self.phi) if input else (self.J, self._b)
+            found |= row_products(rows, (what,), self.C, x)
         return found[what]
 
     @property

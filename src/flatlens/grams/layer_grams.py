@@ -39,9 +39,8 @@ class LayerGrams:
     pure: bool = False  #: whether the layer's calls multiply, add the bias and do nothing else
     feature_scale: Tensor | None = None  #: spread of each feature over the data, (m,) or (g, m), if requested
     tokens: Tokens | None = None  #: for outputs of tokens: which tokens count
-    slope: Tensor | None = (
-        None  #: dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does
-    )
+    slope: Tensor | None = None
+    """dl_i/df_i, (n, N), scaled so that mean_i slope slope^T weighs samples as the risk does."""
 
     @cached_property
     def _input(self) -> Mapping[RowProduct, Tensor]:

@@ -52,8 +52,8 @@ class Weight:
 
     @cached_property
     def matrix(self) -> WeightMatrix:
-        """Return W as (g, d, m), and the bias, in float64."""
-        bias = None if self.bias_value is None else self.bias_value.to(torch.float64)
+        """Return W as (g, d, m), and the bias if it acts in the layer only, in float64."""
+        bias = None if self.bias is None or self.bias_value is None else self.bias_value.to(torch.float64)
         return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias)
 
     @property

@@ -87,11 +87,6 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
     return found
 
 
-def related(study: str, x: str, y: str, coefficient: CoefficientName = "pearson") -> Evidence:
-    """Return the correlation of two quantities of a study, over the networks that reached the end of training."""
-    return correlated(studied(study), x, y, coefficient)
-
-
 def trend(study: str, setting: str, column: str) -> Evidence:
     """Return Kendall's tau-b of a setting and a column: the mean over units, or of all networks if each is a unit."""
     table = reached(study)

@@ -36,7 +36,7 @@ class Linear:
 
     @property
     def rectifies(self) -> bool:
-        """Whether a single ReLU follows: its slope needs no graph."""
+        """Return whether a single ReLU follows: its slope needs no graph."""
         return len(self.activations) == 1 and type(self.activations[0]) is nn.ReLU
 
 

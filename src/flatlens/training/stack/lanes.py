@@ -21,7 +21,7 @@ from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
 _LOOKED_AT = 4
 """Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
 
-_HARD = 8  #: one in so many samples is tried first, to see whether a look at all could end a run
+_HARD = 8  #: an eighth of the samples is tried first, to see whether a look at all data could end a run
 _MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
 _ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `_MARGIN`
 _FAR_FROM_OVERFLOW = 1e15  #: of outputs: their squares are far from float32's largest number
@@ -120,7 +120,7 @@ class Lanes:
 
     @property
     def last(self) -> bool:
-        """Whether the next batch is the last of its epoch."""
+        """Return whether the next batch is the last of its epoch."""
         return (self.taken + 1) * self.size >= self.n
 
     def step(self) -> None:
