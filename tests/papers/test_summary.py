@@ -22,6 +22,9 @@ def test_a_row_is_decided_where_two_runs_agree():
     assert decided == ["reproduced", "not reproduced", "inconclusive", "inconclusive", "inconclusive"]
     assert Row(outcome(None, "theorem"), None).decided == "reproduced"
     assert Row(outcome(None, "theorem"), outcome(None, "theorem", -1.0)).decided == "inconclusive"
+    assert Row(yes, None, (undecided, undecided)).decided == "reproduced"  # halves: the side of the value alone
+    assert Row(yes, None, (undecided, outcome(0.2, value=-1.0))).decided == "inconclusive"
+    assert Row(no, None, (no, no)).decided == "inconclusive"  # `no` has its value above 0
     assert Row(yes, undecided).p == pytest.approx(0.4)  # two-sided, of the weaker run
     assert Row(outcome(None), yes).p != Row(outcome(None), yes).p
 
@@ -29,13 +32,13 @@ def test_a_row_is_decided_where_two_runs_agree():
 def test_what_survives_is_decided_and_corrected_over_all_rows():
     p = [0.0001, 0.012, 0.024, 0.4]
     outcomes = tuple(outcome(each) for each in p)
-    one = SimpleNamespace(outcomes=outcomes[:2], again=outcomes[:2])
-    other = SimpleNamespace(outcomes=outcomes[2:], again=outcomes[2:])
+    one = SimpleNamespace(outcomes=outcomes[:2], again=outcomes[:2], halves=())
+    other = SimpleNamespace(outcomes=outcomes[2:], again=outcomes[2:], halves=())
     rows = [row for each in rows_of([one, other]) for row in each]
     corrected = false_discovery_control([2 * each for each in p])
     assert [row.survives for row in rows] == (corrected <= 0.05).tolist() == [True, True, False, False]
     assert [row.marked for row in rows[1:3]] == ["✓ reproduced *", "✓ reproduced"]
-    alone = rows_of([SimpleNamespace(outcomes=outcomes[:1], again=())])
+    alone = rows_of([SimpleNamespace(outcomes=outcomes[:1], again=(), halves=())])
     assert not alone[0][0].survives  # strong, but in one run
 
 
@@ -48,5 +51,5 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     assert counts["reading"]["inconclusive"] == 1
     said = by_chance(rows)
     assert said.startswith("4 rows have a p-value")  # the theorem has none
-    assert "at most 0.2 of them by chance, and two runs the same way 0.0." in said
-    assert "3 are decided, in two runs that agree; 3 of these survive" in said
+    assert "at most 0.2 of them in one run, and 0.1 with the replication" in said
+    assert "3 are decided, and their replication agrees; 3 of these survive" in said

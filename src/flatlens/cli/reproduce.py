@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def reproduce(
     *experiments: str,
     out: Path,
-    scale: Literal["smoke", "laptop", "paper"] = "laptop",
+    scale: Literal["smoke", "laptop", "desk", "paper"] = "laptop",
     again: Annotated[bool, Flag] = False,
     running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
@@ -37,7 +37,8 @@ def reproduce(
     Args:
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
-        scale: `smoke` takes seconds, `laptop` minutes; `paper` is the published setting on the published data.
+        scale: `smoke` takes seconds, `laptop` minutes; `desk` is the published setting, made smaller, on the published
+            data, and takes up to an hour and a half; `paper` is the published setting.
         again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a claim is decided
             if both runs agree.
         running: The processes or machines to run on.
@@ -67,9 +68,11 @@ def reproduce(
 
 
 def _expected(one: Experiment, scale: Scale, workers: int) -> str:
-    """Return the expected work in words; for paper scale, from a trial of each study."""
+    """Return the expected work in words; for data of the papers, from a trial of each study."""
     studies = one.studies(scale).values()
-    if scale != "paper":
+    from flatlens.papers.experiment import ON_PAPERS_DATA
+
+    if scale not in ON_PAPERS_DATA:
         return f"{sum(len(study.networks()) for study in studies)} networks"
     from flatlens.experiments.cost import cost_of
 
@@ -86,11 +89,12 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
     from rich.table import Table
 
     for one in found:
-        table = Table("claim", "outcome", *["re-run"] * bool(one.again), "statistic", "n",
-                      box=None, pad_edge=False, header_style="bold")  # fmt: skip
+        table = Table("claim", "outcome", *["re-run"] * bool(one.again), *["halves"] * bool(one.halves),
+                      "statistic", "n", box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
-        for v, again in zip_longest(one.outcomes, one.again):
+        for v, again, halves in zip_longest(one.outcomes, one.again, one.halves):
             second = [again.conclusion] if again else []
+            second += [" and ".join(f"{half.statistic.value:.2g}" for half in halves)] if halves else []
             table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, v.statistic.size)
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):

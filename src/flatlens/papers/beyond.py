@@ -47,6 +47,7 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     sizes, count, steps = {
         "smoke": ((10, 40), 4, 100),
         "laptop": ((10, 30, 100, 300, 1000, 3000, 10_000), 8, 3000),
+        "desk": ((10, 30, 100, 300, 1000, 3000, 10_000, 30_000), 12, 5000),
         "paper": ((10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000), 10, 10_000),
     }[scale]
     shown = (
@@ -251,6 +252,7 @@ EXPERIMENTS = (
         {
             "smoke": (SMOKE_ONLY, _OWN),
             "laptop": (_OWN, _NEARLY, RADII, CERTIFIED),
+            "desk": (_OWN, _NEARLY, RADII, CERTIFIED, "Three times as many samples at most, and 12 trials."),
             "paper": (_OWN, _NEARLY, RADII, CERTIFIED, "Ten times as many samples at most, and 10 trials."),
         },
     ),

@@ -1,4 +1,4 @@
-"""Experiments: studies at three scales, predictions about them from a paper, and the data of its figures."""
+"""Experiments: studies at four scales, predictions about them from a paper, and the data of its figures."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import pandas as pd
 from flatlens.experiments.settings import Study
 from flatlens.papers.predictions import Prediction, Results
 
-Scale: TypeAlias = Literal["smoke", "laptop", "paper"]
-SCALES: tuple[Scale, ...] = ("smoke", "laptop", "paper")
+Scale: TypeAlias = Literal["smoke", "laptop", "desk", "paper"]
+SCALES: tuple[Scale, ...] = ("smoke", "laptop", "desk", "paper")
+ON_PAPERS_DATA: tuple[Scale, ...] = ("desk", "paper")
+"""Scales on the papers' own data, which have to be fetched."""
 FigureKind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 

@@ -66,6 +66,15 @@ class Outcome:
         return two_sided(tails(self.prediction.than))
 
     @property
+    def sided(self) -> Conclusion:
+        """The conclusion that the value alone would give, without its interval; "inconclusive" for NaN."""
+        value = self.statistic.value
+        if value != value or value == self.prediction.than:
+            return "inconclusive"
+        above = value > self.prediction.than
+        return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
+
+    @property
     def marked(self) -> str:
         """The conclusion behind its mark: "✓ reproduced"."""
         return f"{MARKS[self.conclusion]} {self.conclusion}"

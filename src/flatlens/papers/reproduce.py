@@ -17,6 +17,7 @@ from flatlens.experiments.study import RunOptions, load_study, run_study
 from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import SCALES, Experiment, Plot, Scale
+from flatlens.papers.halves import halves
 from flatlens.papers.predictions import Conclusion, Outcome, Results, counted
 from flatlens.papers.rerun import rerun
 
@@ -35,11 +36,15 @@ class Reproduction:
     outcomes: tuple[Outcome, ...]
     plots: tuple[Plot, ...]
     again: tuple[Outcome, ...] = ()  #: those of the re-run, one per prediction; empty if not run
+    halves: tuple[tuple[Outcome, Outcome], ...] = ()
+    """Those of both halves of the units, one pair per prediction; at desk scale, which has no re-run."""
 
     def claims(self) -> list[dict[str, Any]]:
         """Return every claim with its outcome, as plain values."""
         rows = [outcome.as_json() for outcome in self.outcomes]
-        return [row | ({"again": two.as_json()} if two else {}) for row, two in zip_longest(rows, self.again)]
+        seconds = [{"again": two.as_json()} for two in self.again]
+        pairs = [{"halves": [half.as_json() for half in pair]} for pair in self.halves]
+        return [row | (two or {}) | (pair or {}) for row, two, pair in zip_longest(rows, seconds, pairs)]
 
     @property
     def networks(self) -> int:
@@ -84,7 +89,7 @@ def reproduce(
     Args:
         name: the catalogue's row, "X4".
         out: a new or empty folder, or one where this experiment was begun.
-        scale: "smoke", "laptop" or "paper".
+        scale: "smoke", "laptop", "desk" or "paper".
         again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
             claim is decided where the two runs agree.
         progress: as for `run_study`.
@@ -131,7 +136,8 @@ def _concluded(
     out: Path, experiment: Experiment, scale: Scale, results: Results, outcomes: tuple[Outcome, ...]
 ) -> Reproduction:
     second = _of_rerun(out, experiment, results)
-    found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second)
+    pairs = _of_halves(experiment, results) if scale == "desk" else ()
+    found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second, pairs)
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
@@ -143,6 +149,12 @@ def _of_rerun(out: Path, experiment: Experiment, results: Results) -> tuple[Outc
     rerun_results = {study: load_study(out / AGAIN / study) for study in results}
     unfinished = any(one.unfinished for one in rerun_results.values())
     return () if unfinished else _weighed(experiment, rerun_results)
+
+
+def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
+    """Return the outcomes of both halves of the units, one pair per prediction."""
+    one, other = (_weighed(experiment, half) for half in halves(results))
+    return tuple(zip(one, other, strict=True))
 
 
 def is_reproduction(out: Path) -> bool:

@@ -23,21 +23,28 @@ Counts: TypeAlias = Mapping[PredictionKind, Mapping[Conclusion, int]]
 
 @dataclass(frozen=True)
 class Row:
-    """A prediction with its outcome, and that of the re-run."""
+    """A prediction with its outcome, and those of its replication: a re-run, or both halves of the units."""
 
     outcome: Outcome
     again: Outcome | None
+    halves: tuple[Outcome, ...] = ()
     survives: bool = False  #: decided, and still so after Benjamini and Hochberg's correction over all rows
 
     @property
     def decided(self) -> Conclusion:
-        """The conclusion of both runs; "inconclusive" if they differ, or if there is only one. A theorem needs one."""
-        if self.outcome.prediction.kind == "theorem" and self.again is None:
-            return self.outcome.conclusion
-        if self.outcome.conclusion == "not tested":
-            return "not tested"
-        agree = self.again is not None and self.again.conclusion == self.outcome.conclusion
-        return self.outcome.conclusion if agree else "inconclusive"
+        """The conclusion, if the replication agrees; else "inconclusive". A theorem needs none.
+
+        The re-run has to come to the same conclusion. Each half of the units has to have its value on the side of the
+        conclusion: it has too few units for one of its own.
+        """
+        found = self.outcome.conclusion
+        if found == "not tested" or (self.outcome.prediction.kind == "theorem" and self.again is None):
+            return found
+        if self.halves:
+            agree = all(half.sided == found for half in self.halves)
+        else:
+            agree = self.again is not None and self.again.conclusion == found
+        return found if agree else "inconclusive"
 
     @property
     def p(self) -> float:
@@ -52,7 +59,7 @@ class Row:
 
 def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     """Return the rows of each experiment; p-values are corrected over all of them (Benjamini and Hochberg 1995)."""
-    rows = [[Row(*pair) for pair in _pairs(one)] for one in found]
+    rows = [[Row(*each) for each in _runs(one)] for one in found]
     rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
     decisions = ("reproduced", "not reproduced")
     return [
@@ -61,8 +68,9 @@ def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     ]
 
 
-def _pairs(one: Reproduction) -> list[tuple[Outcome, Outcome | None]]:
-    return list(zip(one.outcomes, one.again or [None] * len(one.outcomes), strict=True))
+def _runs(one: Reproduction) -> list[tuple[Outcome, Outcome | None, tuple[Outcome, ...]]]:
+    count = len(one.outcomes)
+    return list(zip(one.outcomes, one.again or [None] * count, one.halves or [()] * count, strict=True))
 
 
 def counted_by_kind(rows: Iterable[Row]) -> Counts:
@@ -79,13 +87,13 @@ def counted_by_kind(rows: Iterable[Row]) -> Counts:
 def by_chance(rows: Sequence[Row]) -> str:
     """Return in words how many rows chance would decide if nothing had an effect, and how many stand."""
     tested = [row for row in rows if row.outcome.p == row.outcome.p]
-    twice = [row for row in tested if row.again is not None]
-    one, two = 2 * LEVEL * len(tested), 2 * LEVEL**2 * len(twice)
+    one = 2 * LEVEL * len(tested)
+    both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
     survive = sum(row.survives for row in rows)
     decided = sum(row.decided in ("reproduced", "not reproduced") for row in tested)
     return (
-        f"{len(tested)} rows have a p-value. Were there no effect at all, one run would decide at most {one:.1f} "
-        f"of them by chance, and two runs the same way {two:.1f}. {decided} are decided, in two runs that agree; "
-        f"{survive} of these survive Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are "
-        f"marked {SURVIVES}."
+        f"{len(tested)} rows have a p-value. Were there no effect at all, chance would decide at most {one:.1f} of "
+        f"them in one run, and {both:.1f} with the replication (a half of the units is hardly one). {decided} are "
+        f"decided, and their replication agrees; {survive} of these survive Benjamini and Hochberg's correction at "
+        f"{DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flatlens.estimate import Progress
 from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
+from flatlens.papers.halves import HALVES
 from flatlens.papers.predictions import MARKS
 from flatlens.papers.rerun import IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
@@ -73,6 +74,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         marks=MARKS,
         rows=rows,
         again=IN_WORDS,
+        halves=HALVES,
         papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
         swatches={mode: ordered_colours(_COLOURS, mode) for mode in MODES},
         specs=script_json(specs),
@@ -95,6 +97,7 @@ def _row(one: Reproduction, predicted: Sequence[Row], figures: Sequence[Figure],
         "differs": one.experiment.differs.get(one.scale, ()),
         "predicted": predicted,
         "again": bool(one.again),
+        "halves": bool(one.halves),
         "networks": one.networks,
         "counts": Counter(row.decided for row in predicted),
         "studies": [_study(name, one, place) for name in one.results],

@@ -40,12 +40,13 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     steps = {
         "smoke": (1, 40),
         "laptop": (1, 30, 100, 300, 1000, 3000, 10_000),
+        "desk": (1, 100, 1000, 10_000, 30_000),
         "paper": (1, 100, 1000, 10_000, 100_000),
     }
     data, model = mlp(scale)
     training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1)
     base = NetworkSettings(data, model, training, ("mls", "loss"), ("mls_chain",), samples=samples(data))
-    seeds = {"smoke": 2, "laptop": 10, "paper": 8}[scale]
+    seeds = {"smoke": 2, "laptop": 10, "desk": 10, "paper": 8}[scale]
     trained = Study("tightness", base, (Axis("max_steps", steps[scale]), Axis("seed", tuple(range(seeds)))))
     return {"tightness": trained}
 
@@ -122,6 +123,8 @@ def _x3_plots(results: Results) -> list[Plot]:
 _GAP = "the gap between C and D is large compared to the gap between A and B or B and C"
 
 
+_OWN_NETWORKS = "A network of its own for each number of steps, from the same start: the same training, and one unit."
+
 EXPERIMENTS = (
     Experiment(
         "X3",
@@ -178,9 +181,11 @@ EXPERIMENTS = (
         _x3_plots,
         {
             "smoke": (SMOKE_ONLY, DIGITS),
-            "laptop": (
-                DIGITS,
-                "A network of its own for each number of steps, from the same start: the same training, and one unit.",
+            "laptop": (DIGITS, _OWN_NETWORKS),
+            "desk": (
+                "30,000 steps at most; the figure does not say how many.",
+                _OWN_NETWORKS,
+                "Widths are not given: 784 in every layer.",
             ),
             "paper": ("Widths are not given: 784 in every layer.", "8 seeds; the figure does not say how many it has."),
         },

@@ -35,8 +35,11 @@ from flatlens.training import SGD, Training, Until
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.05, 0.1), (8,), 2),
     "laptop": ((0.05, 0.1, 0.2), (8, 16, 32), 3),
+    "desk": ((0.05, 0.1, 0.2), (8, 16, 32, 64), 8),
     "paper": ((0.01, 0.02, 0.05, 0.1, 0.2), (8, 16, 32, 64), 5),
 }
+FEW_SAMPLES = 1000
+"""Training samples at desk scale: few, so that the gap is large beside its error."""
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
@@ -44,10 +47,12 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
     settings = product(lrs, batches, range(each))
     own_seeds = tuple((lr, batch, seed) for seed, (lr, batch, _) in enumerate(settings))
     axes = (Axis("lr+batch_size+seed", own_seeds),)
-    steps = {"smoke": 400, "laptop": 20_000, "paper": 200_000}[scale]
-    loss = {"smoke": 0.2, "laptop": INTERPOLATES, "paper": INTERPOLATES}[scale]
+    steps = {"smoke": 400, "laptop": 20_000, "desk": 30_000, "paper": 200_000}[scale]
+    loss = 0.2 if scale == "smoke" else INTERPOLATES
     studies = {}
     for name, (data, model) in {"vgg": vgg(scale), "mlp": mlp(scale), "lenet": lenet(scale)}.items():
+        if scale == "desk":
+            data = replace(data, train=FEW_SAMPLES)
         training = Training(
             SGD(FIXED_LR),
             batch_size=FIXED_BATCH,
@@ -89,7 +94,11 @@ EXPERIMENTS = (
         {
             "smoke": (SMOKE_ONLY, PATCHES, DIGITS),
             "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", _GRID, _SEEDS, STAYING),
+            "desk": (
+                f"{FEW_SAMPLES} training samples, for a large gap; 96 networks of each kind, not 100.",
+                SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING,
+            ),
             "paper": (SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING),
         },
     ),
-)
+)  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 import pandas as pd
@@ -37,6 +38,14 @@ VARIANTS = tuple(
     )
 )  # fmt: skip
 
+MANY = tuple(
+    ViT(patch=patch, width=width, depth=depth, heads=width // 12, pooling=pooling, sigmoid=True, seed=number)
+    for number, (pooling, patch, width, depth) in enumerate(
+        (pooling, *sizes) for sizes in product((4, 8, 16), (24, 36, 48, 72, 96), (2, 4)) for pooling in POOLINGS
+    )
+)
+"""Sixty sizes for ten classes, each from a start of its own."""
+
 
 def _x5(scale: Scale) -> Mapping[str, Study]:
     data = DataSettings("patches", train=200, test=200)
@@ -45,6 +54,8 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
     steps: tuple[int, ...] = (0, 300)
     if scale == "smoke":
         data, variants, seeds, steps = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1), (0, 2)
+    if scale == "desk":
+        data, seeds, steps = DataSettings("cifar10", train=2000), (0,), (1000,)
     if scale == "paper":
         data = DataSettings("imagenet", train=100, test=100)
         variants = tuple(Published(f"timm:{name}", sigmoid=True) for name in VIT_NAMES)
@@ -55,6 +66,8 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
     samples = data.train if scale == "paper" else min(32, data.train or 32)
     base = NetworkSettings(data, variants[0], training, measures, samples=samples)
     networks: tuple[ViT | Published, ...] = tuple(replace(variant, seed=seed) for variant in variants for seed in seeds)
+    if scale == "desk":
+        networks = MANY
     return {"transformers": Study("transformers", base, (Axis("model", networks), Axis("max_steps", steps)))}
 
 
@@ -189,6 +202,10 @@ EXPERIMENTS = (
         {
             "smoke": (SMOKE_ONLY, _OWN, _NOT_TESTED),
             "laptop": (_OWN, _NOT_TESTED),
+            "desk": (
+                "Sixty vision transformers of sixty sizes, after 1000 steps on 2000 images of CIFAR-10.",
+                _NOT_TESTED,
+            ),
             "paper": (
                 f"{len(VIT_NAMES)} networks of timm 1.0; the paper's list of 181 is not published.",
                 "100 images from a folder of ImageNet's, resized to each network's size; the paper names no data.",

@@ -13,7 +13,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.evidence import reached
-from flatlens.papers.experiment import Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.remarks import MOVED, MOVED_NEURONS, SUMMED_GAP, own_seeds
 from flatlens.papers.units import UNIT
@@ -44,22 +44,25 @@ def lenet_studies(scale: Scale) -> Mapping[str, Study]:
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=120, test=600),
+        "desk": DataSettings("cifar10", train=4000),
         "paper": DataSettings("cifar10"),
     }[scale]
     optimisers = {
         "smoke": (SGD(0.02), Adam(1e-3)),
         "laptop": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(1e-4), RMSProp(5e-4)),
+        "desk": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(1e-4), RMSProp(5e-4)),
         "paper": tuple(kind(lr) for kind in (SGD, Adam, RMSProp) for lr in (1e-4, 0.02, 0.05)),
     }[scale]
     batches, seeds, epochs = {
         "smoke": ((5, 10), 1, 60),
         "laptop": ((8, 16, 32, 64), 2, 200),
+        "desk": ((32, 64, 128, 256), 6, 300),
         "paper": ((64, 128, 256, 512, 1024), 10, 300),
     }[scale]
     until = Until(loss_below=0.3 if scale == "smoke" else 0.1, loss_over="epoch")
     base = NetworkSettings(
         data,
-        LeNet5(classes=10 if scale == "paper" else 2),
+        LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
         Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=100),
         measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED, MOVED_NEURONS),

@@ -8,7 +8,7 @@ only, so nothing is trained or mapped back for these, and the risk is computed e
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache
 
 import pandas as pd
 import torch
@@ -46,7 +46,12 @@ NO_CORRELATION = 0.1
 
 
 def _studies(scale: Scale) -> Mapping[str, Study]:
-    train, test, repeats = {"smoke": (60, 140, 4), "laptop": (500, 4500, 100), "paper": (500, 4500, 100)}[scale]
+    train, test, repeats = {
+        "smoke": (60, 140, 4),
+        "laptop": (500, 4500, 100),
+        "desk": (500, 4500, 100),
+        "paper": (500, 4500, 100),
+    }[scale]
     separations = (1.0, 4.0) if scale == "smoke" else (0.5, 1.0, 2.0, 3.0, 4.0, 5.0)
     base = of_clusters(DataSettings("inverted_clusters", train=train, test=test, separation=4.0), (FLATNESS, AS_CODED))
     shown = (
@@ -65,24 +70,17 @@ def features_only(results: Results) -> pd.DataFrame:
     Sizes and class separations are the study's; there are 20 seeds for each of its seeds, none of them twice in a study
     and its re-run. Data sets of one seed are those of the others with their centres moved apart, so the seed is a unit.
     """
-    settings = results["clusters"].settings
-    values = {axis["name"]: axis["values"] for axis in settings["axes"]}
-    seeds = sorted(seed for seed, *_ in next(values[name] for name in values if "seed" in name))
-    n = int(settings["base"]["data"]["train"])
-    drawn = _drawn(tuple(sorted(values["separation"])), n, TIMES * int(seeds[0]), TIMES * len(seeds))
-    return labelled(drawn, ["seed"])
-
-
-@lru_cache(4)
-def _drawn(separations: tuple[float, ...], n: int, first: int, count: int) -> pd.DataFrame:
+    networks, n = results["clusters"].networks, int(results["clusters"].settings["base"]["data"]["train"])
     rows = [
         (separation, seed, *data_set(separation, n, seed))
-        for separation in separations
-        for seed in range(first, first + count)
+        for separation in sorted(networks["separation"].unique())
+        for of_network in sorted(networks["seed"].unique())
+        for seed in range(TIMES * int(of_network), TIMES * int(of_network) + TIMES)
     ]
-    return pd.DataFrame(rows, columns=["separation", "seed", FLATNESS, AS_CODED, _GAP])
+    return labelled(pd.DataFrame(rows, columns=["separation", "seed", FLATNESS, AS_CODED, _GAP]), ["seed"])
 
 
+@cache
 def data_set(separation: float, n: int, seed: int) -> tuple[float, float, float]:
     """Return the relative flatness of a ridge head on n samples of clusters, the same as coded, and its gap.
 
@@ -201,6 +199,6 @@ EXPERIMENTS = (
         _studies,
         _predictions(),
         _plots,
-        {"smoke": (SMOKE_ONLY, SEPARATION, HEAD), "laptop": _DIFFERS, "paper": _DIFFERS},
+        {"smoke": (SMOKE_ONLY, SEPARATION, HEAD), "laptop": _DIFFERS, "desk": _DIFFERS, "paper": _DIFFERS},
     ),
 )

@@ -58,14 +58,16 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
     data, inputs = {
         "smoke": (DataSettings("digits", train=100), 64),
         "laptop": (DataSettings("digits", train=600), 64),
+        "desk": (DataSettings("mnist", flat=True), 784),
         "paper": (DataSettings("mnist", flat=True), 784),
     }[scale]
     pairs: tuple[tuple[int, float], ...] = {
         "smoke": ((25, 0.1), (50, 0.2)),
         "laptop": ((25, 0.05), (50, 0.1), (100, 0.2), (200, 0.4)),
+        "desk": ((1000, 0.1), (2000, 0.2), (4000, 0.4), (8000, 0.8)),
         "paper": ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16)),
     }[scale]
-    epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "paper": (1000, 10)}[scale]
+    epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "desk": (100, 24), "paper": (1000, 10)}[scale]
     base = NetworkSettings(
         data,
         MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
@@ -256,6 +258,12 @@ EXPERIMENTS = (
                 "scikit-learn's digits in place of MNIST, 600 to train on.",
                 "Batches of 25 to 200, as many steps an epoch as those of 1000 to 8000 make of MNIST within a factor "
                 "of 3; 30 epochs, 24 networks of each batch size.",
+                _TRAINING_ERROR,
+                COEFFICIENT,
+            ),
+            "desk": (
+                "Five times the paper's learning rates, 100 epochs, 24 networks of each batch size.",
+                RATIO,
                 _TRAINING_ERROR,
                 COEFFICIENT,
             ),

@@ -17,7 +17,7 @@ from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.contrasts import strength, stronger, unchanged
 from flatlens.papers.evidence import Table, correlated, independent, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import (
@@ -38,6 +38,7 @@ INITS = ("xavier_normal", "kaiming_uniform", "uniform", "normal")
 BATCHES_LRS: Mapping[Scale, tuple[tuple[int, float], ...]] = {
     "smoke": ((4, 0.002), (8, 0.004)),
     "laptop": ((2, 0.0005), (4, 0.001), (8, 0.002), (16, 0.004)),
+    "desk": ((4, 0.004), (8, 0.008), (16, 0.016), (32, 0.032)),
     "paper": ((4, 0.001), (32, 0.008), (64, 0.02), (512, 0.1)),
 }
 FIFTH = "fc3"
@@ -47,18 +48,19 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=200, test=600),
+        "desk": DataSettings("cifar10", train=1000),
         "paper": DataSettings("cifar10"),
     }[scale]
     until = Until(loss_below=0.5 if scale == "smoke" else 0.1, loss_over="epoch")
-    epochs = {"smoke": 40, "laptop": 300, "paper": 500}[scale]
+    epochs = {"smoke": 40, "laptop": 300, "desk": 300, "paper": 500}[scale]
     base = NetworkSettings(
         data,
-        LeNet5(classes=10 if scale == "paper" else 2),
+        LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
         Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=100),
         measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )
-    seeds = {"smoke": 1, "laptop": 3, "paper": 9}[scale]
+    seeds = {"smoke": 1, "laptop": 3, "desk": 6, "paper": 9}[scale]
     schemes = INITS[:2] if scale == "smoke" else INITS
     setups = own_seeds("init+batch_size+lr", [(init, *pair) for init in schemes for pair in BATCHES_LRS[scale]], seeds)
     shown = (
@@ -262,6 +264,16 @@ EXPERIMENTS = (
                 "Patches of two photographs in place of CIFAR-10, 200 to train on.",
                 "Batches of 2 to 16 and learning rates to match, in the paper's ratio, for so few samples; 3 networks "
                 "of each setup.",
+                SCHEMES,
+                GAPS,
+                COEFFICIENT,
+                CONVERGED,
+                _FACTORS,
+                FIFTH_LAYER,
+            ),
+            "desk": (
+                "1000 images of CIFAR-10 to train on, batches of 4 to 32 with the paper's ratio, four times as large; "
+                "6 networks of each setup; 300 epochs at most.",
                 SCHEMES,
                 GAPS,
                 COEFFICIENT,

@@ -57,6 +57,7 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
     sizes = {
         "smoke": {"gaussian": (4, 200), "relu": (4, 200)},
         "laptop": {"gaussian": (10, 10_000), "relu": (10, 100_000)},
+        "desk": {"gaussian": (20, 10_000), "relu": (20, 100_000)},
         "paper": {"gaussian": (10, 10_000), "relu": (10, 100_000)},
     }[scale]
     models = {"gaussian": CoordinateNet("gaussian", "low"), "relu": CoordinateNet("relu", "low")}
@@ -66,7 +67,7 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
 
 
 def _study(name: str, scale: Scale, model: CoordinateNet, trials: int, steps: int) -> Study:
-    until = Until(loss_below=_SETTLED) if scale == "laptop" else Until()
+    until = Until(loss_below=_SETTLED) if scale in ("laptop", "desk") else Until()
     optimiser = SGD(POINTS * 1e-4, momentum=0.9)
     training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
     base = NetworkSettings(DataSettings("eight_points"), model, training, _MEASURES)
@@ -220,6 +221,10 @@ LOSS = (
     "The loss is not named: the squared error summed over the points, as its mean leaves ReLU networks of a low start "
     "far from them."
 )
+_STOPPED = (
+    "Training ends where the mean squared error is below 1e-9: in the one trial compared, the rest of the 100,000 "
+    "steps of a ReLU network made the sharpness 2% and the Jacobian norm 8% lower."
+)
 
 EXPERIMENTS = (
     Experiment(
@@ -231,11 +236,8 @@ EXPERIMENTS = (
         _plots,
         {
             "smoke": (SMOKE_ONLY, _OURS, LOSS),
-            "laptop": (
-                "Training ends where the mean squared error is below 1e-9: in the one trial compared, the rest of the "
-                "100,000 steps of a ReLU network made the sharpness 2% and the Jacobian norm 8% lower.",
-                _OURS, OPEN, LOSS,
-            ),
+            "laptop": (_STOPPED, _OURS, OPEN, LOSS),
+            "desk": (_STOPPED, "20 trials, twice the paper's.", _OURS, OPEN, LOSS),
             "paper": (_OURS, OPEN, LOSS),
         },
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pandas as pd
 
@@ -21,6 +22,9 @@ from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bou
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
+    NARROW,
+    NARROW_RESNET,
+    NARROW_VGG,
     PATCH_ROWS,
     RESNET,
     SOFTMAXED,
@@ -47,9 +51,18 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
     paces: tuple[tuple[float, int, int], ...] = {
         "smoke": ((0.08, 60, 5),),
         "laptop": ((0.08, 150, 5), (0.04, 300, 10), (0.02, 600, 20)),
+        "desk": ((0.08, 120, 10),),
         "paper": ((0.08, 1000, 5), (0.04, 2000, 10), (0.02, 4000, 20)),
     }[scale]
-    seeds, samples, ghosts = {"smoke": (4, None, None), "laptop": (8, None, None), "paper": (5, 2500, 5000)}[scale]
+    seeds, samples, ghosts = {
+        "smoke": (4, None, None),
+        "laptop": (8, None, None),
+        "desk": (10, 200, None),
+        "paper": (5, 2500, 5000),
+    }[scale]
+    if scale == "desk":
+        data = DataSettings("cifar10", train=500, standardise="component")
+        models = (NARROW_VGG, replace(NARROW_VGG, batchnorm=False), NARROW_RESNET)
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)
     shown = (EXCESS, BATCH_SHARPNESS, SOFTMAXED)
@@ -211,20 +224,29 @@ _FIGURES: Mapping[float, Mapping[str, str]] = {
 """Figures by learning rate and network."""
 
 
+def _kind(model: str) -> str:
+    """Return the kind of a network from its settings in words.
+
+    >>> _kind("VGG11(classes=10, batchnorm=False)")
+    'VGG11 without BatchNorm'
+    """
+    return model.partition("(")[0] + " without BatchNorm" * ("batchnorm=False" in model)
+
+
 def _x6_plots(results: Results) -> list[Plot]:
     networks, courses = reached("descent")(results), FITTED(results["descent"])
-    kinds = networks["model"] if "model" in networks else pd.Series("", index=networks.index)
+    kinds = networks["model"].map(_kind) if "model" in networks else pd.Series("", index=networks.index)
     plots = []
-    for _, same in networks.groupby([kinds.str.partition("(")[0], "lr"], sort=False):
-        kind, lr = str(kinds[same.index[0]]).partition("(")[0], float(same["lr"].iloc[0])
-        figures = _FIGURES[lr].get(kind) or " and ".join(_FIGURES[lr].values())
+    for _, same in networks.groupby([kinds, "lr"], sort=False):
+        kind, lr = str(kinds[same.index[0]]), float(same["lr"].iloc[0])
+        figures = _FIGURES[lr].get(kind.partition(" ")[0]) or " and ".join(_FIGURES[lr].values())
         plots.append(
             course_curves(
                 same,
                 courses,
                 SMOOTHING,
                 (EXCESS, BATCH_SHARPNESS, SOFTMAXED),
-                f"{kind.lower()}_lr_{lr:g}".strip("_").replace(".", "_"),
+                f"{kind.lower().replace(' ', '_')}_lr_{lr:g}".strip("_").replace(".", "_"),
                 f"{figures}: {f'{kind}, ' if kind else ''}learning rate {lr:g}",
                 "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands "
                 "one standard deviation to either side; dashed is 2/lr.",
@@ -259,6 +281,14 @@ EXPERIMENTS = (
                 "300 patches, all of them measured on. At the lower learning rates 2/lr is above what the sharpness "
                 "reaches before 99% accuracy.",
                 UP_TO,
+                _SECTION_5,
+            ),
+            "desk": (
+                NARROW,
+                "500 images of CIFAR-10, 200 of them measured on; learning rate 0.08 alone, 120 iterations at most; "
+                "VGG-11 also without BatchNorm.",
+                UP_TO,
+                UNTOLD_INIT,
                 _SECTION_5,
             ),
             "paper": (

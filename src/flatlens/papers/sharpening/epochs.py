@@ -8,6 +8,7 @@ from dataclasses import replace
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
+from flatlens.models import Architecture
 from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import Number, agreement, in_course, largest, last, rise
@@ -19,6 +20,8 @@ from flatlens.papers.remarks import SMOKE_ONLY
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
+    NARROW,
+    NARROW_VGG,
     PATCH_ROWS,
     SOFTMAXED,
     UNTOLD_INIT,
@@ -36,16 +39,24 @@ COLLAPSED = 0.1
 """Share of its largest value below which the sharpness counts as collapsed."""
 
 
-def _x10(scale: Scale) -> Mapping[str, Study]:
+def _on(scale: Scale) -> tuple[DataSettings, Architecture]:
+    """Return the data and the network."""
+    if scale == "paper":
+        return DataSettings("cifar10", standardise="channel"), VGG
+    if scale == "desk":
+        return DataSettings("cifar10", train=2000, standardise="channel"), NARROW_VGG
     data, model = rows(scale)
-    batch, epoch, every, epochs, seeds = {
-        "smoke": (5, 4, 2, 3, 4),
-        "laptop": (5, 120, 5, 30, 8),
-        "paper": (128, 391, 5, 90, 5),
+    return (replace(data, train=600) if scale == "laptop" else data), model
+
+
+def _x10(scale: Scale) -> Mapping[str, Study]:
+    data, network = _on(scale)
+    lr, batch, epoch, every, epochs, seeds, samples = {
+        "smoke": (0.02, 5, 4, 2, 3, 4, None),
+        "laptop": (0.02, 5, 120, 5, 30, 8, 300),
+        "desk": (0.1, 64, 32, 2, 60, 10, 500),
+        "paper": (0.1, 128, 391, 5, 90, 5, 2500),
     }[scale]
-    lr, samples = (0.1, 2500) if scale == "paper" else (0.02, None)
-    if scale == "laptop":
-        data, samples = replace(data, train=600), 300
     training = Training(SGD(lr), batch_size=batch, max_epochs=1, check_every=100)
     shown = (BATCH_SHARPNESS, SOFTMAXED, _OUTPUTS)
     followed = tuple(q.column for q in shown)
@@ -54,8 +65,8 @@ def _x10(scale: Scale) -> Mapping[str, Study]:
         Axis("seed", tuple(range(seeds))),
     )
     base = NetworkSettings(
-        data if scale != "paper" else DataSettings("cifar10", standardise="channel"),
-        model if scale != "paper" else VGG,
+        data,
+        network,
         training,
         (*followed, "loss", "accuracy", "generalisation_gap"),
         samples=samples,
@@ -232,6 +243,12 @@ EXPERIMENTS = (
                 PATCH_ROWS,
                 "600 patches, 300 of them measured on; batches of 5, learning rate 0.02, 30 epochs. In an epoch of 30 "
                 "steps the sharpness has not begun to rise.",
+                MECHANISM,
+            ),
+            "desk": (
+                NARROW,
+                "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 trials.",
+                UNTOLD_INIT,
                 MECHANISM,
             ),
             "paper": (_UNSAID, MECHANISM, UNTOLD_INIT, GHOSTS),

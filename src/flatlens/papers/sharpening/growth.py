@@ -31,13 +31,14 @@ _STUDY = "bound_{}"
 _STEPS: Mapping[Scale, tuple[int, ...]] = {
     "smoke": (1, 100),
     "laptop": (1, 10, 30, 100, 300, 1000),
+    "desk": (1, 10, 30, 100, 300, 1000),
     "paper": (1, 10, 30, 100, 300, 1000, 3000),
 }
 
 
 def bound_studies(scale: Scale) -> dict[str, Study]:
     """Return one study per law of the inputs: networks by the number of steps of their training."""
-    samples, trials = (60, 4) if scale == "smoke" else (300, 8)
+    samples, trials = {"smoke": (60, 4), "desk": (300, 12)}.get(scale, (300, 8))
     training = Training(Adam(0.003), batch_size=64, loss="mse", max_steps=1, check_every=1000)
     studies = {}
     for law in LAWS_OF_INPUTS:

@@ -27,6 +27,7 @@ from flatlens.papers.sharpening.networks import GHOSTS
 from flatlens.papers.sharpening.section6 import (
     ABSOLUTE,
     DRAWN_QUANTITIES,
+    FEW_OF_CIFAR,
     JACOBIAN,
     MEASURED_QUANTITIES,
     SECTION6_UNSAID,
@@ -34,12 +35,22 @@ from flatlens.papers.sharpening.section6 import (
     kinds,
 )
 from flatlens.papers.units import labelled
-from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps
+from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps, Until
 
 LARGE, SMALL_RATE = 0.1, 0.001
 _COEFFICIENTS: Mapping[str, Mapping[Scale, tuple[float, ...]]] = {
-    "input": {"smoke": (0.01, 0.1), "laptop": (0.01, 0.03, 0.1, 0.3), "paper": (0.001, 0.01, 0.1, 1.0)},
-    "parameters": {"smoke": (0.01, 0.1), "laptop": (0.003, 0.01, 0.03, 0.1), "paper": (0.001, 0.01, 0.1, 1.0)},
+    "input": {
+        "smoke": (0.01, 0.1),
+        "laptop": (0.01, 0.03, 0.1, 0.3),
+        "desk": (0.01, 0.03, 0.1, 0.3),
+        "paper": (0.001, 0.01, 0.1, 1.0),
+    },
+    "parameters": {
+        "smoke": (0.01, 0.1),
+        "laptop": (0.003, 0.01, 0.03, 0.1),
+        "desk": (0.003, 0.01, 0.03, 0.1),
+        "paper": (0.001, 0.01, 0.1, 1.0),
+    },
 }
 JACOBIAN_REGULARISERS = {"input": "Input", "parameters": "Param."}
 """Names in the legend of Fig. 33."""
@@ -47,16 +58,22 @@ REFERENCES = {"reference_large": "ref 1e-1", "reference_small": "ref 1e-3"}
 _SIMILAR = 0.4
 """Largest distance of the gaps, in logarithms, for "similar improvements": a factor of 1.5."""
 
+_EQUAL_LOSS = Until(loss_below=0.05, loss_over="epoch")
+"""Where training ends at desk scale, so that networks of equal training loss are compared."""
+
 
 def _x13(scale: Scale) -> Mapping[str, Study]:
-    seeds = Axis("seed", tuple(range({"smoke": 4, "laptop": 6, "paper": 5}[scale])))
+    seeds = Axis("seed", tuple(range({"smoke": 4, "laptop": 6, "desk": 10, "paper": 5}[scale])))
     studies = {}
     for kind, trained in kinds(scale).items():
         network, _, data = kind.partition("_")
         if network != "resnet18":
             continue
-        longer = replace(trained, epochs=60) if scale == "laptop" else trained  # longer for so small a learning rate
+        epochs = {"laptop": 60, "desk": 300}.get(scale, trained.epochs)  # longer for so small a learning rate
+        longer = replace(trained, epochs=epochs)
         for name, base in _bases(longer).items():
+            if scale == "desk":
+                base = replace(base, training=replace(base.training, until=_EQUAL_LOSS))
             coefficients = (Axis("coefficient", _COEFFICIENTS[name][scale]),) if name in JACOBIAN_REGULARISERS else ()
             studies[f"{data or trained.data.name}.{name}"] = Study(
                 f"{trained.title}, {_TITLES[name]}", base, (*coefficients, seeds), MEASURED_QUANTITIES, scale=scale
@@ -267,6 +284,14 @@ EXPERIMENTS = (
                 "150 of scikit-learn's digits in place of CIFAR-10 and CIFAR-100, an eighth of the width, 60 epochs of "
                 "6 steps, 30 samples measured.",
                 MODEL,
+                SCALING,
+            ),
+            "desk": (
+                FEW_OF_CIFAR,
+                "Training ends at a mean loss of an epoch below 0.05, or after 300 epochs: the text compares networks, "
+                "and does not say at what loss.",
+                MODEL,
+                RATE,
                 SCALING,
             ),
             "paper": (MODEL, RATE, SCALING, GHOSTS, SECTION6_UNSAID),

@@ -16,6 +16,8 @@ SOFTMAXED = Quantity("Jacobian norm, softmaxed", "jacobian_norm(softmax=True)")
 VGG = VGG11(init="vgg")
 RESNET = ResNet18()
 """Networks as in the code that B.1 and B.2 cite."""
+NARROW_VGG, NARROW_RESNET = VGG11(width=1 / 8, init="vgg"), ResNet18(width=1 / 16)
+"""The same for desk scale, with an eighth and a sixteenth of their channels."""
 
 
 def rows(scale: Scale) -> tuple[DataSettings, MLP]:
@@ -45,5 +47,6 @@ PATCH_ROWS = (
     "A ReLU network of three hidden layers of 64, without BatchNorm, on patches of two photographs in place of the "
     "paper's networks on CIFAR-10."
 )
+NARROW = "VGG-11 with an eighth of its channels, ResNet-18 with a sixteenth."
 DIGIT_RESNET = "ResNet-18 with an eighth of its channels, on 200 of scikit-learn's digits in place of CIFAR."
 PATCH_VGG = "VGG-11 with a sixteenth of its channels, on 200 patches of two photographs in place of CIFAR."

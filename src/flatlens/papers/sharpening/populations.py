@@ -24,6 +24,9 @@ from flatlens.papers.sharpening.networks import (
     DIGIT_RESNET,
     GHOSTS,
     JACOBIAN,
+    NARROW,
+    NARROW_RESNET,
+    NARROW_VGG,
     PATCH_VGG,
     RESNET,
     UNTOLD_INIT,
@@ -37,6 +40,7 @@ DATA = "data+model.classes+loss_below"
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.1, 0.03), (5, 10), 4),
     "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
+    "desk": ((0.1, 0.03, 0.01), (16, 64, 256), 10),
     "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
 }
 _KINDS = {"resnet": "ResNet-18", "vgg": "VGG-11"}
@@ -47,16 +51,19 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
     every, window, steps, samples = {
         "smoke": (10, 1, 4, 10),
         "laptop": (10, 5, 4000, 40),
+        "desk": (10, 5, 4000, 100),
         "paper": (100, 10, 200_000, 2000),
     }[scale]
     studies = {}
-    for name, (data, model), published in (
-        ("resnet", small_resnet(scale), RESNET),
-        ("vgg", small_vgg(scale), VGG),
+    for name, (data, model), narrow, published in (
+        ("resnet", small_resnet(scale), NARROW_RESNET, RESNET),
+        ("vgg", small_vgg(scale), NARROW_VGG, VGG),
     ):
         below = None if scale == "smoke" else 0.01
         sets: tuple[tuple[DataSettings, int, float | None], ...] = ((data, model.classes, below),)
         network: Architecture = model
+        if scale == "desk":
+            sets, network = ((DataSettings("cifar10", train=500), 10, 0.01),), narrow
         if scale == "paper":
             sets = ((DataSettings("cifar10"), 10, 0.01), (DataSettings("cifar100"), 100, 0.02))
             network = published
@@ -270,6 +277,15 @@ EXPERIMENTS = (
                 PATCH_VGG,
                 "Learning rates 0.1, 0.03, 0.01 and batches of 8, 32, 128; the loss is looked at every 10 steps, until "
                 "the mean of 5 is below 0.01; 6 trials, measured on 40 points.",
+                NO_DECAY,
+                COEFFICIENT,
+                SEARCHED,
+            ),
+            "desk": (
+                NARROW,
+                "500 images of CIFAR-10, without CIFAR-100; learning rates 0.1, 0.03, 0.01 and batches of 16, 64, 256; "
+                "the loss is looked at every 10 steps, until the mean of 5 is below 0.01; measured on 100 points.",
+                UNTOLD_INIT,
                 NO_DECAY,
                 COEFFICIENT,
                 SEARCHED,

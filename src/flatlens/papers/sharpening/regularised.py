@@ -19,6 +19,7 @@ from flatlens.papers.sharpening.regularisers import REGULARISERS, kind_in_words,
 from flatlens.papers.sharpening.section6 import (
     ABSOLUTE,
     DRAWN_QUANTITIES,
+    FEW_OF_CIFAR,
     JACOBIAN,
     JACOBIANS,
     SECTION6_UNSAID,
@@ -111,6 +112,13 @@ EXPERIMENTS = (
                 SMALL_NETWORKS,
                 "One learning rate, .05 for ResNet-18 and .02 for VGG-11, batches of 25 and 10, 30 and 60 epochs, 6 "
                 "seeds, 30 samples measured.",
+                JACOBIANS,
+                _LOSSES,
+                OFTEN,
+            ),
+            "desk": (
+                FEW_OF_CIFAR,
+                "One learning rate, .05 for ResNet-18 and .02 for VGG-11, 60 epochs, 10 seeds.",
                 JACOBIANS,
                 _LOSSES,
                 OFTEN,

@@ -33,10 +33,16 @@ class Regulariser:
     impure: bool = False  #: whether it trains on samples that are not measured
 
 
-ALPHA: Strengths = {"smoke": (0.0, 0.25, 0.5), "laptop": (0.0, 0.25, 0.5, 0.75), "paper": (0.0, 0.1, 0.25, 0.5, 0.75)}
-BETA: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": (0.0, 0.25, 0.5, 1.0), "paper": (0.0, 0.1, 0.25, 0.5, 1.0)}
-_P: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": (0.0, 0.25, 0.5, 1.0), "paper": (0.0, 0.25, 0.5, 0.75, 1.0)}
-RHO: Strengths = {"smoke": (0.0, 0.05, 0.1), "laptop": (0.0, 0.05, 0.1, 0.2), "paper": (0.0, 0.02, 0.05, 0.1, 0.2)}
+_TO_075, _TO_1 = (0.0, 0.1, 0.25, 0.5, 0.75), (0.0, 0.25, 0.5, 1.0)
+ALPHA: Strengths = {"smoke": (0.0, 0.25, 0.5), "laptop": (0.0, 0.25, 0.5, 0.75), "desk": _TO_075, "paper": _TO_075}
+BETA: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": _TO_1, "desk": _TO_1, "paper": (0.0, 0.1, 0.25, 0.5, 1.0)}
+_P: Strengths = {"smoke": (0.0, 0.5, 1.0), "laptop": _TO_1, "desk": _TO_1, "paper": (0.0, 0.25, 0.5, 0.75, 1.0)}
+RHO: Strengths = {
+    "smoke": (0.0, 0.05, 0.1),
+    "laptop": (0.0, 0.05, 0.1, 0.2),
+    "desk": (0.0, 0.01, 0.02, 0.05, 0.1),
+    "paper": (0.0, 0.02, 0.05, 0.1, 0.2),
+}
 REGULARISERS: Mapping[str, Regulariser] = {
     "label_smoothing": Regulariser("label smoothing", "alpha", "label_smoothing", ALPHA),
     "mixup": Regulariser("mixup", "beta", "mixup.beta", BETA, impure=True),
@@ -63,7 +69,7 @@ def _study(trained: Trained, name: str, scale: Scale) -> Study:
         "sam": {"ascent": SAM(0.0)},
     }
     base, one = trained.settings(), REGULARISERS[name]
-    seeds = {"smoke": 1, "laptop": 6, "paper": 5}[scale]
+    seeds = {"smoke": 1, "laptop": 6, "desk": 10, "paper": 5}[scale]
     axes = (
         Axis("batchnorm", (True, False)),
         Axis("lr", trained.lrs),

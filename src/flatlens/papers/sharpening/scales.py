@@ -45,21 +45,20 @@ NUMBERS = {
 """Numbers of each network, from its measures followed in training."""
 
 
+_FIRST_5000 = DataSettings(
+    "cifar10", train=5000, order="first", standardise="component", statistics="all", scale=1.0, flat=True
+)
+
+
 def _x11(scale: Scale) -> Mapping[str, Study]:
     sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
         "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
         "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 8),
-        "paper": (
-            DataSettings(
-                "cifar10", train=5000, order="first", standardise="component", statistics="all", scale=1.0, flat=True
-            ),
-            MLP(3072, (200, 200), 10),
-            300,
-            10,
-            5,
-        ),
+        "desk": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 20, 10),
+        "paper": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 10, 5),
     }
     data, model, steps, every, trials = sizes[scale]
+    samples = 1000 if scale == "desk" else None
     measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
     axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(trials))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
@@ -67,7 +66,12 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     for name in _FIGURES:
         network = replace(model, activation=name)
         base = NetworkSettings(
-            data, network, training, (*measures, "generalisation_gap"), followed=Followed(measures, every)
+            data,
+            network,
+            training,
+            (*measures, "generalisation_gap"),
+            samples=samples,
+            followed=Followed(measures, every, samples),
         )
         studies[name] = Study(name, base, axes, (GAP, *_SHOWN), scale=scale)
     return studies
@@ -159,6 +163,7 @@ EXPERIMENTS = (
                 "scikit-learn's digits in place of CIFAR-10, 600 to train on, all pixels divided by one deviation.",
                 SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
             ),
+            "desk": (SEVERE, LOGITS, "Measured every 20 steps on 1000 points; the paper does not say how often."),
             "paper": (SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
         },
     ),

@@ -16,7 +16,7 @@ from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.papers.experiment import Scale
 from flatlens.papers.sharpening import networks
-from flatlens.papers.sharpening.networks import ABSOLUTE_GAP
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, NARROW_RESNET, NARROW_VGG
 from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
@@ -82,6 +82,12 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
                 ("vgg11", "VGG-11", VGG11(classes, init="vgg")),
             )
         }
+    if scale == "desk":
+        crops, few = Augmentation(), DataSettings("cifar10", train=200, test=2000)
+        return {
+            "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops),
+            "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops),
+        }
     digits = Trained(
         "ResNet-18",
         DataSettings("digits", train=150, flat=False),
@@ -118,6 +124,10 @@ def _tiny(kind: Trained, data: DataSettings, model: Architecture) -> Trained:
 SMALL_NETWORKS = (
     "ResNet-18 on 150 of scikit-learn's digits, which are moved by one pixel and never flipped, VGG-11 on 40 patches "
     "of two photographs, both an eighth as wide."
+)
+FEW_OF_CIFAR = (
+    "200 images of CIFAR-10, without CIFAR-100; ResNet-18 with a sixteenth, VGG-11 with an eighth of its channels; "
+    "batches of 25, 100 samples measured."
 )
 TINY = "20 of scikit-learn's digits, 20 patches of two photographs, networks a 32nd and a 64th as wide."
 JACOBIANS = (

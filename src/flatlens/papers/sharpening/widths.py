@@ -25,6 +25,7 @@ _SHOWN = (Quantity("training loss", "loss"), BATCH_SHARPNESS, SOFTMAXED)
 _SIZES: Mapping[Scale, tuple[tuple[int, ...], int, int, int]] = {
     "smoke": ((4, 8), 20, 20, 4),
     "laptop": ((16, 48, 144), 400, 80, 8),
+    "desk": ((16, 48, 144), 400, 40, 12),
     "paper": ((16, 64, 256, 1024), 400, 20, 8),
 }
 """Widths, steps, steps between measurements, and seeds."""

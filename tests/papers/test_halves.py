@@ -1,0 +1,47 @@
+"""Halves of the units: no network in both, none in neither, and a seed in the same half in every study."""
+
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import pandas as pd
+from fake_study import fake_result
+
+from flatlens.experiments.result import StudyResult
+from flatlens.papers.halves import halves
+from flatlens.papers.predictions import Prediction
+from flatlens.papers.reproduce import _of_halves
+from flatlens.statistics import Statistic
+
+TABLES = ("layers", "curves", "histories", "functions", "values")
+
+
+def result(columns):
+    """The result of a study that was never run: every table has two rows a network."""
+    found = fake_result(columns)
+    rows = pd.DataFrame({"key": found.networks["key"].repeat(2)})
+    empty = dict.fromkeys((field.name for field in fields(StudyResult)), None)
+    return StudyResult(**empty | dict.fromkeys(TABLES, rows) | vars(found))
+
+
+def test_every_other_seed_in_every_study():
+    one, other = result({"seed": [0, 0, 3, 3, 7, 8], "lr": [1, 2, 1, 2, 1, 1]}), result({"seed": [8, 7, 3, 0]})
+    even, odd = halves({"one": one, "other": other})
+    assert even["one"].networks["seed"].tolist() == [0, 0, 7]
+    assert odd["one"].networks["seed"].tolist() == [3, 3, 8]
+    assert even["other"].networks["seed"].tolist() == [7, 0]
+    assert odd["one"].histories["key"].tolist() == ["k2", "k2", "k3", "k3", "k5", "k5"]
+    assert replace(odd["one"], networks=one.networks).networks is one.networks  # the whole is as it was
+
+
+def test_networks_where_the_seed_does_not_vary():
+    even, odd = halves({"one": result({"lr": [1, 2, 3]})})
+    assert even["one"].networks["lr"].tolist() == [1, 3]
+    assert odd["one"].networks["lr"].tolist() == [2]
+
+
+def test_each_prediction_is_weighed_on_each_half():
+    mean = Prediction("mean", "", "", lambda results: Statistic("mean", results["one"].networks["lr"].mean(), 3))
+    experiment = SimpleNamespace(predictions=(mean,))
+    ((even, odd),) = _of_halves(experiment, {"one": result({"seed": [0, 1, 2, 3], "lr": [1.0, -2.0, 3.0, -4.0]})})
+    assert (even.statistic.value, odd.statistic.value) == (2.0, -3.0)
+    assert (even.sided, odd.sided) == ("reproduced", "not reproduced")
