@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 from flatlens.column import Column
 from flatlens.distributions import RULES
 from flatlens.errors import BadInput
+from flatlens.estimate import Estimate, Report
+from flatlens.former import FormerName
 from flatlens.measures import MEASURES
 from flatlens.transforms.registry import TRANSFORMS
 
@@ -100,3 +102,14 @@ def test_a_transform_and_a_rule_are_told_apart() -> None:
 def test_every_measure_has_a_column(name: str) -> None:
     assert Column.parse(name) == Column(name)
     assert Column.parse(name).name == name
+
+
+def test_a_former_part_is_read_as_the_present_one() -> None:
+    column = Column.parse("hessian_trace(exact=True).bending@layerwise[fc1]")
+    assert str(column) == "hessian_trace(exact=True).functional_hessian@layerwise[fc1]"
+    assert Column.parse("mine.bending").part == "bending"
+    estimate = Estimate(1.0)
+    report = Report({("hessian_trace.functional_hessian", None): estimate}, {})
+    with pytest.warns(FormerName, match="functional_hessian"):
+        assert report["hessian_trace.bending"] is estimate
+    assert "hessian_trace.bending" in report

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from flatlens.errors import BadInput
-from flatlens.former import FORMER_TRANSFORMS, present_measure
+from flatlens.former import FORMER_TRANSFORMS, present_measure, present_part
 
 BoundSide: TypeAlias = Literal["lhs", "rhs"]
 
@@ -45,10 +45,11 @@ class Column:
     def parse(name: str) -> Column:
         """Return what a name says; one of another form is a measure's as a whole.
 
-        Former names of options and transforms are read as the present ones.
+        Former names of options, parts and transforms are read as the present ones.
         """
         measure, part, transform, rule, layer = _fields(name)
-        return Column(present_measure(measure), part, FORMER_TRANSFORMS.get(transform, transform), rule, layer)
+        part, transform = present_part(measure, part), FORMER_TRANSFORMS.get(transform, transform)
+        return Column(present_measure(measure), part, transform, rule, layer)
 
     @classmethod
     def of(cls, row: str, layer: str | None = None) -> Column:

@@ -1,4 +1,4 @@
-"""Former names of options and transforms: users may still write them, and saved files may hold them."""
+"""Former names of options, parts and transforms: users may still write them, and saved files may hold them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ FORMER_OPTIONS: Mapping[str, Mapping[str, str]] = {
     "sharpness": {"top": "top_k", "bottom": "bottom_k", "tol": "rtol"},
 }
 """Options of measures: by measure, the present name of each former one."""
+
+FORMER_PARTS: Mapping[str, Mapping[str, str]] = {"hessian_trace": {"bending": "functional_hessian"}}
+"""Parts of measures: by measure, the present name of each former one."""
 
 FORMER_TRANSFORMS: Mapping[str, str] = {
     "feature_normalisation": "feature_normalization",
@@ -102,6 +105,15 @@ def present_measure(spelling: str) -> str:
     ('sharpness(top_k=3, rtol=0.01)', 'mine(top=3)')
     """
     return _respelled(spelling, FORMER_OPTIONS.get(spelling.partition("(")[0], {}))
+
+
+def present_part(measure: str, part: str) -> str:
+    """Return the present name of a part of a measure.
+
+    >>> present_part("hessian_trace(exact=True)", "bending")
+    'functional_hessian'
+    """
+    return FORMER_PARTS.get(measure.partition("(")[0], {}).get(part, part)
 
 
 def former_measure(spelling: str) -> str:

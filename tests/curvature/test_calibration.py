@@ -20,7 +20,7 @@ NETS = ["mlp-tanh", "mlp-gelu", "cnn-tanh", "attention"]
 
 
 def draw(name: str, weighted: bool, probes: int, seed: int = 0) -> tuple[float, Tensor]:
-    """(the bending's exact trace, that many independent estimates of it)."""
+    """(the exact trace of the functional Hessian, that many independent estimates of it)."""
     net, x, y = network(name, n=4)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     layout = fl.Lens(problem).layout

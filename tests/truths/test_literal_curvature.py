@@ -176,7 +176,7 @@ def test_curvature_along_every_parameter(case: Case, key: str) -> None:
 def test_the_trace_and_its_blocks(case: Case) -> None:
     close(case.report[TRACE.key].value, case.H.trace(), scale=float(case.H.diagonal().abs().sum()))
     close(case.report[f"{TRACE.key}.gauss_newton"].value, case.G.trace())
-    close(case.report[f"{TRACE.key}.bending"].value, (case.H - case.G).trace(), scale=float(case.G.trace()))
+    close(case.report[f"{TRACE.key}.functional_hessian"].value, (case.H - case.G).trace(), scale=float(case.G.trace()))
     owned = case.owned(TRACE.key)
     assert sorted(name for names in owned.values() for name in names) == sorted(slices(case.net))
     for at, names in owned.items():

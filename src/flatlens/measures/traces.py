@@ -152,7 +152,7 @@ def traced(
     return {
         ("", None): _plus(whole, all_of_it),
         ("gauss_newton", None): whole,
-        ("bending", None): replace(all_of_it, arrays={}),
+        ("functional_hessian", None): replace(all_of_it, arrays={}),
         **parts,
     }
 
@@ -196,7 +196,7 @@ def hessian_trace(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | Non
     The value is the exact Gauss-Newton trace plus the trace of H - GGN. In piecewise-linear networks that use each
     weight once, the latter is 0. In other networks, random probes estimate it: as many as bring the standard error
     below `rtol` times the value, or exactly `probes`. If every direction in turn takes fewer products, or with
-    `exact=True`, it is exact. `.gauss_newton` and `.bending` are the two parts.
+    `exact=True`, it is exact. `.gauss_newton` and `.functional_hessian` are the two parts.
     """
     effort = Effort(rtol, probes, exact)
     if lens.problem.coupled:
@@ -284,7 +284,7 @@ def interpolation_gap(
     if not _is_half_square(lens):
         plain = _mean_of(lens, sum(passed(lens, run, interpolation_sharpness).values()))
         apart = _plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
-    beyond = parts["bending", None]
+    beyond = parts["functional_hessian", None]
     found: dict[tuple[str, str | None], Estimate] = {("", None): _plus(apart, beyond)}
     if bound:
         found["bound", None] = _lemma_bound(lens, run, adaptive)
