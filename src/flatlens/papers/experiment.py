@@ -19,6 +19,11 @@ ON_PAPERS_DATA: tuple[Scale, ...] = ("desk", "paper")
 FigureKind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 
 
+def tested(scale: Scale) -> int | None:
+    """Return the number of test images of the papers' data: all (None) at paper scale, 2000 at desk scale."""
+    return None if scale == "paper" else 2000
+
+
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class Plot:
     """The tidy data of a figure, and the kind of figure; the report decides its looks.

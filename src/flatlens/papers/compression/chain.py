@@ -12,7 +12,7 @@ from flatlens.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, 
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import agreement
 from flatlens.papers.evidence import Evidence, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
@@ -44,7 +44,10 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
         "paper": (1, 100, 1000, 10_000, 100_000),
     }
     data, model = mlp(scale)
-    training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1)
+    looks = 10_000 if scale in ON_PAPERS_DATA else 10  # all images of a set take as long as many steps
+    training = Training(
+        SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=1, check_every=looks
+    )
     base = NetworkSettings(data, model, training, ("mls", "loss"), ("mls_chain",), samples=samples(data))
     seeds = {"smoke": 2, "laptop": 10, "desk": 10, "paper": 8}[scale]
     trained = Study("tightness", base, (Axis("max_steps", steps[scale]), Axis("seed", tuple(range(seeds)))))

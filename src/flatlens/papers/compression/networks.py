@@ -5,7 +5,7 @@ from __future__ import annotations
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import Quantity
 from flatlens.models import MLP, Architecture, LeNet5, SmallVGG
-from flatlens.papers.experiment import ON_PAPERS_DATA, Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Scale, tested
 
 FIXED_LR, FIXED_BATCH = 0.1, 20
 INTERPOLATES = 0.01
@@ -24,14 +24,14 @@ LOG_DIMENSION = Quantity("log local dimension (code)", "local_dimension", "log")
 def vgg(scale: Scale) -> tuple[DataSettings, Architecture]:
     """Return the paper's small VGG and its data, two classes of images."""
     if scale in ON_PAPERS_DATA:
-        return DataSettings("cifar10", classes=(0, 1)), SmallVGG(classes=2)
+        return DataSettings("cifar10", test=tested(scale), classes=(0, 1)), SmallVGG(classes=2)
     return DataSettings("patches", train=600 if scale == "laptop" else 30), SmallVGG(classes=2)
 
 
 def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
     """Return four dense layers and their data, images as rows."""
     if scale in ON_PAPERS_DATA:
-        return DataSettings("fashion_mnist", flat=True), MLP(784, (784, 784, 784), 10)
+        return DataSettings("fashion_mnist", test=tested(scale), flat=True), MLP(784, (784, 784, 784), 10)
     train, width = (600, 64) if scale == "laptop" else (100, 16)
     return DataSettings("digits", train=train), MLP(64, (width, width, width), 10)
 
@@ -39,7 +39,7 @@ def mlp(scale: Scale) -> tuple[DataSettings, Architecture]:
 def lenet(scale: Scale) -> tuple[DataSettings, Architecture]:
     """Return LeNet5 and its data."""
     if scale in ON_PAPERS_DATA:
-        return DataSettings("cifar10"), LeNet5()
+        return DataSettings("cifar10", test=tested(scale)), LeNet5()
     return DataSettings("patches", train=600 if scale == "laptop" else 30), LeNet5(classes=2)
 
 

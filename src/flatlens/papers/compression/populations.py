@@ -59,6 +59,7 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             loss="half_squared_error",
             until=Until(loss_below=loss),
             max_steps=steps,
+            check_every=250 if scale == "desk" else 10,
         )
         columns = [Column.parse(q.column) for q in (*SHOWN, *ALSO, *top_three(model))]
         base = NetworkSettings(

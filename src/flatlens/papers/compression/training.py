@@ -86,7 +86,13 @@ def _through_training(base: NetworkSettings, seeds: int) -> dict[str, Study]:
 
 
 def _followed(data: DataSettings, model: Architecture, steps: int, every: int) -> NetworkSettings:
-    training = Training(SGD(FIXED_LR), batch_size=FIXED_BATCH, loss="half_squared_error", max_steps=steps)
+    training = Training(
+        SGD(FIXED_LR),
+        batch_size=FIXED_BATCH,
+        loss="half_squared_error",
+        max_steps=steps,
+        check_every=10 if data.train else steps // 4,  # all images of a set take as long as many steps
+    )
     shown = tuple(dict.fromkeys(q.column for q in in_training(model)))
     measures = (*shown, "generalisation_gap", "test_accuracy", "accuracy")
     followed = Followed(shown, every, samples(data))

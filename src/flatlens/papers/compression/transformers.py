@@ -55,12 +55,12 @@ def _x5(scale: Scale) -> Mapping[str, Study]:
     if scale == "smoke":
         data, variants, seeds, steps = DataSettings("patches", train=10, test=10), VARIANTS[:2], (0, 1), (0, 2)
     if scale == "desk":
-        data, seeds, steps = DataSettings("cifar10", train=2000), (0,), (1000,)
+        data, seeds, steps = DataSettings("cifar10", train=2000, test=1000), (0,), (1000,)
     if scale == "paper":
         data = DataSettings("imagenet", train=100, test=100)
         variants = tuple(Published(f"timm:{name}", sigmoid=True) for name in VIT_NAMES)
         seeds, steps = (0,), (0,)
-    training = Training(Adam(1e-3), batch_size=32, loss="mse", max_steps=0)
+    training = Training(Adam(1e-3), batch_size=32, loss="mse", max_steps=0, check_every=250 if scale == "desk" else 10)
     exact = () if scale == "paper" else ("normalized_mls", "adaptive_sharpness_ggn")
     measures = (SHARPNESS_46, SEARCHED, *exact)
     samples = data.train if scale == "paper" else min(32, data.train or 32)

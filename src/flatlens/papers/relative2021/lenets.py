@@ -13,7 +13,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.evidence import reached
-from flatlens.papers.experiment import ON_PAPERS_DATA, Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Scale, tested
 from flatlens.papers.predictions import Results
 from flatlens.papers.remarks import MOVED, MOVED_NEURONS, SUMMED_GAP, own_seeds
 from flatlens.papers.units import UNIT
@@ -44,7 +44,7 @@ def lenet_studies(scale: Scale) -> Mapping[str, Study]:
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=120, test=600),
-        "desk": DataSettings("cifar10", train=4000),
+        "desk": DataSettings("cifar10", train=4000, test=tested(scale)),
         "paper": DataSettings("cifar10"),
     }[scale]
     optimisers = {
@@ -60,10 +60,11 @@ def lenet_studies(scale: Scale) -> Mapping[str, Study]:
         "paper": ((64, 128, 256, 512, 1024), 10, 300),
     }[scale]
     until = Until(loss_below=0.3 if scale == "smoke" else 0.1, loss_over="epoch")
+    looks = 2000 if scale == "desk" else 100
     base = NetworkSettings(
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
-        Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=100),
+        Training(SGD(0.02), batch_size=64, until=until, max_epochs=epochs, check_every=looks),
         measures=(*RIGHT.values(), NORMALISED, "kappa_trace", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED, MOVED_NEURONS),
     )

@@ -68,10 +68,11 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         "paper": ((1000, 0.02), (2000, 0.04), (4000, 0.08), (8000, 0.16)),
     }[scale]
     epochs, seeds = {"smoke": (40, 2), "laptop": (30, 24), "desk": (100, 24), "paper": (1000, 10)}[scale]
+    looks = 1000 if scale == "desk" else 100
     base = NetworkSettings(
         data,
         MLP(inputs, (50, 50, 50, 30), 10, init="xavier_normal"),
-        Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=100),
+        Training(SGD(0.1), batch_size=25, max_epochs=epochs, check_every=looks),
         measures=(
             "kappa_trace", "neuron_flatness", "layer_sharpness", "loss", "accuracy", "generalisation_gap", SUMMED_GAP,
         ),

@@ -17,7 +17,7 @@ from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.models import LeNet5
 from flatlens.papers.contrasts import strength, stronger, unchanged
 from flatlens.papers.evidence import Table, correlated, independent, reached
-from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
+from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale, tested
 from flatlens.papers.plots import pairwise, scatter
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import (
@@ -48,15 +48,16 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=200, test=600),
-        "desk": DataSettings("cifar10", train=1000),
+        "desk": DataSettings("cifar10", train=1000, test=tested(scale)),
         "paper": DataSettings("cifar10"),
     }[scale]
     until = Until(loss_below=0.5 if scale == "smoke" else 0.1, loss_over="epoch")
     epochs = {"smoke": 40, "laptop": 300, "desk": 300, "paper": 500}[scale]
+    looks = 1000 if scale == "desk" else 100
     base = NetworkSettings(
         data,
         LeNet5(classes=10 if scale in ON_PAPERS_DATA else 2),
-        Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=100),
+        Training(SGD(0.001), batch_size=4, until=until, max_epochs=epochs, check_every=looks),
         measures=("layer_sharpness", "kappa_trace", "weight_norm", "loss", "generalisation_gap", SUMMED_GAP),
         moved=(MOVED,),
     )

@@ -40,7 +40,7 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
         "paper": ((0.0, 1e-4, 5e-4, 1e-3, 2e-3), (0.1, 0.01), 5, 128),
     }[scale]
     if scale == "desk":
-        data, model = DataSettings("cifar10", train=300), NARROW_RESNET
+        data, model = DataSettings("cifar10", train=300, test=1000), NARROW_RESNET
     if scale == "paper":
         data, model = DataSettings("cifar10"), RESNET
     epochs, drops = {"smoke": (3, (2,)), "desk": (360, (200, 320))}.get(scale, (90, (50, 80)))

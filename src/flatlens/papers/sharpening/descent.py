@@ -61,7 +61,7 @@ def _x6(scale: Scale) -> Mapping[str, Study]:
         "paper": (5, 2500, 5000),
     }[scale]
     if scale == "desk":
-        data = DataSettings("cifar10", train=500, standardise="component")
+        data = DataSettings("cifar10", train=500, test=1000, standardise="component")
         models = (NARROW_VGG, replace(NARROW_VGG, batchnorm=False), NARROW_RESNET)
     if scale == "paper":
         data, models = DataSettings("cifar10", standardise="component"), (VGG, RESNET)

@@ -13,7 +13,7 @@ from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import Number, agreement, in_course, largest, last, rise
 from flatlens.papers.evidence import Evidence, along, histories, reached
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import SMOKE_ONLY
@@ -44,7 +44,7 @@ def _on(scale: Scale) -> tuple[DataSettings, Architecture]:
     if scale == "paper":
         return DataSettings("cifar10", standardise="channel"), VGG
     if scale == "desk":
-        return DataSettings("cifar10", train=2000, standardise="channel"), NARROW_VGG
+        return DataSettings("cifar10", train=2000, test=tested(scale), standardise="channel"), NARROW_VGG
     data, model = rows(scale)
     return (replace(data, train=600) if scale == "laptop" else data), model
 

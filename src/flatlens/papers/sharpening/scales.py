@@ -14,7 +14,7 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
 from flatlens.papers.courses import in_course, largest, last, rise
 from flatlens.papers.evidence import along
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import SMOKE_ONLY
@@ -54,7 +54,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     sizes: Mapping[Scale, tuple[DataSettings, MLP, int, int | tuple[int, ...], int]] = {
         "smoke": (DataSettings("digits", train=60, scale=1.0), MLP(64, (20, 20), 10), 40, 20, 2),
         "laptop": (DataSettings("digits", train=600, scale=1.0), MLP(64, (200, 200), 10), 300, OFTEN_AT_FIRST, 8),
-        "desk": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 20, 10),
+        "desk": (replace(_FIRST_5000, test=tested(scale)), MLP(3072, (200, 200), 10), 300, 20, 10),
         "paper": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 10, 5),
     }
     data, model, steps, every, trials = sizes[scale]

@@ -83,7 +83,7 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
             )
         }
     if scale == "desk":
-        crops, few = Augmentation(), DataSettings("cifar10", train=200, test=2000)
+        crops, few = Augmentation(), DataSettings("cifar10", train=200, test=1000)
         return {
             "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops),
             "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops),
