@@ -214,7 +214,7 @@ def test_a_layer_of_an_mlp_is_quick() -> None:
     torch.set_num_threads(threads)
     assert seconds < 2
     assert ours.gap <= 1e-12 * ours.value
-    assert ours.sweeps < 10
+    assert ours.sweeps < 50
 
 
 def test_conjugate_gradients_do_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,10 @@ from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 from scipy.sparse.linalg import LinearOperator, cg
 from torch import Tensor
-from torch.nn.functional import threshold
 
 from flatlens.errors import BadInput
-from flatlens.grams.contractions import pieces
+from flatlens.measures.balance_gap import EPS, gap_at_rest, gap_of_step
 
-EPS = torch.finfo(torch.float64).eps
 DIRECT = 2048  #: largest number of rows for a direct solution of the Newton system; larger ones use conjugate gradients
 NEARLY = 1e-9  #: relative gap; below it, the search stops if five sweeps bring no progress: rounding is the limit
 FAR = 1e150  #: u and v stay within 1 / FAR and FAR, so that no product overflows
@@ -49,7 +47,7 @@ class Balance:
     gap: float  #: certificate: value - inf F <= gap
     u: Tensor  #: (d,), unique up to one factor per block; arbitrary outside blocks
     v: Tensor  #: (m,), unique up to the inverse factors
-    sweeps: int  #: rounds of half steps and one Newton step
+    sweeps: int  #: rounds of half steps, the later ones with a Newton step where half steps are slow
 
 
 def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balance:
@@ -68,10 +66,31 @@ def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balan
         turned = balance(h.T, w.T, rtol, most)
         return Balance(turned.value, turned.gap, turned.v, turned.u, turned.sweeps)
     u, v = h.new_ones(h.shape[0]), h.new_ones(h.shape[1])
+    rows, columns = ((a > 0) & (b > 0) for a, b in zip(_sums(h), _sums(w), strict=True))
+    if not (rows.all() and columns.all()):
+        h, w = h[rows][:, columns], w[rows][:, columns]
     top_h, top_w = (float(x.max()) or 1.0 if x.numel() else 1.0 for x in (h, w))
     h, w, roots = _within_blocks(h / top_h, w / top_w)
     if not len(roots):
         return Balance(0.0, 0.0, u, v, 0)
+    value, gap, inner_u, inner_v, sweeps = _minimised(h, w, roots, rtol, most)
+    scale, stretch = math.sqrt(top_h) * math.sqrt(top_w), (top_w**0.25 / top_h**0.25)
+    u[rows], v[columns] = inner_u * stretch, inner_v * stretch
+    return Balance(scale * value, scale * value * gap, u, v, sweeps)
+
+
+def _sums(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of the rows and of the columns."""
+    return x @ x.new_ones(x.shape[1]), x.new_ones(len(x)) @ x
+
+
+def _minimised(h: Tensor, w: Tensor, roots: Tensor, rtol: float, most: int) -> tuple[float, float, Tensor, Tensor, int]:
+    """Return F, its relative gap, u, v and the sweeps: half steps as long as they are quick, then Newton steps."""
+    u, v, before = _in_turn(h, w, rtol, most - 1)
+    if before:
+        value, gap = gap_at_rest(h, w, u, v, roots)
+        if gap <= rtol:
+            return value, gap, u, v, before
     gaps: list[float] = []
     while True:
         u = _half_step(h, w, v)
@@ -79,18 +98,35 @@ def balance(h: Tensor, w: Tensor, rtol: float = 1e-12, most: int = 100) -> Balan
         p, q = (h * u[:, None]).mul_(v), (w / u[:, None]).div_(v)
         value = float(p.sum() + q.sum())
         alpha, beta, decrement = _newton(p, q)
-        last = len(gaps) + 1 >= most
+        last = before + len(gaps) + 1 >= most
         if decrement > max(NEARLY, 10 * rtol) * value and not last:  # the decrement is about twice the gap
             gaps.append(min(1.0, decrement / value))
         else:
             enough = math.inf if last else max(rtol, NEARLY)
-            gaps.append(_gap(p.div_(value), q.div_(value), alpha, beta, roots, enough))
+            gaps.append(gap_of_step(p.div_(value), q.div_(value), alpha, beta, roots, enough))
         stuck = len(gaps) > 5 and NEARLY > gaps[-1] > gaps[-6] / 2
-        if stuck or gaps[-1] <= rtol or len(gaps) >= most:
-            break
+        if stuck or gaps[-1] <= rtol or last:
+            return value, gaps[-1], u, v, before + len(gaps)
         u, v = _moved(h, w, u, v, alpha, beta)
-    scale, stretch = math.sqrt(top_h) * math.sqrt(top_w), (top_w**0.25 / top_h**0.25)
-    return Balance(scale * value, scale * value * gaps[-1], u * stretch, v * stretch, len(gaps))
+
+
+def _in_turn(h: Tensor, w: Tensor, rtol: float, most: int) -> tuple[Tensor, Tensor, int]:
+    """Return (u, v, sweeps) after half steps in turn, as long as each pair of them halves the slopes.
+
+    A pair takes four products of a matrix and a vector, a hundredth of a Newton step; most layers need some ten pairs.
+    """
+    u, v, left = h.new_ones(len(h)), h.new_ones(h.shape[1]), math.inf
+    there, back = h @ v, w @ (1 / v)
+    for sweep in range(1, most + 1):
+        u = _balancing(there, back)
+        v = _half_step(h.T, w.T, u)
+        there, back = h @ v, w @ (1 / v)
+        p, q = u * there, back / u  # sums of rows; those of columns are equal now
+        slope = float((p - q).abs().sum() / (p + q).sum())
+        if slope <= rtol / 200 or not slope <= left / 2:
+            return u, v, sweep
+        left = slope
+    return u, v, max(most, 0)
 
 
 def _checked(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,12 +144,11 @@ def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return h and w without the entries between blocks, and one row of each block that has entries."""
     if not h.numel():
         return h, w, torch.zeros(0, dtype=torch.long, device=h.device)
-    there, back = h > 0, w > 0
-    live = [there.any(axis) & back.any(axis) for axis in (1, 0)]
+    live = [(a > 0) & (b > 0) for a, b in zip(_sums(h), _sums(w), strict=True)]
     start = live[0].nonzero()[: int(live[1].any()), 0]
-    if all(torch.equal(m, reached) for m, reached in zip(live, _joined(there, back, start), strict=True)):
-        inside = live[0][:, None] & live[1]  # the usual case: one block, apart from dead units
-        return h * inside, w * inside, start
+    if all(bool(each.all()) for each in (*live, *_joined(h, w, start))):  # the usual case: one block
+        return h, w, start
+    there, back = h > 0, w > 0
     edges = [sparse.csr_array(x.cpu().numpy()) for x in (there, back.T)]
     graph = sparse.block_array([[None, edges[0]], [edges[1], None]], format="csr")
     labels = torch.from_numpy(connected_components(graph, connection="strong")[1]).to(h.device)
@@ -125,16 +160,16 @@ def _within_blocks(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return h, w, torch.tensor(list(first.values()), dtype=torch.long, device=h.device)
 
 
-def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
+def _joined(h: Tensor, w: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
     """Return the rows and columns on a cycle through the rows `first`: reachable from them and leading to them."""
     both = []
-    for out, home in ((there, back), (back, there)):
-        rows = torch.zeros_like(there[:, 0]).index_fill(0, first, True)
+    for out, home in ((h, w), (w, h)):
+        rows = torch.zeros_like(h[:, 0]).index_fill(0, first, 1.0)
         while True:
-            columns = out[rows].any(0)
-            more = home[:, columns].any(1) | rows
+            columns = (rows @ out > 0).to(h.dtype)
+            more = ((home @ columns > 0) | (rows > 0)).to(h.dtype)
             if torch.equal(more, rows):
-                both.append((rows, columns))
+                both.append((rows > 0, columns > 0))
                 break
             rows = more
     (a, b), (c, d) = both
@@ -143,7 +178,12 @@ def _joined(there: Tensor, back: Tensor, first: Tensor) -> tuple[Tensor, Tensor]
 
 def _half_step(h: Tensor, w: Tensor, v: Tensor) -> Tensor:
     """Return the u that minimises F for this v: sqrt(sum_j w_ij / v_j / sum_j h_ij v_j), or 1 where F ignores u_i."""
-    return ((w @ (1 / v)).sqrt() / (h @ v).sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
+    return _balancing(h @ v, w @ (1 / v))
+
+
+def _balancing(there: Tensor, back: Tensor) -> Tensor:
+    """Return the u with u * there = back / u."""
+    return (back.sqrt() / there.sqrt()).nan_to_num(1.0, posinf=FAR).clamp(1 / FAR, FAR)
 
 
 def _newton(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -198,73 +238,3 @@ def _moved(h: Tensor, w: Tensor, u: Tensor, v: Tensor, alpha: Tensor, beta: Tens
         low, high = (length, high) if now < 0 else (low, length)
         length = 2 * length if high == math.inf else (low + high) / 2
     return at(low)
-
-
-def _gap(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor, roots: Tensor, enough: float) -> float:
-    """Return an upper bound of (F - inf F) / F, where the entries of p + q sum to 1.
-
-    If the first part of the bound already exceeds `enough`, the second part is left out.
-
-    First part. At the minimum each p has become p e^t and each q has become q e^-t, with t_ij = x_i - z_j, where x is
-    the change of a and z minus the change of b. For any y, p e^t + q e^-t >= y t + min_s (p e^s + q e^-s - y s). This
-    minimum is reached where P = p e^s and Q = q e^-s satisfy P - Q = y. So F - min F <= sum KL(P | p) + KL(Q | q) - sum
-    y t, a formula without cancellation.
-
-    Second part. For y = p - q + (p + q) (alpha + beta), from the Newton step, all row and column sums are 0, and so is
-    sum y t. In practice the sums are not quite 0: rounding remains, and where p or q is 0 the entry of y is clipped to
-    the sign that this allows. The remainders are multiplied by upper bounds of |x_i| and |z_j|, and added.
-    """
-    gap, rows, columns, sizes = 4 * EPS, [], torch.zeros_like(p[0]), torch.zeros_like(p[0])
-    for piece in pieces(len(p), 4 * p[0].numel() * p.element_size()):  # about a dozen temporaries stay in the cache
-        more, y = _divergence(p[piece], q[piece], alpha[piece], beta)
-        gap += more
-        rows.append(y.sum(1).abs() + 4 * EPS * y.abs().sum(1))
-        columns += y.sum(0)
-        sizes += y.abs().sum(0)
-    if gap <= enough:
-        there, back = (_above_tiny(x).log_().neg_() for x in (p, q))
-        far = [_reach(there, back, roots), _reach(back, there, roots)]
-        for left, (x, z) in zip(
-            (torch.cat(rows), columns.abs() + 4 * EPS * sizes), zip(*far, strict=True), strict=True
-        ):
-            gap += float((left * x.maximum(z)).where(left > 0, 0.0).sum())
-    return gap if gap <= 1 else 1.0  # F itself bounds the gap (also if this is NaN), because inf F >= 0
-
-
-def _above_tiny(x: Tensor) -> Tensor:
-    """Return x with 0 for entries so small that ratios with them overflow; the certificate stays valid."""
-    return threshold(x, 1e-290, 0.0)
-
-
-def _divergence(p: Tensor, q: Tensor, alpha: Tensor, beta: Tensor) -> tuple[float, Tensor]:
-    """Return sum KL(P | p) + KL(Q | q) over the given rows, and y: see `_gap`."""
-    p, q = _above_tiny(p), _above_tiny(q)
-    y = (p + q).mul_(alpha[:, None] + beta).add_(p).sub_(q)
-    if min(p.min(), q.min()) == 0:
-        y = y.where(p > 0, y.clamp(max=0)).where(q > 0, y.clamp(min=0)).where((p > 0) | (q > 0), 0.0)
-    mean = p.sqrt().mul_(q.sqrt())
-    large = y.hypot(2 * mean).add_(y.abs()).div_(2)
-    small = (mean / large).mul_(mean).where(large > 0, 0.0)
-    up = y > 0
-    return _kl(large.where(up, small), p) + _kl(small.where(up, large), q), y
-
-
-def _kl(P: Tensor, p: Tensor) -> float:
-    """Return sum P log(P / p) - P + p, accurate for P near p; terms with p = 0 count 0, as P is 0 there."""
-    off = (P / p).sub_(1).where(p > 0, 0.0)
-    return float(torch.special.xlog1py(1 + off, off).sub_(off).mul_(p).sum())
-
-
-def _reach(there: Tensor, back: Tensor, roots: Tensor) -> tuple[Tensor, Tensor]:
-    """Return bounds of x_i and z_j with x_i - z_j <= there_ij, z_j - x_i <= back_ij and x = 0 at the roots.
-
-    Each bound is a sum along a path from a root; any path that reaches the row or column gives a valid bound. At a
-    minimum no entry exceeds F, so that t <= -log p and -t <= -log q: `there` and `back` hold these limits.
-    """
-    x = there.new_full((len(there),), math.inf).index_fill(0, roots, 0.0)
-    while True:
-        z = (x[:, None] + back).amin(0)
-        new = (z + there).amin(1).minimum(x)
-        if torch.equal(new.isfinite(), x.isfinite()):
-            return x, z
-        x = new
