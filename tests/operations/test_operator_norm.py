@@ -58,6 +58,32 @@ def test_it_is_the_largest_singular_value(layer: LinearLayer, size: tuple[int, .
     assert operator_norm(layer, size) <= truth * (1 + 1e-13)
 
 
+LARGE: list[tuple[LinearLayer, tuple[int, ...]]] = [
+    (nn.Conv2d(90, 90, 3, padding=1), (90, 4, 4)),
+    (nn.Conv2d(80, 100, 3, padding=1, stride=2), (80, 5, 5)),
+    (nn.Conv2d(150, 150, 3, padding=1, groups=2), (150, 3, 3)),
+    (nn.Conv2d(90, 100, 3, padding=1), (90, 1, 1)),  # the kernel's centre alone: a matrix
+    (nn.Conv2d(90, 100, 3, padding=1, padding_mode="circular"), (90, 2, 2)),  # a pixel is read at several places
+    (nn.Conv1d(150, 151, 3, padding=1), (150, 9)),
+]
+
+
+@pytest.mark.parametrize(("layer", "size"), LARGE, ids=lambda case: str(case).replace(" ", ""))
+@pytest.mark.parametrize("alike", [False, True])
+def test_a_search_in_float32_ends_in_float64(layer: LinearLayer, size: tuple[int, ...], alike: bool) -> None:
+    """Also where the largest singular values nearly coincide: channels of one kernel each, apart by a millionth."""
+    redrawn(layer)
+    assert layer.weight.numel() > 2**16
+    if alike:
+        with torch.no_grad():
+            layer.weight *= 1e-3
+            for channel in range(min(layer.weight.shape[:2])):
+                layer.weight[channel, channel].flatten()[-2 if layer.weight.ndim == 3 else 4] += 1 - 1e-6 * channel
+    truth = float(torch.linalg.matrix_norm(written_out(layer, size), 2))
+    assert operator_norm(layer, size) == pytest.approx(truth, rel=1e-9, abs=0)
+    assert operator_norm(layer, size) <= truth * (1 + 1e-13)
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_kernels_norm_is_that_of_one_window(groups: int) -> None:
     """A convolution whose window is the whole input is its kernel as a block-diagonal matrix."""

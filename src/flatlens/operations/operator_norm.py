@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 from torch.linalg import vector_norm
@@ -17,6 +19,12 @@ _TINY = 64  #: up to this many inputs or outputs, the operator is written out as
 CHECKED = 15  #: products between two checks of convergence
 _MOST = 5000  #: largest number of products; a norm that has not converged by then is a lower bound
 _EPS = torch.finfo(torch.float64).eps
+_SQUARED = 1024  #: up to this many columns, their Gram matrix takes less time than some sixty products
+_ROUGHLY = 1e-6  #: relative residual that a search in float32 reaches
+_CORRECTED = 1e-4  #: share of a residual that a correction in float32 leaves
+_ROUGH_PRODUCTS = 150  #: largest number of products of a search or correction in float32
+_KEPT = 2**26  #: largest number of entries of the vectors that such a search keeps
+_LARGE = 2**16  #: entries of a kernel from which on a product in float32 is several times as fast
 
 
 def kernel_norm(module: LinearLayer) -> float:
@@ -36,12 +44,16 @@ def blocks_norm(W: Tensor) -> float:
 
 
 def _matrix_norm(W: Tensor) -> float:
-    """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the smaller side."""
+    """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the Gram matrix of the smaller side."""
     top = float(W.abs().max()) if W.numel() else 0.0
     if min(W.shape) <= _TINY or top == 0 or not math.isfinite(top):
         return float(torch.linalg.matrix_norm(W, 2)) if W.numel() else 0.0
     W = W / top if W.shape[0] > W.shape[1] else W.T / top
-    return top * _largest_root(lambda v: W.T @ (W @ v), W[0], 1e-10)
+    if W.shape[1] > _SQUARED:
+        rough = W.to(torch.float32)
+        return top * _searched(lambda v: W.T @ (W @ v), lambda v: rough.T @ (rough @ v), W[0], 1e-10)
+    G = W.T @ W
+    return top * _largest_root(lambda v: G @ v, W[0], 1e-10)
 
 
 def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
@@ -72,37 +84,150 @@ def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...
             return 0.0
         weight = weight / top  # so that squares of sigma do not overflow or underflow
 
-        def forward(x: Tensor) -> Tensor:
-            return adapter.apply(x, weight)  # without hooks, in float64, with the layer's own padding
+        there, again, small = _both_ways(adapter, weight, size)
+        n = small.numel()
+        if n <= _TINY:
+            units = torch.eye(n, dtype=small.dtype, device=small.device)
+            rows = [there(unit.reshape(small.shape)).flatten() for unit in units]
+            return top * float(torch.linalg.matrix_norm(torch.stack(rows), 2))
+        if (A := _written_out(adapter, weight, size)) is not None:
+            return top * _matrix_norm(A)
+        if weight.numel() <= _LARGE:
+            return top * _largest_root(lambda v: again(there(v)), small, rtol)
+        there32, again32, _ = _both_ways(adapter, weight.to(torch.float32), size)
+        return top * _searched(lambda v: again(there(v)), lambda v: again32(there32(v)), small, rtol)
 
-        return top * _largest_singular_value(forward, weight.new_zeros(1, *size, requires_grad=True), rtol)
+
+_Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def _largest_singular_value(forward: Callable[[Tensor], Tensor], x: Tensor, rtol: float) -> float:
-    """Return ||A||_2 of the linear map `forward`, on tensors of x's shape."""
+def _both_ways(
+    adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...]
+) -> tuple[_Product, _Product, Tensor]:
+    """Return A and A^T, or A^T and A, and a tensor of the first one's argument: the smaller side."""
+    x = weight.new_zeros(1, *size, requires_grad=True)
+
+    def forward(x: Tensor) -> Tensor:
+        return adapter.apply(x, weight)  # without hooks, with the layer's own padding
+
     y = forward(x)
 
     def backward(v: Tensor) -> Tensor:
         return torch.autograd.grad(y, x, v, retain_graph=True)[0]
 
-    small, there, again = (x, forward, backward) if x.numel() <= y.numel() else (y, backward, forward)
-    n, shape = small.numel(), small.shape
-    if n <= _TINY:
-        units = torch.eye(n, dtype=x.dtype, device=x.device)
-        rows = [there(unit.reshape(shape)).flatten() for unit in units]
-        return float(torch.linalg.matrix_norm(torch.stack(rows), 2))
-
-    return _largest_root(lambda v: again(there(v)), small, rtol)
+    return (forward, backward, x.detach()) if x.numel() <= y.numel() else (backward, forward, y.detach())
 
 
-def _largest_root(gram: Callable[[Tensor], Tensor], like: Tensor, rtol: float) -> float:
+def _written_out(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...]) -> Tensor | None:
+    """Return the matrix of the map, (inputs, outputs), if it has at most twice as many entries as the weight.
+
+    It has where images are hardly larger than a pixel, so that most of the kernel meets padding.
+    """
+    n, W = math.prod(size), adapter.matrix(weight)
+    if adapter.groups != 1 or n > 2 * W.shape[2]:
+        return None
+    numbers = torch.arange(1, n + 1, dtype=weight.dtype, device=weight.device).reshape(1, *size)
+    read = adapter.patches(numbers, 1)[0, 0].long()  # number of the input that each window reads, 0 for padding
+    d, P = W.shape[1], read.shape[1]
+    if d * P * n > 2 * W.numel():
+        return None
+    A = W.new_zeros(P, n + 1, d)
+    for position in range(P):
+        A[position].index_add_(0, read[:, position], W[0].T)
+    return A[:, 1:].transpose(0, 1).reshape(n, -1)
+
+
+def _searched(gram: _Product, rough: _Product, like: Tensor, rtol: float) -> float:
+    """Return the root of the largest eigenvalue of A^T A, by products in float32 (`rough`) and few in float64 (`gram`).
+
+    Lanczos in float32 finds the vector v roughly. Corrections follow: t with (A^T A - theta) t = -r, where r is the
+    residual of v, as accurate as float32 allows; then the best mixture of v and t. Residuals are those of products in
+    float64. Should corrections stop helping, Lanczos in float64 goes on from v.
+    """
+    shape = like.shape
+    rough_start = torch.from_numpy(np.random.default_rng(0).standard_normal(like.numel()))
+    v = _krylov(rough, rough_start.to(like), shape, None)
+    v = v / vector_norm(v)
+    w = gram(v.reshape(shape)).flatten()
+    before = math.inf
+    while True:
+        theta = float(v.dot(w))
+        r = w - theta * v
+        size = float(vector_norm(r))
+        if size <= rtol * theta:
+            return math.sqrt(theta)
+        if not size <= before / 3:
+            return _largest_root(gram, like, rtol, v)
+        before = size
+        t = _krylov(rough, r, shape, theta)
+        t = t - v * v.dot(t)
+        t = t / vector_norm(t)
+        mapped = gram(t.reshape(shape)).flatten()
+        between = float(v.dot(mapped))
+        _, mixtures = np.linalg.eigh(np.array([[theta, between], [between, float(t.dot(mapped))]]))
+        a, b = map(float, mixtures[:, 1])
+        v, w = a * v + b * t, a * w + b * mapped
+
+
+def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | None) -> Tensor:
+    """Return the vector of the largest eigenvalue of M = A^T A, or with `theta` the t of (M - theta) t = -start.
+
+    Lanczos in float32, whose vectors are kept.
+    """
+    n, length = start.numel(), float(vector_norm(start))
+    most = max(CHECKED, min(_ROUGH_PRODUCTS, _KEPT // n))
+    v = (start / length).to(torch.float32)
+    basis, diagonal, beside = [v], list[float](), list[float]()
+    while True:
+        w = rough(v.reshape(shape)).flatten()
+        if beside:
+            w = w.sub_(basis[-2], alpha=beside[-1])
+        diagonal.append(float(v.dot(w)))
+        w.sub_(v, alpha=diagonal[-1])
+        beta = float(vector_norm(w))
+        last = len(diagonal) >= most or beta <= 1e-7 * diagonal[0]
+        if last or len(diagonal) % (5 if theta is None else CHECKED) == 0:
+            coefficients, left = (
+                _eigenvector(diagonal, beside, beta) if theta is None else _solution(diagonal, beside, beta, theta)
+            )
+            if last or left <= (_ROUGHLY if theta is None else _CORRECTED):
+                break
+        beside.append(beta)
+        v = w / beta
+        basis.append(v)
+    found = torch.stack(basis).T.to(torch.float32) @ torch.from_numpy(coefficients).to(v)
+    return length * found.to(torch.float64)
+
+
+def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tuple[NDArray[np.float64], float]:
+    """Return the eigenvector of the tridiagonal matrix's largest eigenvalue, and its relative residual."""
+    k = len(diagonal)
+    values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
+    return vectors[:, 0], beta * abs(float(vectors[-1, 0])) / max(float(values[0]), 1e-300)
+
+
+def _solution(
+    diagonal: list[float], beside: list[float], beta: float, theta: float
+) -> tuple[NDArray[np.float64], float]:
+    """Return the y of smallest residual in (T - theta) y = -e_1, with T one row longer than wide, and its residual."""
+    k = len(diagonal)
+    T = np.zeros((k + 1, k))
+    T[:k] = np.diag(np.array(diagonal) - theta) + np.diag(beside, 1) + np.diag(beside, -1)
+    T[k, k - 1] = beta
+    right = np.zeros(k + 1)
+    right[0] = -1.0
+    y = np.linalg.lstsq(T, right, rcond=None)[0]
+    return y, float(np.linalg.norm(T @ y - right))
+
+
+def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | None = None) -> float:
     """Return the root of the largest eigenvalue of A^T A, a matrix known by its products with tensors of one shape.
 
     Lanczos with its recurrence of three vectors. Other vectors are not kept orthogonal to these, so values are found
     more than once, but every value found is right to rounding (Paige 1976).
     """
     shape, n = like.shape, like.numel()
-    v = torch.from_numpy(np.random.default_rng(0).standard_normal(n)).to(like.device)
+    v = torch.from_numpy(np.random.default_rng(0).standard_normal(n)).to(like.device) if start is None else start
     v, before, beta = v / vector_norm(v), torch.zeros_like(v), 0.0
     diagonal: list[float] = []
     beside: list[float] = []
