@@ -146,6 +146,11 @@ class Layout:
         fixed = 8 * (entries + factors + 2 * entries * sum("diagonal" in what for what in needs))
         return max(1, (memory - fixed) // max(1, self.bytes_per_sample(rows)))
 
+    def shared_products(self, rows: int) -> int:
+        """Return the multiplications that give one sample's gradients of `rows` outputs in all shared weights."""
+        weights = (w for w in (*self.weights.values(), *self.outside.values()) if w.products and not w.dense)
+        return rows * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
+
     def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
         """Return features x, (n, ...), with those of padded tokens set to 0."""
         return unpadded(x, tape.mask if self.ignores_padding else None)

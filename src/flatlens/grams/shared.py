@@ -102,8 +102,7 @@ class SharedJacobian:
     def _element_wise(self, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
         """Compute sums over outputs and add them to `found`.
 
-        Most need M: for a few samples at a time, or a few rows of one. Gram matrices come from the same M if that
-        is the cheaper way and all rows fit.
+        Most need M: for a few samples or a few rows of one. Gram matrices come from it if that is cheaper and all fit.
         """
         n, N, W = len(self.J), self.J.shape[1], self.weight.W
         rows = self._rows(W.shape[1])
@@ -139,7 +138,8 @@ class SharedJacobian:
                 if wanted & _COLUMNS:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
-                    squares = quadratic(C, M)
+                    # the sum of a few squares has the digits of M in float32, too
+                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64)
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:

@@ -41,7 +41,8 @@ def measure(
         lens: The network to measure, `Lens(problem)`.
         measures: Names, such as "mls" or "local_volume(top_k=3)", or Measure objects; one alone is enough. None is
             every exact measure of the pass. Measures that take curvature products (sharpness, Hessian trace, ...),
-            searches or random draws run only when named.
+            searches or random draws run only when named. So do, in large convolutional networks and transformers,
+            those that need every sample's own gradient; their rows say so.
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total).
 
@@ -71,7 +72,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         from_pass = [m for m in defined if isinstance(m, PassMeasure)]
         # overflowing Gram matrices are reported by each measure
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
-            lens.per_sample([m for m in from_pass if not _unsketched(lens, m, asked)], run.progress, run.generator)
+            lens.per_sample([m for m in from_pass if not _omitted(lens, m, asked)], run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             start = time.perf_counter()
@@ -164,7 +165,7 @@ def about(lens: Lens) -> dict[str, Any]:
 
 def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:
     """Return the network's answer, its parts and every layer's value."""
-    if why := _unsketched(lens, one, asked):
+    if why := _omitted(lens, one, asked):
         yield (one.key, None), undefined(why)
         return
     values = lens.per_sample([one], run.progress, run.generator)
@@ -206,8 +207,22 @@ def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         yield from (((one.key, name), estimate) for name, estimate in layers.items())
 
 
-def _unsketched(lens: Lens, one: PassMeasure, asked: bool) -> str:
-    """Return why a measure cannot be estimated from combinations of outputs; empty if it can."""
+SHARED_PRODUCTS = 200_000_000
+"""Multiplications a sample for the gradients of shared weights; with more, measures that need them run when named."""
+
+
+def _omitted(lens: Lens, one: PassMeasure, asked: bool) -> str:
+    """Return why a measure is not computed; empty if it is.
+
+    It cannot be estimated from combinations of outputs, or nobody has named it and it takes too long.
+    """
+    if not asked and one.needs & {"diagonal", "adaptive", "columns"}:
+        products = lens.layout.shared_products(lens.problem.outputs if lens.probes is None else lens.probes)
+        if products > SHARED_PRODUCTS:
+            return (
+                f"ask for it by name: it needs every sample's own gradient in shared weights, {products:.1e} "
+                "multiplications a sample, which takes about as long as the rest of the report"
+            )
     if lens.probes is None or one.sketched == "probes":
         return ""
     if one.sketched == "never":
