@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatlens.errors import BadInput, BadModel
+from flatlens.errors import BadInput, BadModel, MissingExtra
 from flatlens.models import sources
 from flatlens.models.sources import load_model
 
@@ -61,7 +61,7 @@ def test_a_form_that_is_none_lists_the_forms(mine, spec, monkeypatch, tmp_path):
 @pytest.mark.parametrize(("spec", "package", "extra"), [("timm:vit", "timm", "timm"), ("hf:x", "transformers", "hf")])
 def test_a_missing_package_gives_the_command(monkeypatch, spec, package, extra):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(BadModel, match=rf"pip install 'flatlens\[{extra}\]'") as caught:
+    with pytest.raises(MissingExtra, match=rf"pip install 'flatlens\[{extra}\]'") as caught:
         load_model(spec)
     assert "\n" not in str(caught.value)
 
@@ -70,7 +70,7 @@ def test_a_torchvision_of_another_torch_is_said(monkeypatch):
     def broken(package: str) -> None:
         raise RuntimeError("operator torchvision::nms does not exist")
 
-    monkeypatch.setitem(vars(sources), "__import__", broken)
+    monkeypatch.setattr(sources, "import_module", broken)
     with pytest.raises(BadModel, match=r"nms does not exist\): does the torchvision that is installed fit torch"):
         load_model("timm:resnet18")
 

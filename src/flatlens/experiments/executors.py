@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from flatlens.errors import BadInput, one_line
+from flatlens.errors import BadInput, needs, one_line
 from flatlens.experiments.workers import ONE_THREAD
 
 if TYPE_CHECKING:
@@ -194,9 +194,7 @@ def _quiet() -> Iterator[None]:
 
 def _require(module: str) -> None:
     interrupt = signal.getsignal(signal.SIGINT)
-    try:
+    with needs("dask", "a run on a cluster"):
         import_module(module)
-    except ImportError as error:
-        raise BadInput(f"{module} cannot be imported ({error}): `pip install 'flatlens[dask]'`") from error
     if signal.getsignal(signal.SIGINT) is not interrupt:  # dask_jobqueue makes Ctrl-C a quiet exit of any process
         signal.signal(signal.SIGINT, interrupt)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from flatlens import userfile
-from flatlens.errors import BadInput, BadModel, UnknownName, one_line
+from flatlens.errors import BadInput, BadModel, UnknownName, needs, one_line
 from flatlens.models.hub import from_the_hub
 from flatlens.models.preparing import NetworkPreparation, of_timm, of_transformers
 from flatlens.models.weightfiles import IN_A_FOLDER
@@ -224,9 +225,8 @@ def _near(name: str, known: list[str]) -> list[str]:
 
 def _extra(package: str, extra: str, spec: str) -> ModuleType:
     try:
-        return __import__(package)
-    except ImportError as error:
-        raise BadModel(f"MODEL: {spec} needs {package}: pip install 'flatlens[{extra}]' ({error})") from error
+        with needs(extra, f"MODEL: {spec}"):
+            return import_module(package)
     except (RuntimeError, OSError) as error:  # a torchvision built for another torch: its operators are not there
         raise BadModel(
             f"MODEL: {spec}: {package} cannot be imported ({one_line(error)}): does the torchvision that is "
