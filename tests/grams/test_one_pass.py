@@ -108,25 +108,41 @@ def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.d
     assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=rtol)
 
 
+@pytest.mark.parametrize("tokens", [True, False])
 @pytest.mark.parametrize("P", [1, 2, 40])
-def test_both_ways_to_the_gram_of_a_shared_weight_agree(P: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ways_to_the_gram_of_a_shared_weight_are_literal(
+    P: int, tokens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From features or their factor, stored by tokens or by features, with the Jacobian at the input or without."""
     for scaled in (False, True):
-        results = []
-        for forms in (True, False):
-            monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
-            jacobian, scale = shared(P, scaled)
-            results.append((jacobian.gram(), jacobian.relative_gram(scale)))
-        for a, b in zip(*results, strict=True):
-            assert torch.allclose(a, b, rtol=1e-11)
+        jacobian, scale = shared(P, scaled)
+        J, W = jacobian.J, jacobian.weight.W
+        if tokens:
+            J, W = J[:, :, :1].mT.contiguous().mT, W[:1]
+        assert jacobian.phi is not None
+        phi = jacobian.phi(slice(None))[:, : len(W)]
+        units = torch.ones(W.shape[0], W.shape[2]).double() if scale is None else scale[: len(W)]
+        M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi)
+        V = torch.einsum("gdm,nkgdo->nkgmo", W * units[:, None], M / units[:, None])
+        at_x = torch.einsum("gdm,nkgdp->nkgmp", W, J)
+        own = replace(jacobian, J=J, phi=phi.__getitem__, weight=WeightMatrix(W))
+        for narrow in (True, False):
+            monkeypatch.setattr(SharedJacobian, "_narrow", narrow)
+            for given in (None, at_x):
+                own = replace(own, at_x=given)
+                assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=1e-11)
+                relative = own.relative_gram(None if scale is None else units)
+                assert torch.allclose(relative, torch.einsum("nkgmo,nlgmo->nkl", V, V), rtol=1e-11)
 
 
-@pytest.mark.parametrize("forms", [True, False])
+@pytest.mark.parametrize("narrow", [True, False])
 @pytest.mark.parametrize("bytes_at_once", [1, 2 * 2 * 5 * 8 * 3, 2**23])
 def test_a_large_weight_is_treated_in_slices_of_rows(
-    bytes_at_once: int, forms: bool, monkeypatch: pytest.MonkeyPatch
+    bytes_at_once: int, narrow: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The results do not depend on the scratch memory: it holds one row of a sample's gradient, three rows, or all."""
-    monkeypatch.setattr(SharedJacobian, "_forms_M", forms)
+    monkeypatch.setattr(SharedJacobian, "_narrow", narrow)
+    monkeypatch.setattr("flatlens.grams.shared.CACHE_BYTES", bytes_at_once)
     monkeypatch.setattr("flatlens.grams.contractions.SCRATCH_BYTES", bytes_at_once)
     jacobian, scale = shared(6, True, frozenset(get_args(GramKind)))
     J, phi, W, C = jacobian.J, jacobian.phi(slice(0, 3)), jacobian.weight.W, jacobian.C

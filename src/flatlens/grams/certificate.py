@@ -48,6 +48,8 @@ class Certificate:
 
 def _same(u: Tensor, J: Tensor, total: Tensor, rtol: float) -> Tensor:
     """Return whether sum_k u_ik J_ik is sample i's row of `total`, to rounding; overflows are not compared."""
+    if J.ndim > 3 and J.stride(-2) == 1:  # in the order in which it is stored, so that nothing is copied
+        J, total = J.mT, total.mT
     combined = (u[:, None].to(J) @ J.flatten(2))[:, 0]
     total = total.reshape(combined.shape)
     apart, size = norm2(combined - total), norm2(total).max()

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contractions import concatenated
-from flatlens.grams.shared import ExplicitJacobian
+from flatlens.grams.explicit import ExplicitJacobian
 from flatlens.operations.reads import Lookup, Operation
 
 
-def embedding_jacobian(weight: Tensor, lookups: list[tuple[Operation, Tensor, Tensor]], C: Tensor) -> ExplicitJacobian:
+def embedding_jacobian(
+    weight: Tensor, lookups: list[tuple[Operation | None, Tensor, Tensor]], C: Tensor
+) -> ExplicitJacobian:
     """Return the Jacobian in the embedding `weight` (V, D), whose theta is each sample's own rows.
 
     Each lookup comes with its ids (n, T) and the output Jacobian (n, N, T, D) at its output.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TypeAlias, get_args
 
 import torch
@@ -18,12 +18,14 @@ from torch import Tensor
 from flatlens.grams.contractions import RowProduct, concatenated, norm2, row_products
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.embeddings import embedding_jacobian
+from flatlens.grams.explicit import ExplicitJacobian
 from flatlens.grams.first_layer import input_products
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.places import is_first_layer
+from flatlens.grams.made import as_explicit, made_jacobian, whole_gradient
+from flatlens.grams.places import follows_from_output, is_first_layer, same_tokens
 from flatlens.grams.record import Tape
-from flatlens.grams.shared import ExplicitJacobian, GramKind, SharedJacobian
+from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.small_parameters import entrywise_jacobian
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Operation
@@ -39,7 +41,7 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
     operations = layout.operations(tape)
     reads: dict[tuple[str, int], tuple[Operation, str]] = {
         (name, k): place
-        for name in (*layout.small_parameters, *layout.embeddings)
+        for name in (*layout.small_parameters, *layout.embeddings, *layout.made)
         for k, place in enumerate(layout.places(tape, name))
     }
     for weight in (*layout.weights.values(), *layout.outside.values()):
@@ -57,6 +59,7 @@ class ChunkJacobians:
     problem: Problem
     tape: Tape
     layout: Layout
+    named: Mapping[str, Tensor]  #: the network's parameters
     output_jacobians: dict[str, Tensor]  #: df/d(place), (n, N, ...), by place
     saved: Saved
     explicit: dict[str, Tensor]  #: per-sample gradients of unexplained parameters, (n, N, size), by name
@@ -97,6 +100,8 @@ class ChunkJacobians:
         wanted = input_wanted(self.needs)
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure and "columns" in self.needs:
             return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
+        if isinstance(jacobian, SharedJacobian) and follows_from_output(self.layout, key, self.needs):
+            return lambda: {"gram": jacobian.gram_at_input()}
         if is_first_layer(self.layout, key):
             z = self.output_jacobians[f"z:{key}"]
             return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted)
@@ -111,6 +116,7 @@ class ChunkJacobians:
         """Return the Jacobian in a weight."""
         layout = self.layout
         needs = self.needs | {"along"} if "columns" in self.needs else self.needs  # it is their sum
+        needs = needs - {"R"} if weight.layer in layout.outside else needs  # R is read of layers alone
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in needs)
         if not weight.products:
             M = self.explicit[weight.parameter or ""]
@@ -132,11 +138,20 @@ class ChunkJacobians:
             return concatenated([weight.adapter.patches(x.flatten(0, 1), len(x)) for x in folded], 3)
 
         J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
-        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex)
+        return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, self._at_tokens(weight))
 
-    def others(self, named: Mapping[str, Tensor]) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
+    def _at_tokens(self, weight: Weight) -> Tensor | None:
+        """Return the Jacobian at the input of a layer's only call, (n, N, 1, m, P), if its tokens are in order."""
+        place = f"x:{weight.layer}"
+        Jx = self.output_jacobians.get(place)
+        if Jx is None or not same_tokens(self.layout, weight):
+            return None
+        return Jx.view(*Jx.shape[:2], 1, -1, weight.matrix.W.shape[2]).mT
+
+    def others(self) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
         """Return the Jacobians in parameters outside linear layers, and in those that also act outside their layer."""
-        layout, found = self.layout, dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]()
+        layout, named = self.layout, self.named
+        found = dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]()
         mine = {weight.parameter for weight in layout.weights.values()}
         for name, M in self.explicit.items():
             if name not in mine:
@@ -145,8 +160,10 @@ class ChunkJacobians:
             found[name] = self.jacobian(weight)
         for name in layout.small_parameters:
             found[name] = self._small(name, named[name].detach())
+        for name in layout.made:
+            found[name] = as_explicit(*self.made[name], named[name].detach(), self.C)
         for name in layout.embeddings:
-            parts: list[tuple[Operation, Tensor, Tensor]] = [
+            parts: list[tuple[Operation | None, Tensor, Tensor]] = [
                 (read, self.saved[name, k].reshape(len(self.C), -1), self.output_jacobians[place])
                 for k, (read, place) in enumerate(layout.places(self.tape, name))
             ]
@@ -167,6 +184,26 @@ class ChunkJacobians:
         ]
         return None if not parts else parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
+    @cached_property
+    def made(self) -> dict[str, tuple[Tensor, Tensor | None]]:
+        """Return (M, ids) of each parameter that other tensors are made from, see `made_jacobian`."""
+        return self._made(self.output_jacobians)
+
+    def _made(self, output_jacobians: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor | None]]:
+        given = self.layout, self.tape
+        return {
+            name: made_jacobian(*given, name, self.named[name], output_jacobians, self.saved)
+            for name in self.layout.made
+        }
+
+    def combined(self, u: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the gradients of sum_ik u_ik f_ik in parameters that tensors are made from, with their terms' size."""
+        found = {}
+        for name, (M, ids) in self.made.items():
+            terms = u.to(M)[..., None] * M
+            found[name] = whole_gradient(terms.sum((0, 1)), ids, self.named[name]), terms.square().sum().sqrt()
+        return found
+
     def rebuilt(self, totals: Mapping[str, Tensor], weights: bool) -> dict[str, tuple[Tensor, Tensor]]:
         """Return by parameter the gradient of a combination of the outputs, and the size of the terms that add to it.
 
@@ -183,6 +220,10 @@ class ChunkJacobians:
                     M.sum((0, 1)),
                     norm2(torch.cat([totals[place].flatten()[None] for place in places], 1)).sqrt(),
                 )
+        if weights:
+            made = self._made({place: total[:, None] for place, total in totals.items()})
+            for name, (M, ids) in made.items():
+                found[name] = whole_gradient(M.sum((0, 1)), ids, self.named[name]), M.square().sum().sqrt()
         for weight in (*layout.weights.values(), *layout.outside.values()) if weights else ():
             if weight.products and all(place in totals for place in weight.products):
                 found |= self._rebuilt_weight(weight, totals)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flatlens.grams.contractions import RowProduct
 from flatlens.grams.dense import DenseJacobian
-from flatlens.grams.shared import ExplicitJacobian, SharedJacobian
+from flatlens.grams.explicit import ExplicitJacobian
+from flatlens.grams.shared import SharedJacobian
 from flatlens.problem.sequences import Tokens, onto_softmax, softmax_of
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,7 @@ from flatlens.grams.structure import Structure, structure_of
 from flatlens.grams.trial import operations_of
 from flatlens.grams.weight import WeightMatrix
 from flatlens.operations.layers import Adapter
+from flatlens.operations.made import Made
 from flatlens.operations.operator_norm import blocks_norm, map_norm
 from flatlens.operations.reads import Operation, Read
 from flatlens.problem import Batch
@@ -85,6 +87,9 @@ class Weight:
         return map_norm(adapter, self.value, size, rtol)
 
 
+MadePlaces: TypeAlias = list[tuple[Made, list[tuple[Read, str]]]]
+"""The tensors made from a parameter, each with the operations that read it and their names in the plan."""
+
 _GRAM_BYTES = 2 * 5 * 8
 """Bytes of one entry of G, R, K and K's two parts, for two chunks: a chunk is freed only when the next one exists."""
 
@@ -98,6 +103,7 @@ class Layout:
     outside: dict[str, Weight]  #: weights of products outside layers, by parameter
     small_parameters: tuple[str, ...]  #: parameters that act entry by entry
     embeddings: tuple[str, ...]  #: parameters used only in embedding lookups
+    made: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
     unexplained: tuple[str, ...]  #: parameters measured by per-sample autograd
     rows: dict[str, Rows]  #: arrangement of the samples, by operation
     batch_axis: dict[str, int]  #: axis of samples in the input of each call that every batch has
@@ -181,5 +187,12 @@ class Layout:
 
     def places(self, tape: Tape, parameter: str) -> list[tuple[Read, str]]:
         """Return the operations through which a parameter acts in a forward pass, each with its name in the plan."""
+        if parameter in self.made:
+            return [place for _, places in self.made_places(tape, parameter) for place in places]
         names = {operation.node: name for name, operation in self.operations(tape).items()}
         return [(read, names[read.node]) for read in tape.reads[parameter] or ()]
+
+    def made_places(self, tape: Tape, parameter: str) -> MadePlaces:
+        """Return the tensors made from a parameter, and the operations that read each, with their names in the plan."""
+        names = {operation.node: name for name, operation in self.operations(tape).items()}
+        return [(made, [(read, names[read.node]) for read in made.reads]) for made in tape.made[parameter] or ()]

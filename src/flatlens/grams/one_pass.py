@@ -151,21 +151,26 @@ class _Pass:
         problem, layout, needs, tape = self.problem, self.layout, self.needs, forward.tape
         live = None if tokens is None else _live_outputs(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        checked = (*layout.unexplained, *layout.small_parameters)  # weights were checked on the trials, see `proof`
+        checked = (
+            *layout.unexplained,
+            *layout.small_parameters,
+            *layout.made,
+        )  # weights were checked on the trials, see `proof`
         asked = {name: named[name] for name in checked}
         generator = torch.Generator().manual_seed(forward.number) if certify else None
         computed = output_jacobians(
             f, tape, layout, forward.inputs, needs, self.pool,
-            live=live, keep_graph=keep_graph, certify=generator, parameters=asked,
+            live=live, keep_graph=keep_graph or bool(layout.made), certify=generator, parameters=asked,
         )  # fmt: skip
         explicit = per_sample_gradients(problem, self.model, forward.batch, layout.unexplained, rows)
         if computed.certificate is not None:
             explicit = self.checker.unexplained(forward.batch, explicit, computed.certificate, rows)
         make_grams = partial(LayerGrams, C, f.detach().to(torch.float64), problem.precision, tokens=tokens, slope=slope)
         convex = problem.loss.convex and rows is None
-        chunk = ChunkJacobians(problem, tape, layout, computed.found, forward.saved, explicit, C, needs, convex)
+        chunk = ChunkJacobians(problem, tape, layout, named, computed.found, forward.saved, explicit, C, needs, convex)
         if computed.certificate is not None:
             rebuilt = chunk.rebuilt(computed.certificate.totals, weights=False)
+            rebuilt |= chunk.combined(computed.certificate.u)
             batched = self.pool.batched is True
             self.pending.append(
                 self.checker.check(tape, forward.batch, computed.found, computed.certificate, rebuilt, batched)
@@ -176,7 +181,7 @@ class _Pass:
         else:
             read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
             network = network_input(computed.found, read, make_grams, needs) if "G" in needs else None
-        others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others(named).items()}
+        others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others().items()}
         return make_grams(), network, layers, others
 
 

@@ -44,6 +44,13 @@ class Pool:
             kept = self._kept[name] = torch.empty(shape, dtype=like.dtype, device=like.device)
         return kept[: shape[0]]
 
+    def for_place(self, name: str, place: WatchedPlace, f: Tensor) -> Tensor:
+        """Return a buffer for the derivatives of all outputs f (n, N) at a place, (n, N, ...)."""
+        if not place.tokens_first:
+            return self.take(name, (*f.shape, *place.kept), f)
+        (n, N), (g, d, P) = f.shape, place.kept
+        return self.take(name, (n, N, g, P, d), f).mT
+
 
 @dataclass(frozen=True, eq=False)
 class PassStart:
@@ -236,7 +243,7 @@ def _each_output_alone(
 ) -> dict[str, Tensor]:
     """Return the Jacobians from one backward pass for each live output; the others' rows are 0."""
     wanted = [place.at for place in watched.values()]
-    found = {name: pool.take(name, (*f.shape, *place.kept), f) for name, place in watched.items()}
+    found = {name: pool.for_place(name, place, f) for name, place in watched.items()}
     last = max((k for k, lives in enumerate(live) if lives), default=-1)
     for k, lives in enumerate(live):
         derivatives = start.derivative(wanted, k, keep_graph or k < last) if lives else [None] * len(wanted)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.first_layer import input_side_follows
-from flatlens.grams.layout import Layout
+from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.record import Tape
 from flatlens.grams.rows import FRONT, Rows
 from flatlens.operations.graph import Place
@@ -29,6 +29,7 @@ class WatchedPlace:
     size: torch.Size  #: shape of autograd's derivative
     shape: Callable[[Tensor], Tensor]  #: puts a derivative's samples in front
     plain: bool = False  #: whether the derivative already has one row per sample
+    tokens_first: bool = False  #: whether the kept form (g, d, P) is stored as (g, P, d), as it comes
 
     @property
     def kept(self) -> torch.Size:
@@ -44,7 +45,7 @@ def watched_places(
     operations = layout.operations(tape)
     watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
     for key, axis in layout.batch_axis.items() if "G" in needs else ():
-        if not is_first_layer(layout, key):
+        if not (is_first_layer(layout, key) or follows_from_output(layout, key, needs)):
             x = tape.linear[key].x
             plain = f"z:{key}" in dense and axis == 0
 
@@ -74,7 +75,10 @@ def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> Wat
     if isinstance(operation, Product | Bias):
         adapter = operation.adapter
         return WatchedPlace(
-            operation.edge, operation.shape, lambda derivative: adapter.by_position(rows.in_front(derivative, n), n)
+            operation.edge,
+            operation.shape,
+            lambda derivative: adapter.by_position(rows.in_front(derivative, n), n),
+            tokens_first=adapter.token_wise,
         )
     if isinstance(operation, Lookup):
         width = operation.shape[-1]
@@ -82,6 +86,24 @@ def _watched_place(operation: Operation, rows: Rows, n: int, dense: bool) -> Wat
             operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n).reshape(n, -1, width)
         )
     return WatchedPlace(operation.edge, operation.shape, lambda derivative: rows.by_sample(derivative, n))
+
+
+def same_tokens(layout: Layout, weight: Weight) -> bool:
+    """Return whether a weight acts in one call, whose input has the tokens in the order of the product's output."""
+    only = weight.pure and weight.adapter.token_wise and len(weight.products) == 1 == len(weight.calls)
+    return only and layout.batch_axis.get(weight.layer) == 0 and layout.rows[weight.products[0]] == FRONT
+
+
+def follows_from_output(layout: Layout, key: str, needs: Collection[str]) -> bool:
+    """Return whether the Gram matrix at a call's input is made from the output Jacobian at its output, J W.
+
+    That takes less where the layer has fewer outputs than inputs, and only that Gram matrix is needed.
+    """
+    weight = layout.weights.get(key)
+    if weight is None or weight.dense or "squares" in needs or layout.ignores_padding:
+        return False
+    _, d, m = weight.matrix.W.shape
+    return d < m and same_tokens(layout, weight)
 
 
 def is_first_layer(layout: Layout, key: str) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flatlens.grams.broken import BATCHING, clear_autograd_errors
 from flatlens.grams.layout import Layout, Weight
+from flatlens.grams.made import lookups_of
 from flatlens.grams.proof import unproved
 from flatlens.grams.record import Call
 from flatlens.grams.rows import Rows
@@ -78,9 +79,14 @@ class _Planner:
         outside: dict[str, Weight] = {}
         small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
         embeddings: dict[str, tuple[str, ...]] = {}
+        made: dict[str, tuple[str, ...]] = {}  # parameters that other tensors are made from
         for name in self.parameters:
-            operations = None if name in of_layers else self._acts_through(name)
-            if operations is None or name not in self.problem.parameters:
+            if name in of_layers or name not in self.problem.parameters:
+                continue
+            operations = self._acts_through(name)
+            if operations is None:
+                if (through := self._acts_through_made(name)) is not None:
+                    made[name] = through
                 continue
             kinds = {type(read) for read in self.first.tape.reads[name] or ()}
             if kinds == {Product}:
@@ -90,11 +96,12 @@ class _Planner:
                 embeddings[name] = operations
             elif kinds <= {Bias, Entrywise}:
                 small[name] = operations
-        known = of_layers | outside.keys() | small.keys() | embeddings.keys()
+        known = of_layers | outside.keys() | small.keys() | embeddings.keys() | made.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
         unexplained = tuple(name for name in sizes if name not in known)
         needed = {operation for w in (*weights.values(), *outside.values()) for operation in w.products}
-        needed |= {operation for operations in (*small.values(), *embeddings.values()) for operation in operations}
+        entries = (*small.values(), *embeddings.values(), *made.values())
+        needed |= {operation for operations in entries for operation in operations}
         axes = self.axes
         calls, n = self.first.tape.linear, self.first.n
         shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
@@ -105,6 +112,7 @@ class _Planner:
             outside=outside,
             small_parameters=tuple(small),
             embeddings=tuple(embeddings),
+            made=tuple(made),
             unexplained=unexplained,
             rows={name: rows for name, rows in self.rows.items() if name in needed},
             batch_axis=axes,
@@ -115,7 +123,8 @@ class _Planner:
             activation_entries=sum(shape.numel() for shape, _ in shapes) // n,
             jacobian_bytes=sum(shape.numel() * dtype.itemsize for shape, dtype in shapes) // n,
             unexplained_size=sum(sizes[name] for name in unexplained)
-            + sum(self.parameters[name].numel() for name in small),
+            + sum(self.parameters[name].numel() for name in small)
+            + sum(self._made_entries(name) for name in made),
             itemsize=self.first.f.element_size(),
             ignores_padding=all(trial.ignores_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,
@@ -141,6 +150,20 @@ class _Planner:
             return None
         operations = tuple(self.first.names[read.node] for read in self.first.tape.reads[parameter] or ())
         return operations if all(operation in self.rows for operation in operations) else None
+
+    def _acts_through_made(self, parameter: str) -> tuple[str, ...] | None:
+        """Return the operations that read the tensors made from a parameter; None if one has no known samples."""
+        if parameter not in self.structure.made:
+            return None
+        reads = [read for made in self.first.tape.made[parameter] or () for read in made.reads]
+        operations = tuple(self.first.names[read.node] for read in reads)
+        return operations if operations and all(operation in self.rows for operation in operations) else None
+
+    def _made_entries(self, parameter: str) -> int:
+        """Return the entries of a sample's derivatives in a parameter and in the tensors made from it."""
+        lookups = lookups_of(self.first.tape, parameter)
+        own = sum(lookup.shape.numel() for lookup in lookups) or self.parameters[parameter].numel()
+        return own + sum(made.shape.numel() for made in self.first.tape.made[parameter] or ())
 
     def _weights(self) -> dict[str, Weight]:
         """Return the weights of linear layers, in execution order; calls that share a tensor share a weight."""

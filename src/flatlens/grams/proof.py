@@ -24,12 +24,12 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     named: dict[str, Tensor] = dict(model.named_parameters())
     weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.products]
     names = dict.fromkeys(
-        (*layout.small_parameters, *(name for w in weights for name in (w.parameter, w.bias) if name))
+        (*layout.small_parameters, *layout.made, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )
     watched = watched_places(tape, layout, [], n, ())
     certificate = certificate_of(f, watched, {name: named[name] for name in names}, generator)
     like = f.new_zeros(n, 1, 1, dtype=torch.float64)
-    jacobians = ChunkJacobians(problem, tape, layout, {}, saved_of(layout, tape, n), {}, like, frozenset())
+    jacobians = ChunkJacobians(problem, tape, layout, named, {}, saved_of(layout, tape, n), {}, like, frozenset())
     rebuilt = jacobians.rebuilt(certificate.totals, weights=True)
     checker = Checker(problem, model, layout)
     same = checker.same_gradients(certificate, rebuilt)

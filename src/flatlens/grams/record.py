@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from flatlens.operations.graph import Graph
 from flatlens.operations.layers import is_linear
-from flatlens.operations.reads import Operation, Product, Read, product_of, reaches, reads_of
+from flatlens.operations.made import Made, made_of, sampled_nodes
+from flatlens.operations.reads import Lookup, Operation, Product, Read, product_of, reaches, reads_of
 from flatlens.problem import Batch, Problem
 from flatlens.problem.sequences import attention_mask
 
@@ -55,12 +56,15 @@ class Tape:
     graph: Graph | None = None  #: autograd's graph of the outputs
     reads: dict[str, tuple[Read, ...] | None] = field(default_factory=dict)
     """Operations that read each parameter, by its name; None if one of them is of an unknown type."""
+    made: dict[str, tuple[Made, ...] | None] = field(default_factory=dict)
+    """Tensors that are made from a parameter, where `reads` does not say how it acts; None if one read is unknown."""
     operations: dict[str, Operation] = field(default_factory=dict)  #: cache of `Layout.operations`
 
-    def read_graph(self, f: Tensor, model: nn.Module) -> None:
+    def read_graph(self, f: Tensor, model: nn.Module, inputs: list[Tensor]) -> None:
         """Find in the graph of f the operations that read each parameter, and the product of each call."""
         self.graph = graph = Graph(f)
         self.reads = {name: reads_of(graph, p) for name, p in model.named_parameters() if p.is_floating_point()}
+        self._read_made(graph, model, inputs)
         by_turn = sorted(
             (product for node in graph.nodes if (product := product_of(node)) is not None),
             key=lambda found: found[0].turn,
@@ -72,6 +76,20 @@ class Tape:
             if call.product is not None:
                 node = call.product.node
                 call.pure = reaches(call.z.grad_fn, node) and reaches(call.product.source, call.x.grad_fn)
+
+    def _read_made(self, graph: Graph, model: nn.Module, inputs: list[Tensor]) -> None:
+        """Find the tensors that are made from parameters without the network's input."""
+        sources = [graph.leaves.get(id(x)) if x.grad_fn is None else x.grad_fn for x in inputs]
+        sampled = sampled_nodes(graph, [node for node in sources if node is not None])
+        for name, p in model.named_parameters():
+            reads, leaf = self.reads.get(name, ()), graph.leaves.get(id(p))
+            if leaf is None or (reads is not None and all(read.node in sampled for read in reads)):
+                continue
+            if reads is not None and all(isinstance(read, Lookup) for read in reads):
+                found = [made_of(graph, read.node, read.shape, sampled) for read in reads]
+                self.made[name] = None if None in found else tuple(made for each in found for made in each or ())
+            else:
+                self.made[name] = made_of(graph, leaf, p.shape, sampled)
 
 
 def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[Read, ...] | None) -> Product | None:
@@ -184,5 +202,6 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = tree_map(as_leaf, batch)
     with record(model, batch) as tape:
         f, y = problem.run(model, batch)
-    tape.read_graph(f, model)
-    return tape, leaves or tape.embedded[:1], f, y
+    inputs = leaves or tape.embedded[:1]
+    tape.read_graph(f, model, inputs)
+    return tape, inputs, f, y

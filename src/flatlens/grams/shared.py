@@ -1,10 +1,10 @@
 """The parameter Jacobian of a weight used at many positions: convolution pixels, tokens, several calls.
 
-The sum over positions comes before the square: df_k/dW = M_k = sum_p J_kp (x) phi_p. Two exact ways give
-K_kk' = <M_k, M_k'>; the cheaper one is used, layer by layer:
+The sum over positions comes before the square: df_k/dW = M_k = sum_p J_kp (x) phi_p, and K_kk' = <M_k, M_k'>. With
+fewer positions than features, phi is replaced by E with E^T E = phi^T phi, which has only P rows.
 
-    form M              N d m P + N^2 d m        multiplications per sample
-    position Gram       P^2 m + N P^2 d + N^2 P d,  K_kk' = sum_{p,q} <phi_p, phi_q> <J_kp, J_k'q>
+R_kk' = <W^T M_k, W^T M_k'> is the Gram matrix of T M, with T^T T = W W^T, or of sum_p (W^T J_kp) (x) phi_p where
+the pass has W^T J, the derivative at the layer's input, and that takes less.
 
 A grouped convolution is a block-diagonal matrix: the Gram matrices of its groups add.
 """
@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
-from flatlens.grams.weight import WeightMatrix, row_factor
+from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
 
 _COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns", "along"})  #: what sums sum_s W_sj M_sj give
-_NARROW = 16  #: with fewer rows of a weight, a product for each position would take longer to start than to compute
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,28 +38,25 @@ class SharedJacobian:
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: quantities that will be read; one loop computes them
     convex: bool = False  #: whether C is known to have no negative eigenvalue
+    at_x: Tensor | None = None  #: W^T J, (n, N, 1, m, P), if the pass has it
 
     @cached_property
     def _m(self) -> int:
         return self.weight.W.shape[2]
 
     @cached_property
-    def _forms_M(self) -> bool:
+    def _narrow(self) -> bool:
+        """Return whether phi is replaced by its factor E for Gram matrices: the QR factorisation must pay."""
         _, N, _, d, P = self.J.shape
-        m = self._m
-        if self.phi is None:
-            return True
-        # the position Gram is computed in float64, at half the speed of float32
-        return N * d * m * (P + N) <= 2 * (P * P * m + N * P * P * d + N * N * P * d)
+        return self.phi is not None and N * d * (self._m - P) > 3 * self._m * P
 
-    def _pieces(self, *, form: bool) -> Iterator[slice]:
+    def _pieces(self) -> Iterator[slice]:
         _, N, g, d, P = self.J.shape
-        held = N * d * (self._m + P) + self._m * P if form else P * P + 2 * N * d * P + self._m * P
-        return pieces(len(self.J), held * g * 8)
+        return pieces(len(self.J), (N * d * (self._m + P) + self._m * P) * g * 8)
 
-    def _rows(self, d: int) -> list[slice]:
-        """Return slices of a weight's d rows, so that one sample's M for a slice fits in the scratch memory."""
-        return list(pieces(d, self.J.shape[1] * self.J.shape[2] * self._m * 8, CACHE_BYTES))
+    def _rows(self, d: int, m: int | None = None) -> list[slice]:
+        """Return slices of d rows, so that one sample's M, with m columns, fits in the scratch memory for a slice."""
+        return list(pieces(d, self.J.shape[1] * self.J.shape[2] * (m or self._m) * 8, CACHE_BYTES))
 
     def _features(self, piece: slice, scale: Tensor | None = None) -> Tensor | None:
         """Return phi of some samples, divided by `scale` (g, m)."""
@@ -70,12 +66,18 @@ class SharedJacobian:
         return phi if scale is None else phi / scale[..., None].to(phi.dtype)
 
     def _M(self, J: Tensor, phi: Tensor | None) -> Tensor:
-        """Return M for some samples and rows, (n', N, g, d', m), from J (n', N, g, d', P)."""
+        """Return M for some samples and rows, (n', N, g, d', m), from J (n', N, g, d', P) and phi (n', g, m, P)."""
         if phi is None:
             return J
-        _, N, g, d, P = J.shape
+        n, N, g, d, P = J.shape
+        m = phi.shape[2]
+        if J.stride(3) == 1 and g == 1:  # tokens: a product for each sample needs no copy
+            M = J.new_empty(n, N, d, m)
+            for each, rows, features in zip(M, J[:, :, 0], phi[:, 0], strict=True):
+                torch.bmm(rows, features.T.expand(N, P, m), out=each)
+            return M[:, :, None]
         M = J.transpose(1, 2).reshape(-1, N * d, P) @ phi.flatten(0, 1).mT
-        return M.reshape(-1, g, N, d, self._m).transpose(1, 2)
+        return M.reshape(-1, g, N, d, m).transpose(1, 2)
 
     @cached_property
     def _computed(self) -> dict[GramKind, Tensor]:
@@ -108,7 +110,7 @@ class SharedJacobian:
         rows = self._rows(W.shape[1])
         factors = {"K": None, "R": self.weight.row_factor if "R" in wanted else None}
         chosen: list[GramKind] = [what for what in ("K", "R") if what in wanted]
-        if not (self._forms_M and len(rows) == 1):
+        if self._narrow or len(rows) > 1:
             found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
             chosen = []
         for what in wanted - found.keys():
@@ -124,7 +126,7 @@ class SharedJacobian:
         if wanted & {"diagonal", "adaptive"} and root is not None and self._few_pairs:
             self._from_pairs(found)
             return
-        for piece in self._pieces(form=True) if chosen or wanted - {"K", "R"} else ():
+        for piece in self._pieces() if chosen or wanted - {"K", "R"} else ():
             column: Tensor | float = 0.0
             phi, J = self._features(piece), self.J[piece]
             C: Tensor | None = self.C[piece]
@@ -134,7 +136,7 @@ class SharedJacobian:
                 M = self._M(J[:, :, :, part], phi)
                 for what in chosen:
                     T = factors[what]
-                    found[what][piece] = gram(M if T is None else T.to(M.dtype) @ M)
+                    found[what][piece] = gram(M) if T is None else _gram_of_product(T, M)
                 if wanted & _COLUMNS:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
@@ -197,32 +199,43 @@ class SharedJacobian:
 
     def _grams(self, factors: tuple[Tensor | None, ...], scale: Tensor | None) -> tuple[Tensor, ...]:
         """Return the Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m)."""
-        n, N = self.J.shape[:2]
+        n, N, _, d, P = self.J.shape
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
-        for piece in self._pieces(form=self._forms_M):
+        for piece in self._pieces():
             phi, J = self._features(piece, scale), self.J[piece]
             if phi is None and scale is not None:
                 J = J / scale[:, None].to(J.dtype)
-            if phi is not None and not self._forms_M:
-                wide = phi.to(torch.float64)
-                A = wide.mT @ wide  # (n', g, P, P)
-                for K, T in zip(grams, factors, strict=True):
-                    K[piece] = _position_gram(A, J, T)
-            elif len(self._rows(J.shape[3])) == 1:
-                M = self._M(J, phi)
-                for K, T in zip(grams, factors, strict=True):
-                    K[piece] = gram(M if T is None else T.to(M.dtype) @ M)
-            else:
-                for K, T in zip(grams, factors, strict=True):
-                    TJ = J if T is None else T.to(J.dtype) @ J
-                    K[piece] = torch.stack([
-                        gram(self._M(TJ[:, :, :, part], phi)) for part in self._rows(TJ.shape[3])
-                    ]).sum(0)  # fmt: skip
+            if phi is not None and self._narrow:
+                phi = torch.linalg.qr(phi, mode="r").R
+            m = self._m if phi is None else phi.shape[2]
+            M = self._M(J, phi) if len(self._rows(d, m)) == 1 else None
+            for K, T in zip(grams, factors, strict=True):
+                if T is not None and scale is None and self.at_x is not None and P * self._m < T.shape[1] * d:
+                    K[piece] = self._gram_of(self.at_x[piece], phi, m)
+                elif T is None:
+                    K[piece] = self._gram_of(J, phi, m) if M is None else gram(M)
+                elif M is None:
+                    K[piece] = self._gram_of(_times(T, J), phi, m)
+                else:
+                    K[piece] = _gram_of_product(T, M)
         return grams
+
+    def _gram_of(self, J: Tensor, phi: Tensor | None, m: int) -> Tensor:
+        """Return the Gram matrix of M for J (n', N, g, d, P), a few rows of M at a time."""
+        parts = [gram(self._M(J[:, :, :, part], phi)) for part in self._rows(J.shape[3], m)]
+        return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
     def gram(self) -> Tensor:
         """Return K of the weight, (n, N, N)."""
         return self._get("K")
+
+    def gram_at_input(self) -> Tensor:
+        """Return the Gram matrix of W^T J at all tokens, (n, N, N), for a layer that maps tokens one by one."""
+        n, N = self.J.shape[:2]
+        K = self.J.new_empty(n, N, N, dtype=torch.float64)
+        for piece in self._pieces():
+            K[piece] = gram(_times(self.weight.row_factor, self.J[piece]).mT)
+        return K
 
     def bias_gram(self) -> Tensor:
         """Return K of the bias, (sum_p J_p)(sum_p J_p)^T, (n, N, N)."""
@@ -264,37 +277,20 @@ class SharedJacobian:
         return quadratic(self.C, self.J.sum(4).flatten(2)) @ self.weight.b.square()
 
 
-def _position_gram(A: Tensor, J: Tensor, T: Tensor | None) -> Tensor:
-    """Return sum_{p,q} A_pq <T J_kp, T J_k'q>, (n', N, N), with A_pq = <phi_p, phi_q> (n', g, P, P).
-
-    J is (n', N, g, d, P). Its axes are permuted so that T is applied to all positions in one product.
-    """
-    laid = J.permute(2, 0, 4, 1, 3)
-    rows = torch.empty(laid.shape, dtype=torch.float64, device=J.device).copy_(laid)  # (g, n', P, N, d)
-    if T is not None:
-        rows = (rows.flatten(1, 3) @ T.mT).reshape(*rows.shape[:4], -1)
-    moved = (A.transpose(0, 1) @ rows.flatten(3)).view(rows.shape)
-    if rows.shape[4] < _NARROW:
-        return (moved.transpose(2, 3).flatten(3) @ rows.transpose(2, 3).flatten(3).mT).sum(0)
-    return (moved @ rows.mT).sum((0, 2))
+def _gram_of_product(T: Tensor, M: Tensor) -> Tensor:
+    """Return the Gram matrices of T M, for the triangular T (g, r, d) and M (n', N, g, d, m)."""
+    T, (n, N, g, d, m) = T.to(M.dtype), M.shape
+    if g > 1:
+        return gram(T @ M)
+    rows, half = M.reshape(n * N, d, m), T.shape[1] // 2  # T is 0 left of its diagonal
+    upper = torch.bmm(T[0, :half].expand(n * N, -1, -1), rows)
+    lower = torch.bmm(T[0, half:, half:].expand(n * N, -1, -1), rows[:, half:])
+    return gram(upper.view(n, N, -1)) + gram(lower.view(n, N, -1))
 
 
-@dataclass(frozen=True, eq=False)
-class ExplicitJacobian:
-    """The Jacobian in a parameter, stored entry by entry: small, unexplained and embedding parameters."""
-
-    M: Tensor  #: df/dtheta, (n, N, size)
-    theta: Tensor  #: values of the parameter, (size,) float64; (n, size) if each sample has its own entries
-    C: Tensor  #: output Hessians, (n, N, N)
-
-    def gram(self) -> Tensor:
-        """Return K, (n, N, N)."""
-        return gram(self.M)
-
-    def adaptive(self) -> Tensor:
-        """Return sum_j theta_j^2 times entry j of the sample's own Gauss-Newton diagonal, (n,)."""
-        return (quadratic(self.C, self.M) * self.theta.square()).sum(1)
-
-    def along(self) -> Tensor:
-        """Return sum_j theta_j df_k/dtheta_j, (n, N)."""
-        return (self.M.to(torch.float64) @ self.theta.expand(len(self.M), -1)[..., None])[..., 0]
+def _times(T: Tensor, J: Tensor) -> Tensor:
+    """Return T J, (n', N, g, r, P), stored as J is, for the triangular T (g, r, d)."""
+    if len(T) > 1 or J.stride(3) != 1:
+        return T.to(J.dtype) @ J
+    rows = J[:, :, 0].mT
+    return times_triangle(rows.reshape(-1, J.shape[3]), T[0].to(J.dtype)).view(*rows.shape[:3], -1).mT[:, :, None]

@@ -29,6 +29,7 @@ class Structure:
     if no single operation multiplies by the layer's weight."""
     varying_calls: frozenset[str]  #: calls that some batches do not have, or have in another form
     reads: Mapping[str, tuple[Signature, ...] | None]  #: operations that read each parameter; None if unknown
+    made: Mapping[str, tuple[Signature, ...]]  #: tensors made from parameters whose reads do not tell
     curved: frozenset[str]  #: parameters in which the outputs are not piecewise linear
     curved_calls: frozenset[str]  #: calls in whose product the outputs are not piecewise linear
     inputs: frozenset[int]  #: indices of the network's inputs on which the outputs depend
@@ -45,6 +46,7 @@ class Structure:
             same,
             self.varying_calls | other.varying_calls | missing,
             reads,
+            {name: found for name, found in self.made.items() if other.made.get(name) == found},
             self.curved | other.curved,
             self.curved_calls | other.curved_calls,
             self.inputs | other.inputs,
@@ -86,6 +88,7 @@ def structure_of(tape: Tape, inputs: list[Tensor], model: nn.Module) -> Structur
             name: None if found is None else tuple(read.signature for read in found)
             for name, found in tape.reads.items()
         },
+        {name: tuple(made.signature for made in found) for name, found in tape.made.items() if found is not None},
         frozenset(key for is_call, key in curved if not is_call),
         frozenset(key for is_call, key in curved if is_call),
         connected,

@@ -18,8 +18,9 @@ from flatlens.problem.sequences import unpadded
 def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
     """Return the operations through which parameters act, by name.
 
-    `z:CALL` is the product in a layer's call, `PARAMETER@k` the k-th other operation that reads a parameter. Output
-    Jacobians at these operations give the Jacobians of the parameters. Only operations in `structure` are included.
+    `z:CALL` is the product in a layer's call, `PARAMETER@k` the k-th other operation that reads a parameter, and
+    `PARAMETER~k` the k-th that reads a tensor made from it. Output Jacobians at these operations give the Jacobians of
+    the parameters. Only operations in `structure` are included.
     """
     found: dict[str, Operation] = {
         f"z:{key}": call.product
@@ -31,6 +32,11 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
         (f"{name}@{k}", read)
         for name, reads in tape.reads.items()
         for k, read in enumerate(reads or () if structure.reads[name] is not None else ())
+    ]
+    claimed += [
+        (f"{name}~{k}", read)
+        for name in structure.made
+        for k, read in enumerate(read for made in tape.made[name] or () for read in made.reads)
     ]
     # Products first: a bias that is added in the same operation then shares the product's entry.
     for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):

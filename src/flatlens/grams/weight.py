@@ -25,7 +25,7 @@ def _by_rows(J: Tensor, multiply: Callable[[Tensor], Tensor]) -> Tensor:
     return out if held is J else out.transpose(0, 1)
 
 
-def _times_triangle(rows: Tensor, T: Tensor) -> Tensor:
+def times_triangle(rows: Tensor, T: Tensor) -> Tensor:
     """Return `rows` times T^T, without half of the products with T's zeros."""
     out = rows.new_empty(len(rows), len(T))
     half = len(T) // 2  # more blocks leave out more products, but are not faster
@@ -64,4 +64,4 @@ class WeightMatrix:
         True
         """
         T = self.row_factor[0].to(J.dtype)
-        return gram(_by_rows(J, lambda rows: _times_triangle(rows, T)))
+        return gram(_by_rows(J, lambda rows: times_triangle(rows, T)))

@@ -182,7 +182,7 @@ def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) 
             inner = torch.Size(reader._input_metadata[0].shape)
             more = _followed(graph, reader, inner, transposed=False)
         else:
-            read = _read(graph, reader, operand, shape, transposed)
+            read = read_of(graph, reader, operand, shape, transposed)
             more = None if read is None else [read]
         if more is None:
             return None
@@ -201,8 +201,8 @@ def _transposes(node: Node) -> bool:
     return bool(node.name() == "TBackward0")
 
 
-def _read(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool) -> Read | None:
-    """Return the read that follows from a node's name; None where it is none of the known ones."""
+def read_of(graph: Graph, node: Node, operand: int, shape: torch.Size, transposed: bool = False) -> Read | None:
+    """Return the read of a tensor of this shape that follows from a node's name; None where none is known."""
     name = node.name()
     if name in ("AddmmBackward0", "MmBackward0"):
         matrix = 2 if name == "AddmmBackward0" else 1

@@ -1,0 +1,201 @@
+"""The one pass on transformers beside its floor: `.venv-timm/bin/python -m benchmarks.transformers [--repeats 5]`.
+
+The floor is autograd's time for every Jacobian once: N backward passes to all parameters and the input (of token ids:
+the first embedding's output), in one call with `is_grads_batched`, with weight gradients summed over the samples of a
+chunk. Tables of embeddings are left out of the floor, as their gradients are dense there, which would make it slower.
+It runs with torch's own choice of attention, and with the plain one; the faster of both is the floor. `floor, one by
+one` has N separate backward passes. The pass gives, per sample, G, K, R and C of every layer and K of every other
+parameter, with certificates. Some five minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import flatlens as fl
+from benchmarks import machine
+from benchmarks.one_pass import chunk_of, without_certificates
+from benchmarks.zoo.shim import operators_of_torchvision
+from flatlens.grams import lay_out, one_pass
+
+OUTPUTS = 10
+
+
+class Encoder(nn.Module):
+    """nn.TransformerEncoder, the mean over tokens, and a linear layer."""
+
+    def __init__(self, feedforward: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, feedforward, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 4)
+        self.head = nn.Linear(64, OUTPUTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs, (n, 10)."""
+        return torch.as_tensor(self.head(self.encoder(x).mean(1)))
+
+
+def vit() -> nn.Module:
+    """Return timm's ViT-Tiny with ten classes."""
+    operators_of_torchvision()
+    import timm
+
+    made: nn.Module = timm.create_model("vit_tiny_patch16_224", num_classes=OUTPUTS)
+    return made
+
+
+def hugging_face(name: str, **settings: Any) -> nn.Module:
+    """Return a classifier of transformers from its configuration, with random weights."""
+    operators_of_torchvision()
+    import transformers
+
+    config = getattr(transformers, f"{name}Config")(**settings, num_labels=OUTPUTS)
+    made: nn.Module = getattr(transformers, f"{name}ForSequenceClassification")(config)
+    return made
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A network, the number of samples, and how one of them looks."""
+
+    build: Callable[[], nn.Module]
+    n: int
+    shape: tuple[int, ...] = ()
+    tokens: int = 0  #: length of a text; 0 for inputs that are no token ids
+
+    def case(self) -> fl.Problem:
+        """Return the cross-entropy of the network on noise, equal at each call."""
+        torch.manual_seed(0)
+        net = self.build().eval()
+        x: Any = torch.randn(self.n, *self.shape)
+        if self.tokens:
+            ids = torch.randint(3, 1000, (self.n, self.tokens))
+            x = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return fl.Problem(net, "cross_entropy", (x, torch.arange(self.n) % OUTPUTS))
+
+
+NETWORKS = {
+    "nn.TransformerEncoder, d 64, 4 layers, 2048 hidden": Timed(partial(Encoder, 2048), 128, (64, 64)),
+    "nn.TransformerEncoder, d 64, 4 layers, 256 hidden": Timed(partial(Encoder, 256), 128, (64, 64)),
+    "timm ViT-Tiny 224": Timed(vit, 8, (3, 224, 224)),
+    "transformers BERT, d 256, 4 layers": Timed(
+        partial(hugging_face, "Bert", hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
+                intermediate_size=1024), 32, tokens=64,
+    ),
+    "transformers GPT-2, d 768, 2 layers": Timed(
+        partial(hugging_face, "GPT2", n_layer=2, pad_token_id=0), 16, tokens=64
+    ),
+}  # fmt: skip
+
+
+def floor(problem: fl.Problem, chunk: int, *, plain: bool = False, batched: bool = True) -> None:
+    """Compute every Jacobian once by autograd."""
+    model = problem.model
+    tables = [module.weight for module in model.modules() if isinstance(module, nn.Embedding)]
+    weights = [p for p in model.parameters() if not any(p is table for table in tables)]
+    embedded: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH) if plain else nullcontext())
+        for module in model.modules():
+            if isinstance(module, nn.Embedding):
+                stack.callback(module.register_forward_hook(lambda m, i, o: embedded.append(o)).remove)
+        for inputs, _ in problem.batches(chunk):
+            embedded.clear()
+            if isinstance(inputs, Tensor):
+                inputs = inputs.detach().requires_grad_()
+                f, at = model(inputs), inputs
+            else:
+                f = model(**inputs).logits
+                at = embedded[0]
+            units = torch.eye(f.shape[1])[:, None].expand(-1, *f.shape)
+            if batched:
+                torch.autograd.grad(f, [at, *weights], units, is_grads_batched=True, allow_unused=True)
+                continue
+            for unit in units:
+                torch.autograd.grad(f, [at, *weights], unit, retain_graph=True, allow_unused=True)
+
+
+def the_pass(problem: fl.Problem) -> Callable[[], None]:
+    """Return a run of the pass alone: its Grams are made and dropped."""
+    layout = lay_out(problem, problem.model)
+
+    def run() -> None:
+        for chunk in one_pass(problem, problem.model, layout):
+            for g in chunk.layers.values():
+                _ = g.C, g.x_norm2
+                if g.input_side is not None:
+                    _ = g.G
+                if g.weight is not None:
+                    _ = g.K, g.R
+            for g in chunk.others.values():
+                _ = g.K
+
+    return run
+
+
+def contestants(name: str) -> dict[str, Callable[[], Any]]:
+    """Return what is timed on a network."""
+    problem = NETWORKS[name].case()
+    chunk, run = chunk_of(problem), the_pass(problem)
+
+    def on_trust() -> None:
+        with without_certificates():
+            run()
+
+    return {
+        "floor": partial(floor, problem, chunk),
+        "floor, plain attention": partial(floor, problem, chunk, plain=True),
+        "floor, one by one": partial(floor, problem, chunk, batched=False),
+        "pass": run,
+        "without certificates": on_trust,
+    }
+
+
+def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the rows of each contestant."""
+    seconds = machine.interleaved(contestants(name), repeats)
+    floors = [who for who in ("floor", "floor, plain attention") if who in seconds]
+    least = min(floors, key=lambda who: statistics.median(seconds[who]))
+    for who, times in seconds.items():
+        ratios = sorted(mine / one for mine, one in zip(times, seconds[least], strict=True))
+        yield (
+            who,
+            {
+                **machine.spread(times),
+                "ratio_to_floor": round(statistics.median(ratios), 3),
+                "ratios_in_turn": [round(ratios[0], 3), round(ratios[-1], 3)],
+            },
+        )
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--only", default="", help="networks whose names hold this")
+    chosen = options.parse_args()
+    networks = machine.earlier("transformers").get("networks", {}) if chosen.only else {}
+    for name, timed in NETWORKS.items():
+        if chosen.only not in name:
+            continue
+        found = dict(rows(name, chosen.repeats))
+        told = {"machine": machine.describe(), "n": timed.n, "chunk": chunk_of(timed.case()), "repeats": chosen.repeats}
+        networks[name] = {**told, "contestants": found}
+        print(name, json.dumps(networks[name], indent=1))
+        path = machine.save("transformers", {"outputs": OUTPUTS, "networks": networks})
+    print(f"written to {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
