@@ -91,6 +91,7 @@ ELSEWHERE = {
     "models/test_transformers_sources.py": "models/preparing",
     # A study has no result but its folder; a comparison and a tracker none but their tables
     "comparing/test_compare.py": "comparing/alike comparing/comparison comparing/direction",
+    "experiments/test_building.py": "experiments/parts",
     "experiments/test_executors.py": "experiments/ondask experiments/workers",
     "experiments/test_findings.py": "experiments/result experiments/tables",
     "experiments/test_progress_files.py": "experiments/progress_reporter",

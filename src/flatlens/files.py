@@ -68,6 +68,14 @@ def require_checksums(folder: Path) -> None:
             )
 
 
+def contents_of(path: Path) -> str:
+    """Return twelve hexadecimal digits of the hash of a file's bytes, or of those of all files in a folder."""
+    if not path.is_dir():
+        return _sha256(path)[:12]
+    every = [f"{file.name} {_sha256(file)}" for file in sorted(path.iterdir()) if file.is_file()]
+    return hashlib.sha256("\n".join(every).encode()).hexdigest()[:12]
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,6 +27,13 @@ import numpy as np
 from flatlens.errors import BadInput, FlatlensError, one_line
 
 
+class Options(dict[str, Any]):
+    """Named values that are part of settings, such as the arguments of a user's function; hashable, never changed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it may change
+        return hash(frozenset(self.items()))
+
+
 def as_plain(value: Any) -> Any:
     """Return a value as dicts, lists, strings, numbers, booleans and None.
 

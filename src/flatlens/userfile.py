@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import inspect
@@ -12,12 +13,14 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
-from typing import TypeVar, final
+from typing import Any, TypeVar, final
 
 from flatlens.errors import BadInput, FlatlensError, UnknownName, message_of, typed_line
 
 _T = TypeVar("_T")
 OURS = str(Path(__file__).parent)
+_read: dict[str, str] = {}
+"""The hash of the code of each file of the user's that this process has read, by its whole path."""
 
 
 def is_userfile(spec: str) -> bool:
@@ -107,6 +110,84 @@ def needed_arguments(function: Callable[..., object]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
 
 
+def arguments(function: Callable[..., object]) -> dict[str, Any]:
+    """Return the arguments of a function that settings can give, with their defaults; None for one without a default.
+
+    An argument whose default is no number, word, None or tuple of these is left out: it keeps its default.
+
+    >>> arguments(lambda width, depth=2, activation=print: None)
+    {'width': None, 'depth': 2}
+    """
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    return {
+        p.name: None if p.default is p.empty else p.default for p in named if p.default is p.empty or _plain(p.default)
+    }
+
+
+def _plain(value: object) -> bool:
+    if isinstance(value, tuple | list):
+        return all(map(_plain, value))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def file_of(spec: str) -> Path:
+    """Return the file of `file.py:name`."""
+    return Path(spec.rpartition(":")[0] if ".py:" in spec else spec)
+
+
+def short(spec: str) -> str:
+    """Return `file.py:name`, or the name of a folder, without the folders above.
+
+    >>> short("/home/ada/net.py:build"), short("photos/")
+    ('net.py:build', 'photos')
+    """
+    if not is_userfile(spec):
+        return Path(spec).name
+    return file_of(spec).name + (f":{spec.rpartition(':')[2]}" if ".py:" in spec else "")
+
+
+def code_of(path: Path) -> str:
+    """Return twelve hexadecimal digits of the hash of a Python file and of the files beside it that it imports."""
+    digest, files = hashlib.sha256(), [path.resolve()]
+    for file in files:  # grows while it is walked
+        try:
+            code = file.read_bytes()
+        except OSError:
+            continue
+        digest.update(code)
+        files += [near for near in _imported(code, file, path.resolve().parent) if near not in files]
+    return digest.hexdigest()[:12]
+
+
+def is_current(path: Path) -> bool:
+    """Return whether this process has read the file, and those that it imports, as they are now."""
+    return _read.get(str(path.resolve())) == code_of(path)
+
+
+def _imported(code: bytes, file: Path, top: Path) -> list[Path]:
+    """Return the files of packages and modules in the folder `top`, or beside `file`, that its code imports."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError):  # the import itself tells
+        return []
+    names = [(top, alias.name) for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            base = (top, *file.parents)[node.level] if node.level <= len(file.parents) else top
+            names += [(base, ".".join(filter(None, (node.module, alias.name)))) for alias in node.names]
+    found = []
+    for base, name in names:
+        parts = name.split(".")
+        for length in range(1, len(parts) + 1):
+            at = base.joinpath(*parts[:length])
+            found += [one for one in (at.with_suffix(".py"), at / "__init__.py") if one.is_file()]
+    return list(dict.fromkeys(found))
+
+
 def _module(path: Path, argument: str) -> ModuleType:
     if not path.is_file():
         near = sorted(p.name for p in path.parent.glob("*.py")) if path.parent.is_dir() else []
@@ -122,6 +203,7 @@ def _module(path: Path, argument: str) -> ModuleType:
         raise BadInput(f"{argument}: {str(path)!r} cannot be imported as Python")
     module = importlib.util.module_from_spec(spec)
     loader = spec.loader
+    _read[str(path)] = code_of(path)
     sys.modules[key] = module
     sys.path.insert(0, str(path.parent))
     try:

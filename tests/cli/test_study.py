@@ -197,6 +197,51 @@ def test_settings_on_the_command_line(tmp_path, capsys):
     assert told["settings"]["base"]["model"]["activation"] == "tanh"
 
 
+NET = """
+import torch
+from torch import nn
+print("the user's file prints")
+
+def samples():
+    x = torch.randn(60, 3)
+    return x, (x[:, 0] > 0).long()
+
+def build(width=4):
+    print("and the user's function prints")
+    return nn.Sequential(nn.Linear(3, width), nn.ReLU(), nn.Linear(width, 2))
+"""
+
+
+def test_a_study_of_ones_own_and_then_of_its_networks_as_checkpoints(tmp_path, capfd, monkeypatch):
+    (tmp_path / "net.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    own = ["study", "net.py:samples", "--model", "net.py:build", "--workers", "1", "--json"]
+    trained = ["--out", "out", "--set", "width=4,6", "--set", "seed=0:2", "--set", "max_steps=30", "--set", "lr=0.1"]
+    assert cli.run([*own, *trained, "--set", "loss_below=None", "--set", "accuracy=None"]) == 0
+    printed = capfd.readouterr()
+    told = json.loads(printed.out)  # what workers print goes to stderr
+    assert "the user's function prints" in printed.err
+    assert [(row["width"], row["seed"]) for row in told["networks"]] == [(4, 0), (4, 1), (6, 0), (6, 1)]
+    assert {row["outcome"] for row in told["networks"]} == {"finished"}
+    rows = [
+        f"out/networks/{row['key']},{row['width']},{row['seed']},{row['generalisation_gap']}"
+        for row in told["networks"]
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join(["weights,width,seed,gap", *rows]))
+    assert cli.run([*own, "--out", "again", "--checkpoints", "runs.csv"]) == 0
+    again = json.loads(capfd.readouterr().out)
+    assert [row["weight_norm"] for row in again["networks"]] == [row["weight_norm"] for row in told["networks"]]
+    assert [row["generalisation_gap"] for row in again["networks"]] == [
+        pytest.approx(row["generalisation_gap"], rel=1e-12) for row in told["networks"]
+    ]
+    network = next((tmp_path / "out" / "networks").iterdir())
+    assert cli.run(["measure", str(network), "--measures", "mls"]) == 0
+    capfd.readouterr()
+    (tmp_path / "net.py").write_text(NET + "\n")
+    assert cli.run([*own, "--out", "third"]) == 2
+    assert "has changed since this process read it" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -1,9 +1,13 @@
-import pytest
+from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+from user_study import NET
+
+from flatlens.data import UserData
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments import Study
+from flatlens.experiments import Study, run_study
 from flatlens.experiments.building import study_of
-from flatlens.models import MLP, LeNet5
+from flatlens.models import MLP, LeNet5, UserNetwork
 from flatlens.training import SAM, SGD, RelativeFlatness
 
 
@@ -109,3 +113,84 @@ def test_slips_on_the_command_line_are_one_line():
     ]:
         with pytest.raises(error, match=said):
             study_of(**options)
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """A folder with a user's data and networks in net.py."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "net.py").write_text(NET)
+    return folder
+
+
+SMALL = ["max_steps=20", "loss_below=None", "accuracy=None"]
+
+
+def test_arguments_of_the_users_function_are_settings_and_axes(own, tmp_path):
+    settings = ["width=4,8", "activation=tanh", "seed=0:2", "lr=0.1", *SMALL]
+    study = study_of(f"{own}/net.py:samples", model=f"{own}/net.py:build", settings=settings, measures=["mls", "loss"])
+    assert [(n.model.options["width"], n.model.seed, n.training.seed) for n in study.networks()] == [
+        *[(4, 0, 0), (4, 1, 1), (8, 0, 0), (8, 1, 1)]
+    ]
+    assert {n.model.options["activation"] for n in study.networks()} == {"tanh"}
+    assert [q.column for q in study.quantities if q.role == "setting"] == ["width"]
+    assert Study.from_json(study.as_json()) == study
+    with ThreadPoolExecutor(1) as executor:
+        result = run_study(study, tmp_path / "out", executor=executor)
+    assert result.networks["width"].tolist() == [4, 4, 8, 8]
+    assert result.varied == ["width", "seed"]
+    assert result.failed == []
+    assert result.networks["mls"].gt(0).all()
+
+
+def test_sizes_of_the_data_reach_the_users_function_and_the_rest_is_asked_for(own):
+    samples, deep = f"{own}/net.py:samples", f"{own}/net.py:deep"
+    study = study_of(samples, model=deep, settings=["depth=1,2", *SMALL])
+    assert study.base.model.options == {"inputs": 9, "outputs": 2, "depth": 1}
+    assert study_of(samples, model=f"{deep}(depth=2)").base.model.options["depth"] == 2
+    with pytest.raises(BadInput, match=r"net\.py:deep needs the arguments depth: give defaults, or"):
+        study_of(samples, model=deep)
+
+
+def test_the_users_data_go_with_an_architecture_and_the_users_network_with_a_data_set(own):
+    study = study_of(f"{own}/net.py:samples", model="MLP(widths=(8,))", settings=SMALL)
+    assert study.base.model == MLP(9, (8,), 2)
+    assert study.base.data.flat  # images become rows by themselves
+    assert (
+        study_of("patches", model="MLP(widths=(8,))", settings=["train=10", "data.test=10"]).base.model.inputs == 3072
+    )
+    with pytest.raises(BadInput, match="takes rows of numbers"):
+        study_of("patches", model="MLP(widths=(8,))", settings=["train=10", "data.test=10", "flat=False"])
+    sized = study_of("digits", model=f"{own}/net.py:deep(depth=1)", settings=["train=50"])
+    assert sized.base.model.options["inputs"] == 64
+
+
+def test_a_yaml_file_names_files_beside_it(own):
+    (own / "own.yaml").write_text(
+        "data: {name: net.py:samples, train: 40, seed: 3}\ntest: net.py:held_out\nmodel: net.py:build(width=5)\n"
+        "training: {optimiser: SGD(lr=0.1), max_epochs: 2, batch_size: 8}\nset: {width: [4, 6], seed: 0:2}\n"
+    )
+    study = study_of(str(own / "own.yaml"))
+    assert isinstance(study.base.data, UserData)
+    assert isinstance(study.base.model, UserNetwork)
+    assert (study.base.data.train, study.base.data.seed, study.base.model.options["width"]) == (40, 3, 5)
+    assert len(study.base.data.load().test_x) == 20
+    assert [axis.values for axis in study.axes] == [(4, 6), (0, 1)]
+
+
+def test_slips_with_ones_own_files_are_one_line_before_anything_starts(own):
+    samples, build = f"{own}/net.py:samples", f"{own}/net.py:build"
+    for options, said in [
+        ({"model": f"{own}/net.py:narrow"}, r"forward failed on the first sample"),
+        ({"model": f"{own}/net.py:buld"}, "did you mean build"),
+        ({"model": f"{own}/nets.py:build"}, "there is no file"),
+        ({"model": build, "settings": ["widht=4,8"]}, "did you mean width"),
+        ({"model": f"{build}(8)"}, "by name"),
+        ({"model": build, "test": f"{own}/net.py:none"}, "no function in .* is called 'none'"),
+        ({"model": build, "settings": ["data.train=500"]}, "train=500: there are 64 samples"),
+    ]:
+        with pytest.raises(BadInput, match=said) as caught:
+            study_of(samples, **options)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(BadInput, match="--test: digits has test data of its own"):
+        study_of("digits", model=build, test=samples)

@@ -11,7 +11,9 @@ import psutil
 import pytest
 import torch
 from small_study import quietly, small_study, tables
+from user_study import NET
 
+from flatlens.experiments.building import study_of
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.store import Store
 from flatlens.files import write_whole
@@ -96,6 +98,28 @@ def test_killed_three_times_it_ends_in_the_same_bytes(tmp_path):
     kill(study, chance)
     study.wait(120)
     assert finish(LONG, out) == quietly(LONG, tmp_path / "quiet")
+
+
+def test_ones_own_study_killed_twice_ends_in_the_same_bytes(tmp_path):
+    (tmp_path / "net.py").write_text(NET)
+    settings = [
+        "width=4,8",
+        "seed=0:2",
+        "lr=0.05",
+        "batch_size=4",
+        "max_steps=2500",
+        "loss_below=None",
+        "accuracy=None",
+    ]
+    own = study_of(f"{tmp_path}/net.py:samples", model=f"{tmp_path}/net.py:build", settings=settings, measures=["mls"])
+    out, chance = tmp_path / "killed", random.Random(0)
+    study = start(own, out)
+    wait_until(lambda: workers(study, busy=1.0) or study.poll() is not None)
+    assert kill(study, chance) == "worker"
+    wait_until(lambda: finished(out) or study.poll() is not None)
+    kill(study)
+    assert not (out / "table.csv").exists()
+    assert finish(own, out) == quietly(own, tmp_path / "quiet")
 
 
 @pytest.mark.slow

@@ -142,6 +142,7 @@ def in_options(message: str) -> str:
     message = re.sub(r"^weights:", "--weights:", message)
     message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
     message = re.sub(r"^Problem\(model=\.\.\.\)", "MODEL", message)
+    message = re.sub(r"^train\((\w+)=\.\.\.\)", r"\1", message)
     message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
     return re.sub(r"^Problem\((\w+)=(.*?)\):", r"--\1 \2:", message)
 

@@ -30,6 +30,8 @@ def study(
     *,
     out: Path,
     model: str | None = None,
+    test: str | None = None,
+    checkpoints: str | None = None,
     settings: Settings = (),
     measures: Names = (),
     scale: Literal["smoke", "laptop"] = "laptop",
@@ -44,13 +46,20 @@ def study(
         flatlens study digits --out runs/digits
         flatlens study digits --out runs/quick --scale smoke
         flatlens study patches --out runs/vgg --model SmallVGG --set lr=0.02,0.05 --set seed=0:5
+        flatlens study net.py:samples --out runs/mine --model net.py:build --set width=8,16,32 --set seed=0:3
+        flatlens study net.py:samples --out runs/theirs --model net.py:build --checkpoints runs.csv
         flatlens study study.yaml --out runs/mine --workers 8
 
     Args:
-        data: A data set (`flatlens data list`), or a YAML file that describes a study.
+        data: A data set (`flatlens data list`), data of your own as for `flatlens measure` (`file.py:NAME`, or a folder
+            of images or texts), or a YAML file that describes a study.
         out: The folder for the networks, the tables, the figures and report.html.
         model: The architecture, such as `MLP(widths=(64, 64), activation=tanh)`, `SmallVGG` or `VGG11(width=0.25)`; its
-            inputs and outputs come from the data.
+            inputs and outputs come from the data. Or `file.py:NAME`, a function that returns a new network: its
+            arguments are settings, too.
+        test: Held-out data of your own, in the same forms. Without any, a fifth of the samples is held out.
+        checkpoints: Networks that were trained elsewhere, which are measured only: a table (.csv, .tsv, .json) with a
+            column `weights` and any others, such as lr, seed and gap; or a folder of files such as lr=0.1_seed=0.pt.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
             `seed=0:5`). Repeat it for more. With an axis, the axes are exactly those given.
         measures: The measures, separated by commas. Without it: all that one pass over the data gives.
@@ -62,10 +71,19 @@ def study(
     running.check()
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.building import study_of
+
+        chosen = study_of(
+            data,
+            model=model,
+            test=test,
+            checkpoints=checkpoints,
+            settings=settings,
+            measures=all_names(measures),
+            scale=scale,
+        )
         from flatlens.experiments.study import run_study
         from flatlens.report import write_study_page
 
-        chosen = study_of(data, model=model, settings=settings, measures=all_names(measures), scale=scale)
         bar.announcement = _expected(chosen)
         bar.stage("relating the networks")
         with running.started() as options:
@@ -106,6 +124,8 @@ def _expected(chosen: Study) -> str:
     memory = "about 0.5 GiB of memory for each worker"
     if chosen.name in STUDIES and chosen.scale in EXPECTED and len(chosen.axes) == 3:
         return f"{chosen.name} at {chosen.scale} scale: {EXPECTED[chosen.scale]} on two cores, {memory}"
+    if any("+" in axis.name for axis in chosen.axes):
+        return f"{chosen.name}: {len(chosen.networks())} networks, {memory}"
     axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
     return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
 
@@ -116,7 +136,9 @@ def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
         show_json({"page": page, "files": files, **_facts(result)})
         return
     converged = len(result.networks) - len(result.excluded)
-    show(f"{len(result.networks)} networks, {converged} of them converged\n", bullets(result.findings))
+    elsewhere = "trained elsewhere" in set(result.networks["outcome"])
+    how = "all trained elsewhere" if elsewhere else f"{converged} of them converged"
+    show(f"{len(result.networks)} networks, {how}\n", bullets(result.findings))
     for key, why in result.excluded:
         note(f"network {key} is left out of the correlations: {why}")
     for why, number in result.alone:

@@ -16,6 +16,7 @@ from flatlens.data.patches import patches
 from flatlens.data.points import eight_points
 from flatlens.data.preparation import Preparation
 from flatlens.data.split import Split
+from flatlens.data.user_data import UserData
 from flatlens.data.waves import waves
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Inversion",
     "Preparation",
     "Split",
+    "UserData",
     "cifar10",
     "cifar100",
     "clusters",

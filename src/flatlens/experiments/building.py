@@ -7,41 +7,40 @@
     set: {label_smoothing: [0, 0.5], seed: 0:5}
     measures: [mls, relative_flatness, generalisation_gap]
 
-The architecture's inputs and outputs come from the data. Every part but the data has a default.
+Data and model may be the user's own, `net.py:samples` and `net.py:build`; the arguments of `build` are settings.
+`checkpoints: runs.csv` names networks that were trained elsewhere, which are measured only. The architecture's inputs
+and outputs come from the data. Every part but the data has a default.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from flatlens.data import Split
-from flatlens.data.named import DataSettings
-from flatlens.errors import BadInput, UnknownName
+from flatlens import userfile
+from flatlens.data import Split, UserData
+from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
+from flatlens.errors import BadInput
+from flatlens.experiments.checkpoints import checkpoint_axis
+from flatlens.experiments.parts import data_of, in_its_folder, pairs, part_of
 from flatlens.experiments.quantities import STUDIED, quantities, setting
-from flatlens.experiments.reading import assignment, expression, load_yaml, values
-from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, fitted
-from flatlens.experiments.vary import vary
-from flatlens.measures.registry import named
-from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG
+from flatlens.experiments.reading import assignment, load_yaml
+from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
+from flatlens.experiments.vary import value_of, vary
+from flatlens.measures.registry import MEASURES, named
+from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
+from flatlens.models.checkpoints import load_weights
 from flatlens.plain import made
 from flatlens.problem import is_linear
-from flatlens.training import SGD, Augmentation, Mixup, Training, Until
+from flatlens.training import SGD, TrainedElsewhere, Training, Until
+from flatlens.training.ridge import Ridge
+from flatlens.training.run import TrainingRun
 
-IMPLIED: Mapping[str, type] = {
-    "data": DataSettings,
-    "training": Training,
-    "until": Until,
-    "augmentation": Augmentation,
-    "mixup": Mixup,
-}
-"""Types that a YAML file may omit, by the name of the part."""
-
-PARTS = ("name", "data", "model", "training", "set", "measures")
+PARTS = ("name", "data", "test", "model", "checkpoints", "training", "set", "measures")
+YAML = (".yaml", ".yml")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
-_SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
-"""Sizes of an MLP, which the data and the user replace."""
 
 
 def study_of(
@@ -50,9 +49,11 @@ def study_of(
     model: str | None = None,
     settings: Sequence[str] = (),
     measures: Sequence[str] = (),
+    test: str | None = None,
+    checkpoints: str | None = None,
     scale: StudyScale = "laptop",
 ) -> Study:
-    """Return the study that a command line describes; `data` is a data set's name or a YAML file.
+    """Return the study that a command line describes; `data` is a data set's name, the user's own, or a YAML file.
 
     `settings` are `NAME=VALUE` for all networks, or `NAME=VALUE,VALUE` and `NAME=FIRST:END` for an axis. The
     default axes apply only if no axis is given.
@@ -64,7 +65,9 @@ def study_of(
     Raises:
         BadInput: a part is unknown or impossible, or parts do not fit together.
     """
-    file = load_yaml(Path(data)) if data.endswith((".yaml", ".yml")) else {"data": data}
+    file = in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(YAML) else {"data": data}
+    given_here = {"model": model, "test": test, "checkpoints": checkpoints}
+    file = {**file, **{part: text for part, text in given_here.items() if text is not None}}
     if unknown := [part for part in file if part not in PARTS]:
         raise BadInput(f"the study {data!r} has no part {unknown[0]!r}: known are {', '.join(PARTS)}")
     if "data" not in file:
@@ -73,95 +76,125 @@ def study_of(
         if part in file and not isinstance(file[part], kinds):
             needed = "[mls, nmls]" if part == "measures" else "{batch_size: 16, max_epochs: 50}"
             raise BadInput(f"{part}: something like {needed} is needed, got {file[part]!r}")
-    if data == "digits" and not (model or settings or measures):
+    if data == "digits" and not (any(given_here.values()) or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
-    base, split = _base(file, model, scale, tuple(one.key for one in named(named_measures)))
+    base, split = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
     axes: list[Axis] = []
-    given = [*_pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
+    given = [*pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
     for name, several in given:
         if len(several) == 1:
             base = vary(base, name, several[0])
             axes = [axis for axis in axes if axis.name != name]
         else:
             axes = [*(axis for axis in axes if axis.name != name), Axis(name, several)]
+    if _is_flattened(base):
+        base = vary(base, "data.flat", True)
     if base.data != loaded:
         split = base.data.load()
     base = vary(base, "model", fitted(base.model, split))
+    if not len(split.test_x):
+        kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
+        base = replace(base, measures=tuple(kept))
+    name = str(file.get("name", userfile.file_of(data).stem))
+    if isinstance(base.training, TrainedElsewhere):
+        return _of_checkpoints(name, base, str(file["checkpoints"]), axes, scale)
     axes = axes or list(DEFAULT_AXES)
+    base = _with_first_options(base, axes)
+    if isinstance(base.model, UserNetwork) or isinstance(base.data, UserData):
+        _require_trains(base, split)
     settings_shown = [shown for axis in axes if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
-    return Study(str(file.get("name", Path(data).stem)), base, tuple(axes), compared, scale=scale)
+    return Study(name, base, tuple(axes), compared, scale=scale)
 
 
-def _base(
-    file: Mapping[str, Any], model: str | None, scale: StudyScale, measures: tuple[str, ...]
-) -> tuple[NetworkSettings, Split]:
+def _with_first_options(base: NetworkSettings, axes: Sequence[Axis]) -> NetworkSettings:
+    """Return the settings with the first value of an axis for arguments of the user's function that have none."""
+    for axis in axes:
+        if isinstance(base.model, UserNetwork) and value_of(base, axis.name) is None:
+            base = vary(base, axis.name, axis.values[0])
+    if isinstance(base.model, UserNetwork):
+        base.model.require_complete()
+    return base
+
+
+def _require_trains(base: NetworkSettings, split: Split) -> None:
+    """Refuse a network that cannot be trained on the data, before any worker begins."""
+    assert isinstance(base.training, Training)
+    if not isinstance(base.training.optimiser, Ridge):
+        TrainingRun(base.model.build(), split.train, split.test if len(split.test_x) else None, base.training, None)
+
+
+def _of_checkpoints(name: str, base: NetworkSettings, where: str, axes: list[Axis], scale: StudyScale) -> Study:
+    """Return the study of networks that were trained elsewhere."""
+    assert isinstance(base.training, TrainedElsewhere)
+    if axes:
+        raise BadInput(
+            f"--set {axes[0].name}: the networks of --checkpoints are trained already: what differs stands "
+            f"in the columns of the table"
+        )
+    axis = checkpoint_axis(Path(where), base.model, base.training.loss)
+    base = vary(base, axis.name, axis.values[0])
+    assert isinstance(base.training, TrainedElsewhere)
+    if isinstance(base.model, UserNetwork):
+        base.model.require_complete()
+    load_weights(base.model.build(), base.training.weights)  # a wrong architecture shows before any worker begins
+    study = Study(name, base, (axis,), scale=scale)
+    rows = [facts(one) for one in study.networks()]
+    columns = {one: tuple(row[one] for row in rows if one in row) for one in study.varied}
+    settings_shown = [shown for one, each in columns.items() if (shown := setting(one, each)) is not None]
+    return replace(study, quantities=quantities(base.measures, settings_shown, first_layer=_first_layer(base.model)))
+
+
+def _is_flattened(base: NetworkSettings) -> bool:
+    """Return whether the network takes rows of numbers, and the data may be images that nobody said how to take."""
+    if isinstance(base.model, UserNetwork) or "inputs" not in {f.name for f in fields(base.model)}:
+        return False
+    if isinstance(base.data, UserData):
+        return base.data.flat is None
+    takes_flat = base.data.name in IMAGES or "flat" in SYNTHETIC[base.data.name][1]
+    return base.data.flat is None and base.data.name != "digits" and takes_flat
+
+
+def _base(file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...]) -> tuple[NetworkSettings, Split]:
     """Return the settings that all networks share, before `set` and the command line change them, and the data."""
-    data = _part("data", file["data"] if not isinstance(file["data"], str) else {"name": file["data"]})
-    if not isinstance(data, DataSettings):
-        raise BadInput(f"data: the name of a data set is needed, or a mapping such as {{name: digits}}, got {data!r}")
-    if data.name == "digits" and data.train is None:
+    elsewhere = "checkpoints" in file
+    data = data_of(file["data"], file.get("test"))
+    if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
+    if elsewhere and isinstance(data, UserData) and data.test is None and not data.has_test:
+        data = vary(data, "test", 0)  # they may have been trained on all samples
     split = data.load()
-    given_model = expression_of_model(model) if model else _part("model", file.get("model", _model_for(split)))
+    given_model = part_of("model", file.get("model", _model_for(split)))
     if not isinstance(given_model, ARCHITECTURES):
         raise BadInput(
             f"model: {given_model!r} is not an architecture: known are {', '.join(k.__name__ for k in ARCHITECTURES)}"
         )
     architecture: Any = given_model
+    if elsewhere:
+        return NetworkSettings(data, architecture, _untrained(file, split), measures), split
     given = file.get("training", {})
     defaults = _training_for(split, scale)
     if {"max_steps", "max_epochs"} & set(given):  # the user gave an end of training: no other condition
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
-    training = _part("training", {**defaults, **given})
+    training = part_of("training", {**defaults, **given})
     return NetworkSettings(data, architecture, training, measures), split
 
 
-def expression_of_model(text: str) -> Any:
-    """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
-
-    def mlp(**given: Any) -> MLP:
-        found: MLP = made(MLP, _SIZES | given)
-        return found
-
-    known: dict[str, Any] = {**KNOWN, "MLP": mlp}
-    return expression(text, known)
-
-
-def _part(name: str, plain: Any) -> Any:
-    """Return a part of a YAML file: settings from an expression, or from a mapping whose type is named or implied."""
-    if isinstance(plain, str):
-        looks_like_settings = "(" in plain or plain in KNOWN
-        return expression_of_model(plain) if looks_like_settings else plain
-    if isinstance(plain, list):
-        return tuple(_part(name, each) for each in plain)
-    if not isinstance(plain, Mapping):
-        return plain
-    kind = KNOWN.get(str(plain.get("type"))) or IMPLIED.get(name)
-    if kind is None:
+def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:
+    """Return the training of checkpoints, before their files are read."""
+    if "model" not in file:
         raise BadInput(
-            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
+            "checkpoints: --model says what network they are of: file.py:NAME, or such as MLP(widths=(64, 64))"
         )
-    inside = {key: _part(str(key), value) for key, value in plain.items() if key != "type"}
-    try:
-        return made(kind, _SIZES | inside if kind is MLP else inside)
-    except UnknownName:
-        raise
-    except BadInput as error:
-        raise BadInput(f"{name}: {error}") from error
-
-
-def _pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
-    """Return the names and values in the part `set` of a YAML file."""
-    if not isinstance(plain, Mapping):
-        raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
-    found = []
-    for name, value in plain.items():
-        several = values(value, KNOWN) if isinstance(value, str) else value if isinstance(value, list) else [value]
-        found.append((str(name), tuple(_part(str(name), each) for each in several)))
-    return found
+    if left := sorted(set(file.get("training", {})) - {"loss"}):
+        raise BadInput(f"training: {left[0]} has no effect on checkpoints, which are trained already: only loss has")
+    own: dict[str, Any] = {
+        "loss": "cross_entropy" if split.classes else "half_squared_error",
+        **file.get("training", {}),
+    }
+    return made(TrainedElsewhere, {"weights": "", "contents": "", **own})  # type: ignore[no-any-return]
 
 
 def _model_for(split: Split) -> Architecture:

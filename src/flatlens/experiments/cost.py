@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from flatlens.experiments.measuring import tracker_of
 from flatlens.experiments.network import compute
 from flatlens.experiments.settings import NetworkSettings, Study
-from flatlens.training import Until
+from flatlens.training import Training, Until
 
 WARM, TRIED = 3, 13
 """Steps of two trials, after a trial that is not counted; their difference cancels work that is done once."""
@@ -48,7 +48,7 @@ def _study(study: Study) -> Cost:
     step = (
         (long - short) / (TRIED - WARM) if long > short else long / TRIED
     )  # noise, where a step takes next to nothing
-    steps = sum(one.training.steps(samples) for one in networks)
+    steps = sum(_steps(one, samples) for one in networks)
     moments = sum(_moments(one, samples) for one in networks)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
     return Cost(len(networks), step * steps, measured)
@@ -56,15 +56,20 @@ def _study(study: Study) -> Cost:
 
 def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
     """Return the seconds of training this number of steps, the seconds of measuring, and the training samples."""
+    assert isinstance(settings.training, Training)
     training = replace(settings.training, max_steps=steps, max_epochs=None, until=Until())
     result = compute(replace(settings, training=training, followed=None)).result
     return result["seconds_training"], result["seconds_measuring"], result["samples"]
 
 
+def _steps(settings: NetworkSettings, samples: int) -> int:
+    return settings.training.steps(samples) if isinstance(settings.training, Training) else 0
+
+
 def _moments(settings: NetworkSettings, samples: int) -> int:
     if (followed := settings.followed) is None:
         return 0
-    steps = settings.training.steps(samples)
+    steps = _steps(settings, samples)
     return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
 
 

@@ -12,7 +12,7 @@ from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
-from flatlens.training import REACHED
+from flatlens.training import REACHED, TrainedElsewhere
 
 FEW = 20
 """Fewer units than this make rough intervals."""
@@ -55,13 +55,19 @@ def _intervals(study: Study, networks: pd.DataFrame) -> str:
 def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: int) -> list[str]:
     kept = networks[networks["outcome"].isin(REACHED)]
     total = len(study.networks())
-    steps = f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps" if len(kept) else ""
+    elsewhere = isinstance(study.base.training, TrainedElsewhere)
+    steps = "" if elsewhere or not len(kept) else f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps"
     sentences = [f"{len(kept)} of {total} networks {_goal(study)}{steps}."]
     if {"test_accuracy", GAP.column} <= set(kept) and len(kept):
         sentences[0] += (
             f" Their test accuracy is {_range(kept['test_accuracy'])}, their generalisation gap (test loss minus "
             f"training loss) {_range(kept[GAP.column])}."
         )
+    elif elsewhere and GAP.column in kept:
+        sentences[0] += f" Their generalisation gap, as the table of checkpoints has it, is {_range(kept[GAP.column])}."
+    elif elsewhere:
+        sentences.append("No measure is compared with the generalisation gap: the data has no test samples, and the "
+                         "table of checkpoints no column gap.")  # fmt: skip
     for outcome in ("out of steps", "diverged"):
         if number := int((networks["outcome"] == outcome).sum()):
             how = "ran out of steps" if outcome == "out of steps" else outcome
@@ -75,7 +81,10 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
 
 def _goal(study: Study) -> str:
     """Return the goal of training in words."""
-    until, train = study.base.training.until, study.base.data.train
+    train = study.base.data.train
+    if isinstance(study.base.training, TrainedElsewhere):
+        return "that were trained elsewhere are measured"
+    until = study.base.training.until
     samples = f"{train} training samples" if train else "training samples"
     low = "" if until.loss_below is None else f"loss below {until.loss_below:g}"
     if until.accuracy == 1 and low:

@@ -75,6 +75,7 @@ def tracker_of(model: nn.Module, split: Split, settings: NetworkSettings) -> Tra
         return None
     problem = _problem(model, split, settings)
     every = followed.every if isinstance(followed.every, int) else list(followed.every)
+    assert settings.training.seed is not None  # the settings of a training here have one
     return Tracker(problem, followed.measures, every, samples=followed.samples, seed=settings.training.seed, live=False)
 
 
@@ -83,9 +84,14 @@ def _problem(model: nn.Module, split: Split, settings: NetworkSettings) -> Probl
     return Problem(
         model,
         loss=settings.training.objective.measured(),
-        data=(split.x.to(dtype), split.y),
-        test=(split.test_x.to(dtype), split.test_y),
+        data=(_in_dtype(split.x, dtype), split.y),
+        test=(_in_dtype(split.test_x, dtype), split.test_y) if len(split.test_x) else None,
     )
+
+
+def _in_dtype(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return inputs in a dtype; indices, such as tokens, as they are."""
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[Key, Estimate]]:

@@ -8,23 +8,26 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from math import nan
 from pathlib import Path
 
 import torch
 
-from flatlens.data import DataSettings, Split, default_root
-from flatlens.errors import BadFolder
+from flatlens.data import DataSettings, Split, UserData, default_root
+from flatlens.errors import BadFolder, BadWeights
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.measuring import graph_of, measure_network, tracker_of
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.versions import versions
+from flatlens.files import contents_of
+from flatlens.models.checkpoints import load_weights
 from flatlens.problem import is_linear
 from flatlens.tracking import Tracker
-from flatlens.training import TrainingResult, train
+from flatlens.training import SGD, TrainedElsewhere, Training, TrainingResult, train
 from flatlens.training.stack import Member, train_together
 
-_kept: dict[tuple[DataSettings, Path], Split] = {}
+_kept: dict[tuple[DataSettings | UserData, Path], Split] = {}
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ class ComputeInto:
     def several(self, pack: Sequence[NetworkSettings]) -> list[str]:
         """Compute a pack; of each the traceback of what went wrong, "" where nothing did."""
         self.store.require_seen()
-        if self.together == 1:
+        if self.together == 1 or any(isinstance(one.training, TrainedElsewhere) for one in pack):
             return _Pack(self, pack).singly()
         return _Pack(self, pack).traces()
 
@@ -118,17 +121,32 @@ def compute(settings: NetworkSettings, save: Path | None = None, progress: Progr
         progress: called with ("training steps", done, total).
     """
     with _one_thread():
+        if isinstance(settings.training, TrainedElsewhere):
+            return _read(settings, settings.training)
         split, one = _member(settings, save, progress)
         start = time.perf_counter()
         trained = train(one.model, one.data, one.settings, test=one.test, watch=one.watch, save=save, progress=progress)
         return _record(settings, split, one, trained, time.perf_counter() - start)
 
 
+def _read(settings: NetworkSettings, training: TrainedElsewhere) -> Record:
+    """Measure a network that was trained elsewhere."""
+    split, model, file = _data(settings.data), settings.model.build(), Path(training.weights)
+    if contents_of(file) != training.contents:
+        raise BadWeights(f"weights: {file} was changed since the study began: put it back, or begin another study")
+    load_weights(model, file)
+    member = Member(model, split.train, Training(SGD(1.0), max_steps=0, loss=training.loss))
+    trained = TrainingResult("trained elsewhere", 0, 0.0, nan, nan, {})
+    return _record(settings, split, member, trained, 0.0)
+
+
 def _member(settings: NetworkSettings, save: Path | None, progress: Progress | None) -> tuple[Split, Member]:
     split = _data(settings.data)
     model = settings.model.build()
     watch = tracker_of(model, split, settings)
-    return split, Member(model, split.train, settings.training, split.test, watch, save, progress)
+    assert isinstance(settings.training, Training)
+    test = split.test if len(split.test_x) else None
+    return split, Member(model, split.train, settings.training, test, watch, save, progress)
 
 
 def _record(
@@ -142,7 +160,7 @@ def _record(
         "outcome": trained.outcome,
         "steps": trained.steps,
         "loss": _or_none(trained.loss),
-        "accuracy": trained.accuracy,
+        "accuracy": _or_none(trained.accuracy) if trained.outcome == "trained elsewhere" else trained.accuracy,
         "layers": [name for name, module in model.named_modules() if is_linear(module)],
         "versions": versions(torch.get_num_threads()),
         "seconds_training": seconds,
@@ -155,7 +173,7 @@ def _record(
     return Record(settings, result, curves, weights, report, history)
 
 
-def _data(settings: DataSettings) -> Split:
+def _data(settings: DataSettings | UserData) -> Split:
     """Return the data, kept for this process's next network, which mostly uses the same; nothing may write to it."""
     key = settings, default_root()
     if (split := _kept.get(key)) is None:

@@ -55,6 +55,8 @@ class StudyResult:
     """Networks of the grid that have neither finished nor failed."""
     alone: list[tuple[str, int]] = field(default_factory=list)
     """(why, how many) of the networks that could not be trained in a stack with others."""
+    varied: list[str] = field(default_factory=list)
+    """The settings in which the networks differ: columns of `networks`."""
 
     @property
     def against(self) -> pd.DataFrame:

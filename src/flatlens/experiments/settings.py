@@ -8,18 +8,19 @@ from itertools import product
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from flatlens.bounds.registry import BOUNDS
-from flatlens.data import Split
+from flatlens.data import Split, UserData
 from flatlens.data.named import DataSettings
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.quantities import STUDIED, Quantity, quantities
 from flatlens.experiments.vary import paths, vary
 from flatlens.former import FORMER_TRANSFORMS, former_measure, former_transform, present_measure, silent
 from flatlens.measures.registry import named
-from flatlens.models import ARCHITECTURES, MLP, Architecture
+from flatlens.models import ARCHITECTURES, MLP, Architecture, UserNetwork
 from flatlens.plain import as_plain, digest, from_plain
 from flatlens.tracking.schedule import Schedule
-from flatlens.training import SETTINGS, SGD, Training, Until
+from flatlens.training import SETTINGS, SGD, TrainedElsewhere, Training, Until
 from flatlens.transforms.registry import named_transforms
+from flatlens.userfile import short
 
 StudyScale: TypeAlias = Literal["smoke", "laptop"]
 
@@ -45,9 +46,9 @@ class NetworkSettings:
     Former names of options and transforms become the present ones.
     """
 
-    data: DataSettings
+    data: DataSettings | UserData
     model: Architecture
-    training: Training
+    training: Training | TrainedElsewhere
     measures: tuple[str, ...]
     bounds: tuple[str, ...] = ()  #: inequalities whose sides are kept as well: "mls_chain.lhs", "mls_chain.rhs"
     moved: tuple[str, ...] = ()  #: transforms after which all is measured once more: "relative_flatness@layerwise"
@@ -66,9 +67,10 @@ class NetworkSettings:
     def key(self) -> str:
         """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters.
 
-        Names enter as they were first spelt, so that a study from before a renaming keeps its folders.
+        Names enter as they were first spelt, so that a study from before a renaming keeps its folders; files of the
+        user's enter without the folders that they are in.
         """
-        plain = self.as_json()
+        plain = without_places(self.as_json())
         plain["measures"] = [former_measure(name) for name in self.measures]
         plain["moved"] = [former_transform(name) for name in self.moved]
         if self.followed is not None:
@@ -141,6 +143,8 @@ class Study:
     @property
     def varied(self) -> list[str]:
         """The names of the axes that take more than one value."""
+        if isinstance(self.base.training, TrainedElsewhere):
+            return _varied_elsewhere(self.networks())
         return [axis.name for axis in self.axes if len(axis.values) > 1]
 
     def setting(self, name: str, value: Any) -> Study:
@@ -180,6 +184,42 @@ class Study:
         return _read(cls, plain, "study")
 
 
+PLACES = {"UserData": ("source", "held_out"), "UserNetwork": ("source",), "TrainedElsewhere": ("weights",)}
+"""Settings that name a file by its whole path, by their type."""
+
+
+def without_places(plain: Any) -> Any:
+    """Return plain settings with the names of files alone: where files lie is no setting."""
+    if isinstance(plain, list):
+        return [without_places(each) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    places = PLACES.get(str(plain.get("type")), ())
+    return {
+        key: short(value) if key in places and isinstance(value, str) else without_places(value)
+        for key, value in plain.items()
+    }
+
+
+def facts(settings: NetworkSettings) -> dict[str, Any]:
+    """Return what is known about the training elsewhere of a network, and the settings of its architecture."""
+    model = settings.model
+    own = (
+        dict(model.options)
+        if isinstance(model, UserNetwork)
+        else {f.name: getattr(model, f.name) for f in fields(model)}
+    )
+    known = settings.training.settings if isinstance(settings.training, TrainedElsewhere) else {}
+    return {**known, **own, "seed": settings.training.seed}
+
+
+def _varied_elsewhere(networks: list[NetworkSettings]) -> list[str]:
+    """Return the settings in which networks that were trained elsewhere differ, those of the table first."""
+    rows = [facts(one) for one in networks]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [name for name in names if len({repr(row.get(name)) for row in rows}) > 1]
+
+
 def fitted(model: Architecture, split: Split) -> Architecture:
     """Return the architecture with the sizes of the data: inputs, channels and image, outputs or classes."""
     shape = tuple(split.x.shape[1:])
@@ -189,6 +229,8 @@ def fitted(model: Architecture, split: Split) -> Architecture:
         sizes["inputs"] = shape[0]
     elif len(shape) == 3:
         sizes |= {"channels": shape[0], "image": shape[1]}
+    if isinstance(model, UserNetwork):
+        return model.with_sizes({"inputs": int(split.x[0].numel()), **sizes})
     known = {f.name for f in fields(model)}
     if len(shape) != 1 and "inputs" in known:
         raise BadInput(f"a {type(model).__name__} takes rows of numbers, and the data is {shape}: set data.flat=True")
@@ -223,7 +265,7 @@ def _in_order(values: tuple[Any, ...]) -> list[Any]:
 
 KNOWN: dict[str, type] = {
     one.__name__: one
-    for one in (DataSettings, NetworkSettings, Followed, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
+    for one in (DataSettings, UserData, NetworkSettings, Followed, Study, Axis, Quantity, *ARCHITECTURES, *SETTINGS)
 }
 """The types that settings are made of, by name."""
 

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from flatlens.experiments.settings import NetworkSettings
 from flatlens.models import Architecture
+from flatlens.training.elsewhere import TrainedElsewhere
 from flatlens.training.optimisers import SGD
 from flatlens.training.ridge import Ridge
 from flatlens.training.settings import Training
@@ -39,7 +40,7 @@ def packs(networks: Sequence[NetworkSettings], *, together: int, hands: int | No
     alone = kinds.pop(None, [])
     stacked = sum(map(len, kinds.values()))
     size = FEW if hands is None else min(max(-(-stacked // (TURNS * hands)), FEW), -(-stacked // hands) or 1, MANY)
-    longest = sorted(kinds.values(), key=lambda alike: alike[0].training.batch_size or math.inf, reverse=True)
+    longest = sorted(kinds.values(), key=lambda alike: _batch_size(alike[0]) or math.inf, reverse=True)
     turns = zip_longest(*(list(_pieces(alike, size)) for alike in longest))
     return [one for turn in turns for one in turn if one] + list(_pieces(alone, pack))
 
@@ -54,10 +55,14 @@ def _pieces(networks: Sequence[NetworkSettings], size: int) -> Iterator[Pack]:
 def _kind(settings: NetworkSettings) -> Hashable:
     """Return what networks in one stack must share; None where no stack takes them."""
     model, training = _of_any_seed(settings.model), settings.training
-    if _why_alone(model, training):
+    if isinstance(training, TrainedElsewhere) or _why_alone(model, training):
         return None
     assert not isinstance(training.optimiser, Ridge)
     return settings.data, model, training.loss, training.batch_size, kind_of(training.optimiser)
+
+
+def _batch_size(settings: NetworkSettings) -> int | None:
+    return settings.training.batch_size if isinstance(settings.training, Training) else None
 
 
 def _why_alone(model: Architecture, training: Training) -> str:

@@ -38,7 +38,7 @@ from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
-from flatlens.experiments.settings import NetworkSettings, Study
+from flatlens.experiments.settings import NetworkSettings, Study, without_places
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
 from flatlens.plain import digest
@@ -267,7 +267,7 @@ class Store:
         plain = _read_json(self.out / "study.json")
         with contextlib.suppress(BadInput):  # the names of this version, where it can read the settings
             plain = Study.from_json(plain).as_json()
-        there, here = _by_name(plain), _by_name(study.as_json())
+        there, here = _by_name(without_places(plain)), _by_name(without_places(study.as_json()))
         names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if names:
             what = "; ".join(f"{n}: {_short(there.get(n))} there, {_short(here.get(n))} asked for" for n in names[:2])

@@ -17,7 +17,7 @@ from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
-from flatlens.experiments.settings import Study
+from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Record, Store
 from flatlens.experiments.tables import (
@@ -33,8 +33,9 @@ from flatlens.experiments.tables import (
 from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
-from flatlens.training import REACHED
+from flatlens.training import REACHED, TrainedElsewhere, Training
 from flatlens.training.stack import LANES
+from flatlens.userfile import short
 
 __all__ = ["Quantity", "RunOptions", "Study", "StudyResult", "load_study", "run_study"]
 
@@ -100,13 +101,20 @@ def run_study(
         pack=lambda left: packs(left, together=together, hands=workers if executor is None else None, pack=pack),
         progress=progress,
         done=len(over),
-        label=lambda settings: ", ".join(f"{name} {value_of(settings, name)}" for name in study.varied) or settings.key,
+        label=lambda settings: _label(settings, study.varied),
         in_progress=lambda: store.in_progress(todo),
         count=lambda: len(store.finished(todo)),
     )
     result = load_study(out)
     write_tables(result, out)
     return result
+
+
+def _label(settings: NetworkSettings, varied: Sequence[str]) -> str:
+    """Return a network in a few words."""
+    if isinstance(settings.training, TrainedElsewhere):
+        return short(settings.training.weights)
+    return ", ".join(f"{name} {value_of(settings, name)}" for name in varied) or settings.key
 
 
 def write_tables(result: StudyResult, out: str | os.PathLike[str]) -> None:
@@ -167,11 +175,13 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         failed=failed,
         unfinished=unfinished,
         alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
+        varied=study.varied,
     )
 
 
 def _why(record: Record) -> str:
     training, result = record.settings.training, record.result
+    assert isinstance(training, Training)  # a training elsewhere is at its end
     where = f"learning rate {training.optimiser.lr:g}, batch size {training.batch_size}, seed {training.seed}"
     if result["outcome"] == "diverged":
         return f"diverged after {result['steps']} steps ({where})"

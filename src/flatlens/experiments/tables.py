@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
 import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
+from flatlens.experiments.settings import facts
 from flatlens.experiments.store import Record
 from flatlens.experiments.vary import TOGETHER, last_field, value_of
 from flatlens.tracking.history import TYPES
-from flatlens.training import REACHED
+from flatlens.training import REACHED, TrainedElsewhere
+from flatlens.userfile import short
 
 IDENTITY = ["key", "lr", "batch_size", "seed"]
 
@@ -21,9 +24,13 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
     """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
     rows = []
     for record in records:
-        varied = {name: _cell(value_of(record.settings, name)) for name in settings if name not in IDENTITY}
-        row = {**_identity(record), **varied, "outcome": record.result["outcome"], "steps": record.result["steps"]}
+        varied = {name: _cell(_setting(record, name)) for name in settings if name not in IDENTITY}
+        row = {**_identity(record), **varied, "outcome": record.result["outcome"]}
+        if "steps" not in varied:
+            row["steps"] = record.result["steps"]
         row |= {str(Column.of(*key)): e.value for key, e in record.report.items()}
+        if isinstance(record.settings.training, TrainedElsewhere):
+            row |= record.settings.training.results
         rows.append(row)
     return pd.DataFrame(rows, columns=_columns_in_order(rows))
 
@@ -59,6 +66,7 @@ def curves_table(records: Sequence[Record]) -> pd.DataFrame:
     tables = [
         pd.DataFrame({**_identity(record), **{name: record.curves[name].numpy() for name in columns}})
         for record in records
+        if "step" in record.curves  # a training elsewhere left none
     ]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=[*IDENTITY, *columns])
 
@@ -112,8 +120,22 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
+def _setting(record: Record, name: str) -> Any:
+    elsewhere = isinstance(record.settings.training, TrainedElsewhere)
+    return facts(record.settings).get(name) if elsewhere else value_of(record.settings, name)
+
+
 def _identity(record: Record) -> dict[str, Any]:
     training = record.settings.training
+    if isinstance(training, TrainedElsewhere):
+        known = training.known
+        return {
+            "key": record.settings.key,
+            "lr": known.get("lr", nan),
+            "batch_size": known.get("batch_size", nan),
+            "seed": nan if training.seed is None else training.seed,
+            "weights": short(training.weights),
+        }
     return {
         "key": record.settings.key,
         "lr": training.optimiser.lr,

@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.plain import made
+from flatlens.plain import Options, made
 
 _S = TypeVar("_S")
 BOTH_SEEDS = ("model.seed", "training.seed")
@@ -56,7 +56,7 @@ def value_of(settings: object, name: str) -> Any:
         return tuple(value_of(settings, each) for each in name.split(TOGETHER))
     found: Any = settings
     for part in paths(settings, name)[-1].split("."):
-        found = found[int(part)] if isinstance(found, tuple) else getattr(found, part)
+        found = _part(found, part)
     return found
 
 
@@ -77,9 +77,17 @@ def paths(settings: object, name: str) -> tuple[str, ...]:
     return (alike[0],)
 
 
+def _part(settings: Any, name: str) -> Any:
+    if isinstance(settings, tuple):
+        return settings[int(name)]
+    return settings.get(name) if isinstance(settings, Options) else getattr(settings, name)
+
+
 def _all(settings: object, prefix: str) -> Iterator[str]:
     """Yield every path; tuples of settings are numbered, penalties.0.coefficient."""
-    if is_dataclass(settings):
+    if isinstance(settings, Options):
+        yield from (f"{prefix}{name}" for name in settings)
+    elif is_dataclass(settings):
         for field in fields(settings):
             path = f"{prefix}{field.name}"
             yield path
@@ -94,6 +102,8 @@ def _replaced(settings: Any, path: list[str], value: Any) -> Any:
     if isinstance(settings, tuple):
         at = int(first)
         return (*settings[:at], _replaced(settings[at], rest, value), *settings[at + 1 :])
-    inside = _replaced(getattr(settings, first), rest, value) if rest else value
+    inside = _replaced(_part(settings, first), rest, value) if rest else value
+    if isinstance(settings, Options):
+        return Options({**settings, first: inside})
     kept = {field.name: getattr(settings, field.name) for field in fields(settings) if field.init}
     return made(type(settings), {**kept, first: inside})

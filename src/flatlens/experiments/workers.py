@@ -89,6 +89,7 @@ class _Place:
 def _begin_worker(parent: int) -> None:
     """Prepare a new worker: leave Ctrl-C to the parent, and end when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.dup2(2, 1)  # what the user's code prints must not come between the data on stdout
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 
 

@@ -65,6 +65,16 @@ def random_kept(devices: Sequence[int] | None = None) -> Iterator[None]:
 
 
 @contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the global random numbers of torch, NumPy and Python inside this context; restore them afterwards."""
+    with random_kept():
+        torch.manual_seed(seed)
+        np.random.seed(seed % 2**32)
+        random.seed(seed)
+        yield
+
+
+@contextmanager
 def kept(loader: DataLoader[Any]) -> Iterator[None]:
     """Restore the loader's own generator afterwards."""
     generator = loader.generator

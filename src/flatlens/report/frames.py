@@ -5,10 +5,14 @@ The column `included` says whether a network counts in the correlations; other n
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+
+from flatlens.experiments.quantities import in_words
+from flatlens.experiments.vary import last_field
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
@@ -19,6 +23,44 @@ _GAP = "generalisation_gap"
 NOT_MEASURES = frozenset({"lr", "batch_size", "seed", "steps", _GAP, "loss", "accuracy", "test_loss", "test_accuracy"})
 POINTS_PER_CURVE = 120  # a curve as wide as a phone shows no more
 BINS = 9
+MOST_LEVELS = 12  # more colours or shapes cannot be told apart
+
+
+def shown_settings(result: StudyResult) -> dict[str, str]:
+    """Return the columns that colours and shapes show: learning rate and batch size if they vary, or other settings."""
+    networks = result.networks
+    others = [
+        name for name in result.varied
+        if name in networks and name not in NETWORK and last_field(name) != "seed"
+        and networks[name].nunique() <= MOST_LEVELS
+    ]  # fmt: skip
+    shown = {}
+    for sign, usual in (("colour", "lr"), ("shape", "batch_size")):
+        shown[sign] = others.pop(0) if networks[usual].nunique() < 2 and others else usual
+    return shown
+
+
+def network_columns(result: StudyResult) -> dict[str, str]:
+    """Return the columns that identify a network in a frame, and those of the table that they are made of."""
+    return {name: name for name in NETWORK} | {plain_field(name): name for name in shown_settings(result).values()}
+
+
+def plain_field(column: str) -> str:
+    """Return the field of a frame that holds a setting: a dot or bracket in its name would be read as a path.
+
+    >>> plain_field("lr"), plain_field("data.seed")
+    ('lr', 'setting_data_seed')
+    """
+    return column if column in NETWORK else f"setting_{re.sub(r'[^0-9A-Za-z]', '_', column)}"
+
+
+def _with_settings(frame: pd.DataFrame, result: StudyResult) -> pd.DataFrame:
+    """Return a frame of networks with the shown settings that it lacks."""
+    more = {field: name for field, name in network_columns(result).items() if field not in frame}
+    if not more:
+        return frame
+    beside = result.networks[["key", *more.values()]].set_axis(["key", *more], axis=1)
+    return frame.merge(beside, on="key", how="left")
 
 
 def measures_of(result: StudyResult) -> list[Quantity]:
@@ -45,10 +87,10 @@ def axis_title(quantity: Quantity) -> str:
 
 def value_frame(result: StudyResult) -> pd.DataFrame:
     """Return one row for each network: its identity, `included`, its outcome, then each quantity."""
-    frame = result.values.merge(result.networks[["key", "outcome"]], on="key", how="left")
+    frame = _with_settings(result.values.merge(result.networks[["key", "outcome"]], on="key", how="left"), result)
     names = [q.name for q in result.quantities]
     values = frame.reindex(columns=names).apply(_finite)
-    who = frame[[*NETWORK, "outcome"]].assign(included=frame["included"].astype(bool))
+    who = frame[[*network_columns(result), "outcome"]].assign(included=frame["included"].astype(bool))
     return pd.concat([who, values], axis=1).reset_index(drop=True)
 
 
@@ -96,8 +138,7 @@ def spoken(setting: str) -> str:
     >>> spoken("lr, batch_size")
     'learning rate and batch size'
     """
-    words = {"lr": "learning rate", "batch_size": "batch size"}
-    return " and ".join(words.get(part, part) for part in setting.split(", "))
+    return " and ".join(in_words(last_field(part)) for part in setting.split(", "))
 
 
 def _coefficient(pairs: pd.DataFrame, label: str, name: str, alike: str = "") -> pd.DataFrame:
@@ -149,25 +190,25 @@ def padded_range(values: pd.Series[float]) -> tuple[float, float]:
 
 def profile_frame(result: StudyResult) -> pd.DataFrame:
     """Return each measure by layer: network, measure, layer, position, value, included; without undefined values."""
-    columns = [*NETWORK, "measure", "layer", "position", "value", "included"]
+    columns = [*network_columns(result), "measure", "layer", "position", "value", "included"]
     if result.layers.empty:
         return pd.DataFrame(columns=columns)
-    frame = result.layers.merge(result.values[["key", "included"]], on="key", how="left")
+    frame = _with_settings(result.layers.merge(result.values[["key", "included"]], on="key", how="left"), result)
     frame = frame.assign(value=_finite(frame["value"])).dropna(subset=["value"])
     order = {name: i for i, name in enumerate(dict.fromkeys(result.layers["measure"]))}  # as the study lists them
     frame = frame.assign(_order=frame["measure"].map(order))
     return frame.sort_values(["_order", "lr", "batch_size", "seed", "position"]).reset_index(drop=True)[columns]
 
 
-def middle_profiles(profiles: pd.DataFrame) -> pd.DataFrame:
-    """Return the median over the included networks of each learning rate: measure, layer, position, lr, value."""
+def middle_profiles(profiles: pd.DataFrame, colour: str = "lr") -> pd.DataFrame:
+    """Return the median over the included networks of each colour: measure, layer, position, the colour, value."""
     included = profiles[profiles["included"].astype(bool)]
-    return included.groupby(["measure", "layer", "position", "lr"], sort=True)["value"].median().reset_index()
+    return included.groupby(["measure", "layer", "position", colour], sort=True)["value"].median().reset_index()
 
 
 def curve_frame(result: StudyResult) -> pd.DataFrame:
     """Return the training loss by step, evenly in log steps: network, step, loss, included. It starts at step 1."""
-    columns = [*NETWORK, "step", "loss", "included"]
+    columns = [*network_columns(result), "step", "loss", "included"]
     if result.curves.empty:
         return pd.DataFrame(columns=columns)
     curves = result.curves.assign(loss=_finite(result.curves["loss"]))
@@ -175,7 +216,7 @@ def curve_frame(result: StudyResult) -> pd.DataFrame:
     thinned = [_thin(one.sort_values("step")) for _, one in curves.groupby("key", sort=True)]
     if not thinned:
         return pd.DataFrame(columns=columns)
-    frame = pd.concat(thinned).merge(result.values[["key", "included"]], on="key", how="left")
+    frame = _with_settings(pd.concat(thinned).merge(result.values[["key", "included"]], on="key", how="left"), result)
     return frame.sort_values(["batch_size", "lr", "seed", "step"]).reset_index(drop=True)[columns]
 
 

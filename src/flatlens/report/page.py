@@ -20,9 +20,10 @@ from flatlens.measures.papers import PAPERS
 from flatlens.report import blocks, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
 from flatlens.report.figures import Figure, Grid, study_figures
-from flatlens.report.frames import NOT_MEASURES
+from flatlens.report.frames import NETWORK, NOT_MEASURES, spoken
 from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
+from flatlens.training import REACHED
 
 with needs("study", "a page"):
     import vl_convert
@@ -65,7 +66,7 @@ def write_study_page(
     folder = Path(out) / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     figures = study_figures(result)
-    colours = len(Grid.of(result.networks).lrs)
+    colours = len(Grid.of(result).colours)
     written: list[Path] = []
     for done, figure in enumerate(figures):
         if progress:
@@ -83,7 +84,7 @@ def study_html(
     result: StudyResult, figures: Sequence[Figure], cards: Sequence[Card], tables: Sequence[str] = TABLES
 ) -> str:
     """Return the page's text; `tables` are the files beside it that it may link."""
-    grid = Grid.of(result.networks)
+    grid = Grid.of(result)
     columns = table_columns(result)
     return environment().get_template("study.html.j2").render(
         title=words.title(result),
@@ -92,8 +93,11 @@ def study_html(
         caveats=words.caveats(result),
         figures=figures,
         grid=grid,
-        swatches={mode: ordered_colours(max(len(grid.lrs), 1), mode) for mode in MODES},
-        shapes=words.shape_signs(len(grid.batch_sizes)),
+        reached=REACHED,
+        searched=[name for name in dict.fromkeys([*NETWORK[1:], *result.varied]) if name in result.networks],
+        spoken=spoken,
+        swatches={mode: ordered_colours(max(len(grid.colours), 1), mode) for mode in MODES},
+        shapes=words.shape_signs(len(grid.shapes)),
         coefficients=list(dict.fromkeys(result.gap_correlations["coefficient"])),
         against=against_rows(result),
         measures=measure_rows(result, cards),
@@ -107,7 +111,7 @@ def study_html(
         failed=result.failed,
         tables=tables,
         specs=script_json({f"{f.name}-{i}": spec for f in figures for i, spec in enumerate(f.panel_specs)}),
-        themes=script_json({mode: theme(mode, len(grid.lrs)) for mode in MODES}),
+        themes=script_json({mode: theme(mode, len(grid.colours)) for mode in MODES}),
         bundle=bundle(),
     )  # fmt: skip
 

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
 from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.userfile import short
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
@@ -28,6 +29,10 @@ def title(result: StudyResult) -> str:
 def what_was_run(result: StudyResult) -> str:
     """Return the study in one or two sentences, from its settings and tables."""
     base = result.settings.get("base", {})
+    if base.get("training", {}).get("type") == "TrainedElsewhere":
+        differ = f", by {listed([in_words(name) for name in result.varied])}" if result.varied else ""
+        networks = counted(len(result.networks), "network")
+        return f"{networks}{_made_of(base)}, trained elsewhere, measured{_on_data(base)}{differ}."
     axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
     seeds = counted(number, "seed")
@@ -97,7 +102,7 @@ def _made_of(base: Mapping[str, Any]) -> str:
     if not model:
         return ""
     if "widths" not in model:
-        return f" ({model['type']})"
+        return f" ({short(model['source']) if 'source' in model else model['type']})"
     widths = model["widths"]
     return f" of {counted(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
 
@@ -110,7 +115,7 @@ def _how(base: Mapping[str, Any]) -> str:
 def _on_data(base: Mapping[str, Any]) -> str:
     data, loss = base.get("data"), base.get("training", {}).get("loss")
     size = f"{data['train']} training samples of " if data and data.get("train") else ""
-    on = f" on {size}{data['name']}" if data else ""
+    on = f" on {size}{short(data['source']) if 'source' in data else data['name']}" if data else ""
     told = "mean squared error" if loss == "mse" else str(loss).replace("_", " ")
     return f"{on} with the {told}" if loss else on
 

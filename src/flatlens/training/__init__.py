@@ -2,6 +2,7 @@
 
 from flatlens.training.ascent import ASAM, SAM
 from flatlens.training.augmentation import Augmentation, Mixup
+from flatlens.training.elsewhere import TrainedElsewhere
 from flatlens.training.losses import TrainingLoss
 from flatlens.training.optimisers import SGD, Adam, RMSProp
 from flatlens.training.penalties import InputJacobian, ParameterJacobian, RelativeFlatness
@@ -14,7 +15,7 @@ from flatlens.training.train import train
 
 SETTINGS: tuple[type, ...] = (
     Training, Until, SGD, Adam, RMSProp, Ridge, Constant, Steps, Cosine, Augmentation, Mixup, SAM, ASAM,
-    InputJacobian, ParameterJacobian, RelativeFlatness,
+    InputJacobian, ParameterJacobian, RelativeFlatness, TrainedElsewhere,
 )  # fmt: skip
 """All the types that a run's settings are made of."""
 
@@ -35,6 +36,7 @@ __all__ = [
     "RelativeFlatness",
     "Ridge",
     "Steps",
+    "TrainedElsewhere",
     "Training",
     "TrainingLoss",
     "TrainingResult",

@@ -19,8 +19,8 @@ from flatlens.training.settings import Training
 from flatlens.training.step import Stepper, global_states, set_global_states
 from flatlens.training.training_data import Pair, TrainingData, require_trainable
 
-Ending: TypeAlias = Literal["converged", "finished", "out of steps", "diverged"]
-REACHED: tuple[Ending, ...] = ("converged", "finished")
+Ending: TypeAlias = Literal["converged", "finished", "trained elsewhere", "out of steps", "diverged"]
+REACHED: tuple[Ending, ...] = ("converged", "finished", "trained elsewhere")
 """The endings of a successful run: its conditions are met, or, without conditions, all its steps are taken."""
 CURVE_SPACING = 1.05
 ROW = ("loss", "accuracy", "test_loss", "test_accuracy")

@@ -37,16 +37,17 @@ def width_studies(scale: Scale) -> dict[str, Study]:
     data, model = rows("smoke" if scale == "smoke" else "laptop")
     widths, steps, every, seeds = _SIZES[scale]
     followed = tuple(q.column for q in _SHOWN)
+    training = Training(SGD(0.02), max_steps=steps)
     base = NetworkSettings(
         data,
         model,
-        Training(SGD(0.02), max_steps=steps),
+        training,
         (*followed, "accuracy", "generalisation_gap"),
         followed=Followed(followed, every),
     )
     trial = Axis("seed", tuple(range(seeds)))
     wide = Axis("model.widths", tuple((width,) * 3 for width in widths))
-    linear = replace(base, model=replace(model, widths=()), training=replace(base.training, optimiser=SGD(0.001)))
+    linear = replace(base, model=replace(model, widths=()), training=replace(training, optimiser=SGD(0.001)))
     shown = (GAP, *_SHOWN)
     return {
         "width": Study("full-batch gradient descent, by width", base, (wide, trial), shown, scale=scale),

@@ -37,5 +37,5 @@ def study_figures(result: StudyResult) -> list[Figure]:
         gap_panels(result),
         scatter_matrix(result),
         layer_profiles(result),
-        training_curves(result),
+        *([] if "trained elsewhere" in set(result.networks["outcome"]) else [training_curves(result)]),
     ]

@@ -6,14 +6,20 @@ import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import altair as alt
 import pandas as pd
 
+from flatlens.report import frames
+
+if TYPE_CHECKING:
+    from flatlens.experiments import StudyResult
+
 Drawing: TypeAlias = alt.Chart | alt.LayerChart | alt.FacetChart | alt.ConcatChart | alt.HConcatChart
 Width: TypeAlias = int | Literal["container"]
 FigureLayout: TypeAlias = Literal["grid", "wide"]
+Channel = TypeVar("Channel", alt.Fill, alt.Stroke, alt.Color)
 
 EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlations."
 
@@ -29,8 +35,8 @@ class Figure:
     whole: Drawing  #: the figure as one picture, for PNG and SVG
     panels: tuple[Drawing, ...]  #: for the page: a "grid" of panels flows with the width of the screen
     layout: FigureLayout
-    batch_shapes: bool = False  #: whether the shape of a mark shows the batch size
-    colours: bool = True  #: whether colours show the learning rate, so that the page explains them
+    signs: bool = False  #: whether the shape of a mark shows a setting
+    colours: bool = True  #: whether colours show a setting, so that the page explains them
 
     @cached_property
     def spec(self) -> dict[str, Any]:
@@ -51,45 +57,55 @@ def _plain(drawing: Drawing) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Grid:
-    """The levels of the study's two settings: the same colours and shapes in every figure."""
+    """The settings that colours and shapes show, and their levels: the same in every figure."""
 
-    lrs: tuple[float, ...]
-    batch_sizes: tuple[int, ...]
+    colour: str
+    colours: tuple[Any, ...]
+    shape: str
+    shapes: tuple[Any, ...]
 
     @classmethod
-    def of(cls, networks: pd.DataFrame) -> Grid:
-        """Return the levels in a table of networks."""
-        return cls(tuple(sorted(set(networks["lr"]))), tuple(sorted(set(networks["batch_size"]))))
+    def of(cls, result: StudyResult) -> Grid:
+        """Return the settings and their levels in a study."""
+        shown = frames.shown_settings(result)
+        levels = {sign: _levels(result.networks[name]) for sign, name in shown.items()}
+        return cls(shown["colour"], levels["colour"], shown["shape"], levels["shape"])
 
-    def lr_scale(self) -> alt.Scale:
-        """Return a scale with the domain only: the theme brings the colours."""
-        return alt.Scale(domain=list(self.lrs))
-
-    def batch_scale(self) -> alt.Scale:
-        """Return a scale with a shape for every batch size."""
-        return alt.Scale(
-            domain=list(self.batch_sizes), range=[SHAPES[i % len(SHAPES)] for i in range(len(self.batch_sizes))]
+    def colour_of(self, channel: type[Channel], shown: bool) -> Channel:
+        """Return a channel of colour; the theme brings the colours, and the page a legend unless it is `shown`."""
+        legend = alt.Legend(title=frames.spoken(self.colour), orient="top") if shown else None
+        return channel(
+            f"{frames.plain_field(self.colour)}:O", scale=alt.Scale(domain=list(self.colours)), legend=legend
         )
+
+    def shape_of(self, shown: bool) -> alt.Shape:
+        """Return the channel of the marks' shapes, one for each level."""
+        legend = alt.Legend(title=frames.spoken(self.shape), orient="top") if shown else None
+        signs = [SHAPES[i % len(SHAPES)] for i in range(len(self.shapes))]
+        scale = alt.Scale(domain=list(self.shapes), range=signs)
+        return alt.Shape(f"{frames.plain_field(self.shape)}:N", scale=scale, legend=legend)
+
+    def tooltip(self, *more: alt.Tooltip) -> list[alt.Tooltip]:
+        """Return a tooltip with the network's identity, then `more`."""
+        who = {
+            "key": ("network", "N"),
+            "lr": ("learning rate", "Q"),
+            "batch_size": ("batch size", "Q"),
+            "seed": ("seed", "Q"),
+        }
+        for name, levels in ((self.colour, self.colours), (self.shape, self.shapes)):
+            kind = "Q" if all(isinstance(level, int | float) for level in levels) else "N"
+            who.setdefault(frames.plain_field(name), (frames.spoken(name), kind))
+        return [alt.Tooltip(f"{field}:{kind}", title=title) for field, (title, kind) in who.items()] + list(more)
+
+
+def _levels(column: pd.Series[Any]) -> tuple[Any, ...]:
+    """Return the values of a setting: numbers by size, others as they come."""
+    values = column.dropna().drop_duplicates()
+    return tuple((values.sort_values() if pd.api.types.is_numeric_dtype(values) else values).tolist())
 
 
 SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
-
-
-def lr_legend(shown: bool) -> alt.Legend | None:
-    """Return the legend of the files; the page has its own above a figure's panels."""
-    return alt.Legend(title="learning rate", orient="top") if shown else None
-
-
-def batch_legend(shown: bool) -> alt.Legend | None:
-    """Return the legend of shapes, as `lr_legend` does for colours."""
-    return alt.Legend(title="batch size", orient="top") if shown else None
-
-
-def network_tooltip(*more: alt.Tooltip) -> list[alt.Tooltip]:
-    """Return a tooltip with the network's identity, then `more`."""
-    who = [alt.Tooltip("key:N", title="network"), alt.Tooltip("lr:Q", title="learning rate"),
-           alt.Tooltip("batch_size:Q", title="batch size"), alt.Tooltip("seed:Q")]  # fmt: skip
-    return [*who, *more]
 
 
 def solid_if_included() -> alt.FillOpacityValue:

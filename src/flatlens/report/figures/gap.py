@@ -15,11 +15,8 @@ from flatlens.report.figures.figure import (
     Figure,
     Grid,
     Width,
-    batch_legend,
     empty,
     interval,
-    lr_legend,
-    network_tooltip,
     solid_if_included,
 )
 
@@ -42,7 +39,7 @@ def gap_panels(result: StudyResult) -> Figure:
     """Return the gap over each measure, with the least-squares line of the included networks."""
     gap, measures = frames.gap_of(result), frames.measures_of(result)
     data = frames.value_frame(result)
-    grid = Grid.of(result.networks)
+    grid = Grid.of(result)
     if gap is None or not measures or data.empty:
         panels: list[Drawing] = [empty("no measure and gap to compare")]
         whole: Drawing = panels[0]
@@ -61,28 +58,28 @@ def gap_panels(result: StudyResult) -> Figure:
         whole=whole,
         panels=tuple(panels),
         layout="grid",
-        batch_shapes=True,
+        signs=True,
     )
 
 
 def _panel(data: pd.DataFrame, relations: pd.DataFrame, x: Quantity, y: Quantity, grid: Grid, width: Width) -> Drawing:
     """Return one measure's panel. Columns get plain names: a dot or bracket in a field would be read as a path."""
-    drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*frames.NETWORK, "outcome", "included", "x", "y"]]
+    who = dict.fromkeys([*frames.NETWORK, *map(frames.plain_field, (grid.colour, grid.shape))])
+    drawn = data.rename(columns={x.name: "x", y.name: "y"})[[*who, "outcome", "included", "x", "y"]]
     drawn = drawn.dropna(subset=["x", "y"])
     legend = width != "container"
     scale, ticks = alt.Scale(zero=False), alt.Axis(tickCount=5)
-    colour = alt.Fill("lr:O", scale=grid.lr_scale(), legend=lr_legend(legend))
     marks = (
         alt.Chart(drawn)
         .mark_point(size=55, opacity=1, strokeWidth=1.5)
         .encode(
             x=alt.X("x:Q", title=frames.axis_title(x), scale=scale, axis=ticks),
             y=alt.Y("y:Q", title=frames.axis_title(y), scale=scale, axis=ticks),
-            fill=colour,
-            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=lr_legend(legend)),
-            shape=alt.Shape("batch_size:N", scale=grid.batch_scale(), legend=batch_legend(legend)),
+            fill=grid.colour_of(alt.Fill, legend),
+            stroke=grid.colour_of(alt.Stroke, legend),
+            shape=grid.shape_of(legend),
             fillOpacity=solid_if_included(),
-            tooltip=network_tooltip(
+            tooltip=grid.tooltip(
                 alt.Tooltip("outcome:N"),
                 alt.Tooltip("x:Q", title=frames.axis_title(x), format=".4g"),
                 alt.Tooltip("y:Q", title=frames.axis_title(y), format=".4g"),

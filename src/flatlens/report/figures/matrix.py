@@ -17,8 +17,6 @@ from flatlens.report.figures.figure import (
     Grid,
     empty,
     interval,
-    lr_legend,
-    network_tooltip,
     solid_if_included,
 )
 from flatlens.report.palette import FALLS, RISES
@@ -54,9 +52,9 @@ def scatter_matrix(result: StudyResult) -> Figure:
 def _matrix(result: StudyResult, quantities: list[Quantity], data: pd.DataFrame) -> Drawing:
     """Return cells row by row. Quantities become q0, q1...: a dot or bracket in a field would be read as a path."""
     fields = {q.name: f"q{i}" for i, q in enumerate(quantities)}
-    drawn = data[[*frames.NETWORK, "included", *fields]].rename(columns=fields)
+    drawn = data[[*frames.network_columns(result), "included", *fields]].rename(columns=fields)
     pairs = {(row["x"], row["y"]): row for row in frames.relation_frame(result).to_dict("records")}
-    grid = Grid.of(result.networks)
+    grid = Grid.of(result)
     views: list[str] = []
     cells: list[Drawing] = []
     for i, row in enumerate(quantities):
@@ -100,18 +98,17 @@ def _scatter(
     grid: Grid,
 ) -> alt.Chart:
     (left, bottom), (xq, xf), (yq, yf) = edge, x, y
-    colour = alt.Fill("lr:O", scale=grid.lr_scale(), legend=lr_legend(True))
     marks: alt.Chart = (
         alt.Chart(drawn)
         .mark_point(size=16, strokeWidth=1)
         .encode(
             x=alt.X(f"{xf}:Q", scale=_domain(drawn[xf]), axis=_edge_axis(bottom, frames.axis_title(xq))),
             y=alt.Y(f"{yf}:Q", scale=_domain(drawn[yf]), axis=_edge_axis(left, frames.axis_title(yq))),
-            fill=colour,
-            stroke=alt.Stroke("lr:O", scale=grid.lr_scale(), legend=lr_legend(True)),
+            fill=grid.colour_of(alt.Fill, True),
+            stroke=grid.colour_of(alt.Stroke, True),
             fillOpacity=solid_if_included(),
             opacity=alt.OpacityValue(0.1, condition={"param": BRUSH, "value": 1.0}),
-            tooltip=network_tooltip(
+            tooltip=grid.tooltip(
                 alt.Tooltip(f"{xf}:Q", title=frames.axis_title(xq), format=".4g"),
                 alt.Tooltip(f"{yf}:Q", title=frames.axis_title(yq), format=".4g"),
             ),

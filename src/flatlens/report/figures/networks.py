@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from flatlens.report import frames
-from flatlens.report.figures.figure import Drawing, Figure, Grid, Width, empty, log_axis, lr_legend, network_tooltip
+from flatlens.report.figures.figure import Drawing, Figure, Grid, Width, empty, log_axis
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
@@ -19,7 +19,7 @@ _PANELS_A_ROW = 3
 def layer_profiles(result: StudyResult) -> Figure:
     """Return a panel for each measure: a thin line for each network, a thick one for the median of a learning rate."""
     data = frames.profile_frame(result)
-    grid = Grid.of(result.networks)
+    grid = Grid.of(result)
     names = list(dict.fromkeys(data["measure"]))
 
     def draw(width: Width) -> list[Drawing]:
@@ -31,7 +31,8 @@ def layer_profiles(result: StudyResult) -> Figure:
         name="layer_profiles",
         title="Layer by layer",
         caption="Layers from input to output. A thin line is one network (dashed if left out of the correlations), a "
-        "thick one the median of its learning rate. The axis is logarithmic where every value is positive.",
+        f"thick one the median of its {frames.spoken(grid.colour)}. The axis is logarithmic where every value is "
+        "positive.",
         data=data,
         whole=whole,
         panels=tuple(panels),
@@ -48,14 +49,14 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
         axis=log_axis(data["value"], None) if logarithmic else alt.Axis(title=None, tickCount=5),
     )
     x = alt.X("layer:O", sort=layers, title=None, axis=alt.Axis(labelAngle=0, labelOverlap=True))
-    colour = alt.Color("lr:O", scale=grid.lr_scale(), legend=lr_legend(width != "container"))
+    colour = grid.colour_of(alt.Color, width != "container")
     thin = (
         alt.Chart(data)
         .mark_line(strokeWidth=1, strokeOpacity=0.28)  # plain opacity takes the PNG twenty times as long
         .encode(x=x, y=y, color=colour, detail="key:N", strokeDash=_dashed_if_excluded())
     )
     thick = (
-        alt.Chart(frames.middle_profiles(data))
+        alt.Chart(frames.middle_profiles(data, frames.plain_field(grid.colour)))
         .mark_line(strokeWidth=2.6, point=alt.OverlayMarkDef(size=38, filled=True))
         .encode(
             x=x,
@@ -63,7 +64,7 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
             color=colour,
             tooltip=[
                 alt.Tooltip("layer:N"),
-                alt.Tooltip("lr:Q", title="learning rate"),
+                alt.Tooltip(f"{frames.plain_field(grid.colour)}:N", title=frames.spoken(grid.colour)),
                 alt.Tooltip("value:Q", title=f"median {measure}", format=".4g"),
             ],
         )
@@ -77,7 +78,7 @@ def _profile(data: pd.DataFrame, measure: str, grid: Grid, width: Width) -> Draw
 def training_curves(result: StudyResult) -> Figure:
     """Return a panel for each batch size: the training loss over steps, on log axes, and the loss trained to."""
     data = frames.curve_frame(result)
-    grid = Grid.of(result.networks)
+    grid = Grid.of(result)
     bound = result.settings.get("base", {}).get("training", {}).get("until", {}).get("loss_below")
     extent = (float(data["step"].min()), float(data["step"].max())) if len(data) else (1.0, 1.0)
 
@@ -113,10 +114,10 @@ def _curves(
                 axis=log_axis(data["step"], "step"),
             ),
             y=alt.Y("loss:Q", scale=alt.Scale(type="log"), axis=log_axis(data["loss"], "training loss")),
-            color=alt.Color("lr:O", scale=grid.lr_scale(), legend=lr_legend(width != "container")),
+            color=grid.colour_of(alt.Color, width != "container"),
             detail="key:N",
             strokeDash=_dashed_if_excluded(),
-            tooltip=network_tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
+            tooltip=grid.tooltip(alt.Tooltip("step:Q"), alt.Tooltip("loss:Q", format=".3g")),
         )
     )
     layers: list[alt.Chart] = [lines]

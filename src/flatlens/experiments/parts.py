@@ -1,0 +1,128 @@
+"""The parts of a study as users write them: data, architecture, training and settings, from text or from YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flatlens import userfile
+from flatlens.data import UserData
+from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
+from flatlens.errors import BadInput, UnknownName
+from flatlens.experiments.reading import expression, values
+from flatlens.experiments.settings import KNOWN
+from flatlens.experiments.vary import vary
+from flatlens.models import MLP, UserNetwork
+from flatlens.plain import made
+from flatlens.training import Augmentation, Mixup, Training, Until
+
+IMPLIED: Mapping[str, type] = {
+    "data": DataSettings,
+    "training": Training,
+    "until": Until,
+    "augmentation": Augmentation,
+    "mixup": Mixup,
+}
+"""Types that a YAML file may omit, by the name of the part."""
+_SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
+"""Sizes of an MLP, which the data and the user replace."""
+
+
+def data_of(part: Any, test: str | None) -> DataSettings | UserData:
+    """Return the data of a study: a named set, or the user's own."""
+    plain: Any = {"name": part} if isinstance(part, str) else part
+    name = str(plain.get("name", "")) if isinstance(plain, Mapping) else ""
+    if userfile.is_userfile(name) or (name not in (*SYNTHETIC, *IMAGES) and Path(name).is_dir() and name):
+        data = UserData.of(name, test)
+        for key, value in plain.items():
+            data = data if key == "name" else vary(data, str(key), value)
+        return data
+    found = part_of("data", plain)
+    if not isinstance(found, DataSettings):
+        raise BadInput(
+            f"data: the name of a data set, file.py:NAME, a folder, or a mapping such as {{name: digits}} is needed, "
+            f"got {found!r}"
+        )
+    if test is not None:
+        raise BadInput(f"--test: {found.name} has test data of its own; it goes with data of your own, file.py:NAME")
+    return found
+
+
+def part_of(name: str, plain: Any) -> Any:
+    """Return a part of a YAML file: settings from an expression, or from a mapping whose type is named or implied."""
+    if isinstance(plain, str) and name == "model" and userfile.is_userfile(plain.partition("(")[0]):
+        return _user_network(plain)
+    if isinstance(plain, str):
+        looks_like_settings = "(" in plain or plain in KNOWN
+        return expression_of_model(plain) if looks_like_settings else plain
+    if isinstance(plain, list):
+        return tuple(part_of(name, each) for each in plain)
+    if not isinstance(plain, Mapping):
+        return plain
+    kind = KNOWN.get(str(plain.get("type"))) or IMPLIED.get(name)
+    if kind is None:
+        raise BadInput(
+            f"{name}: {dict(plain)} needs a known type: write type: NAME, or NAME(...); known are {', '.join(KNOWN)}"
+        )
+    inside = {key: part_of(str(key), value) for key, value in plain.items() if key != "type"}
+    try:
+        return made(kind, _SIZES | inside if kind is MLP else inside)
+    except UnknownName:
+        raise
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+def expression_of_model(text: str) -> Any:
+    """Return the architecture that `MLP(widths=(64, 64))` describes; sizes that the data gives may be left out."""
+
+    def mlp(**given: Any) -> MLP:
+        found: MLP = made(MLP, _SIZES | given)
+        return found
+
+    known: dict[str, Any] = {**KNOWN, "MLP": mlp}
+    return expression(text, known)
+
+
+def _user_network(written: str) -> UserNetwork:
+    """Return the network of `file.py:NAME` or `file.py:NAME(width=8)`."""
+    spec, bracket, rest = written.partition("(")
+    given = expression(f"given({rest}", {"given": Given}).values if bracket else {}
+    return UserNetwork.of(spec, given)
+
+
+class Given:
+    """The arguments in brackets after the name of a function of the user's."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+
+def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
+    """Return the names and values in the part `set` of a YAML file."""
+    if not isinstance(plain, Mapping):
+        raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
+    found = []
+    for name, value in plain.items():
+        several = values(value, KNOWN) if isinstance(value, str) else value if isinstance(value, list) else [value]
+        found.append((str(name), tuple(part_of(str(name), each) for each in several)))
+    return found
+
+
+def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the parts of a YAML file with its files found from its own folder, where they are there."""
+
+    def found(part: Any) -> Any:
+        if isinstance(part, Mapping) and "name" in part:
+            return {**part, "name": found(part["name"])}
+        if not isinstance(part, str):
+            return part
+        path = userfile.file_of(part.partition("(")[0])
+        return (
+            f"{folder / path}{part[len(str(path)) :]}" if (folder / path).exists() and not path.is_absolute() else part
+        )
+
+    return {
+        name: found(part) if name in ("data", "test", "model", "checkpoints") else part for name, part in file.items()
+    }
