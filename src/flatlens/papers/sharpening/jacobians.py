@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.vary import vary
 from flatlens.papers.cases import CASE, first_step, in_each_case
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import Evidence, Table, along, reached, where
@@ -73,7 +74,7 @@ def _x13(scale: Scale) -> Mapping[str, Study]:
         longer = replace(trained, epochs=epochs)
         for name, base in _bases(longer).items():
             if scale == "desk":
-                base = replace(base, training=replace(base.training, until=_EQUAL_LOSS))
+                base = vary(base, "training.until", _EQUAL_LOSS)
             coefficients = (Axis("coefficient", _COEFFICIENTS[name][scale]),) if name in JACOBIAN_REGULARISERS else ()
             studies[f"{data or trained.data.name}.{name}"] = Study(
                 f"{trained.title}, {_TITLES[name]}", base, (*coefficients, seeds), MEASURED_QUANTITIES, scale=scale
