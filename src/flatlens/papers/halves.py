@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pandas as pd
-
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.tables import unit_column
 from flatlens.papers.predictions import Results
@@ -15,9 +13,10 @@ _TABLES = ("networks", "layers", "curves", "histories", "functions", "values")
 
 
 def halves(results: Results) -> tuple[Results, Results]:
-    """Return the results of the even and of the odd units: seeds in order, or networks if the seed does not vary.
+    """Return the results of every other unit: seeds in order; networks, by their keys, if the seed does not vary.
 
-    A seed is in the same half in every study, so that what its networks share stays in one half.
+    A seed is in the same half in every study, so that what its networks share stays in one half. Keys are hashes: their
+    order has nothing to do with the settings.
     """
     return tuple({name: _half(result, odd) for name, result in results.items()} for odd in (False, True))  # type: ignore[return-value]
 
@@ -25,9 +24,8 @@ def halves(results: Results) -> tuple[Results, Results]:
 def _half(result: StudyResult, odd: bool) -> StudyResult:
     varied = [axis["name"] for axis in result.settings["axes"] if len(axis["values"]) > 1]
     networks = result.networks
-    by_seed = unit_column(varied) == "seed"
-    numbers = networks["seed"].rank(method="dense") - 1 if by_seed else pd.Series(range(len(networks)))
-    keys = networks.loc[numbers.to_numpy() % 2 == odd, "key"]
+    numbers = networks[unit_column(varied)].rank(method="dense")
+    keys = networks.loc[numbers % 2 != odd, "key"]
     tables = {name: getattr(result, name) for name in _TABLES}
     return replace(
         result,
