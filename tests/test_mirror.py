@@ -47,6 +47,7 @@ ELSEWHERE = {
     "problem/test_losses.py": "problem/loss",
     "problem/test_problem.py": "problem/checks problem/inspection",
     "problem/test_sequences.py": "problem/outcomes",
+    "problem/test_shapes.py": "problem/heads",
     "problem/test_streams.py": "problem/data problem/loaders",
     # A run of training is tested step by step, whichever settings it has
     "training/stack/test_together.py": (

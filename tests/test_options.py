@@ -54,6 +54,7 @@ SPARED = {
     "problem/loss.py:Loss.draw_slopes(draws)": "as of Fisher",
     "problem/losses.py:SquaredError.draw_slopes(draws)": "as of Fisher",
     "problem/losses.py:CrossEntropy.draw_slopes(draws)": "as of Fisher",
+    "problem/heads.py:OfHeads.draw_slopes(draws)": "as of Fisher",
     "problem/sequences.py:TokenWise.draw_slopes(draws)": "as of Fisher",
     "measures/hessian.py:as_estimate(pairs)": "eigenpairs themselves",
     "perturbation/ascent.py:climb(radius)": "of a ball in any space",

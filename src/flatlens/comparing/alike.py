@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import combinations
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -44,12 +45,13 @@ def require_alike(lenses: Mapping[str, Lens]) -> None:
             if mine[what] != theirs[what]:
                 raise BadInput(f"compare(...): {what} of {a}: {mine[what]}, of {b}: {theirs[what]}; {advice}")
     _require_same_data(lenses)
+    _require_same_loss(lenses)
 
 
 def _facts(problem: Problem) -> dict[str, object]:
     ghost = "eval" if problem.ghost_batch is None else f"train, ghost_batch={problem.ghost_batch}"
     held_out = "none" if problem.test is None else "given"
-    facts: list[object] = [problem.loss.name, problem.n, problem.outputs, held_out, ghost]
+    facts: list[object] = [problem.loss.description, problem.n, problem.outputs, held_out, ghost]
     return dict(zip(SAME, facts, strict=True))
 
 
@@ -64,6 +66,24 @@ def _require_same_data(lenses: Mapping[str, Lens]) -> None:
             print_of_first = _print(first) if print_of_first is None else print_of_first
             if _print(data) != print_of_first:
                 raise BadInput(f"compare(...): the {name} of {a} and {b} differ: give all the same, in the same order")
+
+
+def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
+    """Require the same losses of the first network's outputs: a description does not tell two functions apart."""
+    (a, first), *others = lenses.items()
+    problem = first.problem
+    with problem.measuring(first.model), torch.no_grad():
+        f, y = problem.run(first.model, problem.place(problem.probes[0]))
+        f = f.to(torch.float64)
+        mine = problem.loss.values(f, y)
+        for b, lens in others:
+            theirs = lens.problem.loss.values(f, y)
+            if not torch.allclose(mine, theirs, rtol=1e-6, atol=1e-12, equal_nan=True):
+                at = int((mine - theirs).abs().argmax())
+                raise BadInput(
+                    f"compare(...): the losses of {a} and {b} differ: {float(mine[at]):.6g} and "
+                    f"{float(theirs[at]):.6g} for the same outputs of a sample; {SAME['loss']}"
+                )
 
 
 def _print(data: Data) -> int:

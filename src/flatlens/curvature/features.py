@@ -67,7 +67,7 @@ def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[s
     with problem.measuring(model):
         for raw in problem.batches(256):
             batch = problem.place(raw)
-            with record(model, batch) as tape:
+            with record(model, problem.mask(batch)) as tape:
                 f, _ = problem.run(model, batch)
             yield {
                 key: layout.unpadded(by_sample(call.read, layout.batch_axis[key]), tape).reshape(len(f), -1)

@@ -40,7 +40,7 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
     with measuring(model), torch.no_grad():
         for raw in problem.data.chunks(1024):
             batch = problem.place(raw)
-            with record(model, batch) as tape:
+            with record(model, problem.mask(batch)) as tape:
                 problem.run(model, batch)
             if tape.linear.keys() - layout.structure.varying_calls != layout.structure.calls.keys():
                 raise PlanBroken([batch])

@@ -22,7 +22,6 @@ from flatlens.operations.layers import is_linear
 from flatlens.operations.made import Made, made_of, sampled_nodes
 from flatlens.operations.reads import Lookup, Operation, Product, Read, product_of, reaches, reads_of
 from flatlens.problem import Batch, Problem
-from flatlens.problem.sequences import attention_mask
 
 
 @dataclass(eq=False)
@@ -115,14 +114,14 @@ def _alike(W: Tensor, weight: Tensor) -> bool:
 
 
 @contextmanager
-def record(model: nn.Module, batch: Batch = None) -> Iterator[Tape]:
+def record(model: nn.Module, mask: Tensor | None = None) -> Iterator[Tape]:
     """Yield a tape that records the linear layers' calls in forward passes inside the block.
 
     Only calls from one tensor to one tensor are recorded. A layer gets its own copy of its input, so that a gradient at
     x is the one *through this call*. It returns a copy of its output, so that an in-place activation that follows does
     not change the recorded z.
     """
-    tape = Tape(mask=attention_mask(batch))
+    tape = Tape(mask=mask)
     inputs: dict[nn.Module, list[Tensor | None]] = {}  # of the calls that have not ended; None: not recorded
     names = {module: name for name, module in model.named_modules()}
     differentiating = torch.is_grad_enabled()
@@ -187,7 +186,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
     The network's inputs are the floating tensors that it gets, except the attention mask. If there are none (token
     ids), the input is the output of its first embedding.
     """
-    mask = attention_mask(batch)
+    mask = problem.mask(batch)
     leaves: list[Tensor] = []
 
     def as_leaf(part: Any) -> Any:
@@ -200,7 +199,7 @@ def run_recorded(problem: Problem, model: nn.Module, batch: Batch) -> tuple[Tape
         batch = (tree_map(as_leaf, batch[0]), *batch[1:])
     else:
         batch = tree_map(as_leaf, batch)
-    with record(model, batch) as tape:
+    with record(model, problem.mask(batch)) as tape:
         f, y = problem.run(model, batch)
     inputs = leaves or tape.embedded[:1]
     tape.read_graph(f, model, inputs)

@@ -146,7 +146,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "model": type(problem.model).__name__,
         "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
         "origin": dict(problem.origin),
-        "loss": problem.loss.name,
+        "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
         "layers": list(lens.layout.weights),

@@ -171,19 +171,28 @@ def _divisions(n: int, draw: torch.Generator) -> Iterator[tuple[list[Tensor], bo
         step *= BASE
 
 
-def picked(y: Any, samples: Tensor, n: int) -> Any:
-    """Return the targets of some of n samples; entries that do not count samples stay whole."""
+def picked(
+    y: Any, samples: slice | Tensor, n: int, lists: tuple[type[list[Any]] | type[tuple[Any, ...]], ...] = (list, tuple)
+) -> Any:
+    """Return the targets of some of n samples; entries that do not count samples stay whole.
+
+    A list with n items has an item for each sample, unless all of them count samples. So has one of `lists` of another
+    type, if none does.
+    """
 
     def counts(leaf: Any) -> bool:
         return isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
 
-    def lists(part: Any) -> bool:
-        """Return whether it is a list with one item per sample."""
-        return isinstance(part, list | tuple) and len(part) == n and not any(map(counts, part))
+    def has_one_each(part: Any) -> bool:
+        if not isinstance(part, lists) or len(part) != n:
+            return False
+        return not (all if isinstance(part, list) else any)(map(counts, part))
 
     def cut(part: Any) -> Any:
-        if lists(part):
-            return [part[i] for i in samples.tolist()]
-        return part[samples.to(part.device)] if counts(part) else part
+        if has_one_each(part):
+            return part[samples] if isinstance(samples, slice) else [part[i] for i in samples.tolist()]
+        if not counts(part):
+            return part
+        return part[samples if isinstance(samples, slice) else samples.to(part.device)]
 
-    return tree_map(cut, y, is_leaf=lists)
+    return tree_map(cut, y, is_leaf=has_one_each)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.problem.data import finite
@@ -65,6 +65,30 @@ def _require_real(model: nn.Module, dtype: torch.dtype) -> None:
                 f"Problem(model=...): {name!r} is complex ({tensor.dtype}), and in {dtype} its imaginary part would be "
                 f"dropped: hold both parts in a real tensor (torch.view_as_real), and join them in forward()"
             )
+
+
+def require_numbers(outputs: Tensor) -> None:
+    """Refuse outputs that are not dense real floating numbers, at least one per sample."""
+    if outputs.is_complex():
+        raise BadModel(
+            "Problem(model=...): the outputs are complex, but must be real: return, for instance, "
+            "torch.view_as_real(outputs).flatten(1)"
+        )
+    if not outputs.is_floating_point():
+        raise BadModel(
+            f"Problem(model=...): the outputs are {outputs.dtype}, but must be floating numbers: return them "
+            f"before argmax, rounding or comparison"
+        )
+    if outputs.is_meta or outputs.layout != torch.strided:
+        raise BadModel(
+            "Problem(model=...): the outputs are sparse, or on the meta device, but must be dense numbers: return, "
+            "for instance, outputs.to_dense()"
+        )
+    if outputs.ndim > 1 and 0 in outputs.shape[1:]:
+        raise BadModel(
+            f"Problem(model=...): the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at "
+            f"least one output is needed"
+        )
 
 
 def require_finite_weights(model: nn.Module) -> None:

@@ -14,6 +14,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
+from flatlens.problem.apart import picked
+from flatlens.problem.batches import BATCH_OF, as_pair, collated, in_tensors, is_dicts, loader_of
 from flatlens.problem.loaders import fixed_order, kept, random_kept, read
 from flatlens.problem.ranks import ALONE, Ranks
 
@@ -48,13 +50,7 @@ def spaced(batch: Batch, most: int) -> Batch:
 
 def select(batch: Batch, samples: slice | Tensor) -> Batch:
     """Return some samples of a batch; entries that do not count samples stay whole."""
-    n = size(batch)
-
-    def cut(leaf: Any) -> Any:
-        counts = isinstance(leaf, Tensor) and leaf.ndim > 0 and len(leaf) == n
-        return leaf[samples if isinstance(samples, slice) else samples.to(leaf.device)] if counts else leaf
-
-    return tree_map(cut, batch)
+    return picked(batch, samples, size(batch), (list,))
 
 
 def joined(batches: list[Batch]) -> Batch:
@@ -63,9 +59,11 @@ def joined(batches: list[Batch]) -> Batch:
         return batches[0]
 
     def cat(*leaves: Any) -> Any:
+        if isinstance(leaves[0], list):
+            return [one for each in leaves for one in each]
         return torch.cat(leaves) if isinstance(leaves[0], Tensor) and leaves[0].ndim > 0 else leaves[0]
 
-    return tree_map(cat, batches[0], *batches[1:])
+    return tree_map(cat, batches[0], *batches[1:], is_leaf=lambda part: isinstance(part, list))
 
 
 def move(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
@@ -132,9 +130,11 @@ class Data:
     refused.
     """
 
-    def __init__(self, source: Any, where: str) -> None:
+    def __init__(self, source: Any, where: str, paired: bool = True) -> None:
         self.where = where
-        self._source, self._tensors = _open(source, where)
+        self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
+        self._source, tensors = _open(source, where)
+        self._tensors = self._read(tensors) if isinstance(tensors, Mapping) else tensors
         self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
         self._held: dict[Ranks, int] = {}  #: samples of a complete reading, by rank
         self._readings = 0
@@ -179,7 +179,7 @@ class Data:
             first += size(batch)
             if len(mine):
                 pieces.append(select(batch, mine))
-        with suppress(RuntimeError):  # for example, batches padded to different lengths
+        with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
             if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
                 pieces = [joined(pieces)]
         return Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
@@ -195,11 +195,19 @@ class Data:
             torch.manual_seed(self._readings)  # a new seed each time, so that random augmentation shows
             held = 0
             for number, raw in read(self._source, ranks, self.where):
-                batch = _plain(tuple(raw) if isinstance(raw, list) else raw)
+                batch = self._read(tuple(raw) if isinstance(raw, list) else raw)
                 require_dense(batch, self.where)
                 held += self._require_same(number, batch)
                 yield number, batch
         self.counted(held, ranks)  # not reached when the caller stops early
+
+    def _read(self, raw: Any) -> Batch:
+        """Return a batch of the source in the form that is measured."""
+        batch = _plain(raw)
+        if not isinstance(batch, Mapping):
+            return batch
+        batch = in_tensors(batch, self.where)
+        return as_pair(batch) if self._paired else batch
 
     def counted(self, n: int, ranks: Ranks = ALONE) -> None:
         """Refuse a number of samples that differs from the earlier reading's."""
@@ -234,7 +242,9 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
     if isinstance(source, DataLoader):
         return fixed_order(source, where), None
     if isinstance(source, Dataset):
-        return DataLoader(source, batch_size=256), None
+        return DataLoader(source, batch_size=BATCH_OF, collate_fn=collated), None
+    if is_dicts(source):
+        return loader_of(source, where), None
     if isinstance(source, Sequence) and not isinstance(source, str) and len(source) == 2:
         x, y = (_as_tensors(part, where) for part in source)
         require_dense((x, y), where)
@@ -246,17 +256,24 @@ def _open(source: Any, where: str) -> tuple[DataLoader[Any] | None, Batch | None
             )
         return None, (x, y)
     if isinstance(source, Mapping):
-        require_dense(tensors := _plain(source), where)
+        require_dense(tensors := in_tensors(_plain(source), where), where)
         return None, tensors
-    raise BadData(f"Problem({where}): a pair (x, y), a Dataset or a DataLoader is needed, got {type(source).__name__}")
+    if hasattr(source, "x") and hasattr(source, "y"):
+        return _open((source.x, source.y), where)
+    raise BadData(
+        f"Problem({where}): a pair (x, y), a dict with labels, a list of dicts, a Dataset or a DataLoader is needed, "
+        f"got {type(source).__name__}"
+    )
 
 
-def _plain(batch: Batch) -> Batch:
+def _plain(batch: Batch, n: int = 0) -> Batch:
     """Return the batch with the mappings of tokenizers as dicts, so that their tensors are found and split."""
     if isinstance(batch, Mapping):
-        return {key: _plain(value) for key, value in batch.items()}
-    if type(batch) is tuple or (type(batch) is list and all(isinstance(part, Tensor) for part in batch)):
-        return tuple(_plain(part) for part in batch)  # a loader makes a list of the inputs of a sample
+        return {key: _plain(value, n) for key, value in batch.items()}
+    n = n or next((len(leaf) for leaf in tree_leaves(batch) if _has_axis(leaf)), 0)
+    inputs = type(batch) is list and all(_has_axis(part) and len(part) == n for part in batch)
+    if type(batch) is tuple or inputs:  # a loader makes a list of the inputs of a sample
+        return tuple(_plain(part, n) for part in batch)
     return batch
 
 

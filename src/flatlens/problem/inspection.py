@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
+from flatlens.problem.calls import Convention, convention_of
 from flatlens.problem.data import Batch, Data, checksum, finite, require_finite, select, size, spaced, take
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
-from flatlens.problem.sequences import Tokens, of_sequences
+from flatlens.problem.sequences import Tokens
+from flatlens.problem.shapes import of_form
 from flatlens.userfile import said, users_code
 
 _PROBE = 8  #: samples in a probe
@@ -58,6 +60,17 @@ class Contents:
     probes: list[Batch]  #: a few samples from all over the data; empty for held-out data
 
 
+def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
+    """Return how the network reads labels, from the first batch of data."""
+    for raw in problem.batches(256):
+        batch = problem.place(raw)
+        if isinstance(batch, tuple) and len(batch) == 2:
+            with _retold("the first batch"), users_code(forward_failed("the first batch")):
+                return convention_of(model, *batch)
+        break
+    return Convention()
+
+
 def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     """Refuse a model or data that differ when used twice, on the first batch; return the loss for its outputs.
 
@@ -74,8 +87,9 @@ def check_first(problem: Unchecked, model: nn.Module) -> Loss:
     )
     with _retold("the first batch"):
         once, y = problem.run(model, problem.place(first))
-    loss = of_sequences(problem.loss) if isinstance(y, Tokens) else problem.loss
+    loss = of_form(problem.loss, y)
     with _losing(loss, "the first batch", once, y):
+        loss = loss.settled(once, y)
         loss.check(once, y)
     again, _ = problem.run(model, problem.place(first))  # a fresh copy: forward() may write to its input
     if not finite(once):
@@ -182,7 +196,8 @@ def _require_losses(loss: Loss, f: Tensor, y: Any, start: int, given: str) -> No
     if not finite(values):
         bad = start + int((~torch.isfinite(values)).nonzero()[0])
         raise BadLoss(
-            f"Problem(loss={loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together?"
+            f"Problem(loss={loss}): the loss of sample {bad} is NaN or inf: do its target and the loss fit together? "
+            f"(A target that is ignored needs nn.CrossEntropyLoss.)"
         )
     with _losing(loss, where, f, y):
         loss.require_apart(f, y)

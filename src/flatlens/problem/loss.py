@@ -7,8 +7,9 @@ A risk is L = sum_i l_i / sum_i mass_i. The mass of a sample is 1, except where 
 from __future__ import annotations
 
 import math
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -29,6 +30,21 @@ class Loss(ABC):
     half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
     apart: bool = False  #: whether it is known to treat samples separately, so that no check on data is needed
     convex: bool = False  #: whether it is known to be convex in the outputs, so that C has no negative eigenvalue
+    whole: bool = False  #: whether it takes outputs in the shape that the network gives them
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Return the options that tell it from other losses of its name."""
+        return {}
+
+    @property
+    def description(self) -> str:
+        """Return the name with all settings."""
+        return spelled(self.name, self.settings)
+
+    def settled(self, f: Any, y: Any) -> Loss:
+        """Return the loss for outputs and targets like these."""
+        return self
 
     @abstractmethod
     def values(self, f: Tensor, y: Any) -> Tensor:
@@ -126,6 +142,28 @@ class Loss(ABC):
         return self.name
 
 
+def spelled(name: str, settings: Mapping[str, object]) -> str:
+    """Return a name with settings, those of more than eight numbers by their checksum.
+
+    >>> spelled("cross_entropy", {"label_smoothing": 0.1, "weight": torch.tensor([1.0, 2.5])})
+    'cross_entropy(label_smoothing=0.1, weight=[1, 2.5])'
+    """
+
+    def short(value: object) -> str:
+        if not isinstance(value, Tensor):
+            return repr(value) if isinstance(value, str | int | float | bool | None) else type(value).__name__
+        numbers = value.detach().to("cpu", torch.float64).flatten()
+        if len(numbers) <= _FEW:
+            return f"[{', '.join(f'{x:.6g}' for x in numbers.tolist())}]"
+        return f"{len(numbers)} numbers of checksum {zlib.crc32(numbers.numpy().tobytes()):08x}"
+
+    told = ", ".join(f"{key}={short(value)}" for key, value in settings.items())
+    return f"{name}({told})" if told else name
+
+
+_FEW = 8  #: numbers that are written out
+
+
 def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     """Return regression targets of f's shape; integer class labels become one-hot and smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
@@ -203,7 +241,10 @@ def probabilities(y: Tensor, name: str) -> Tensor:
 
 def correct(f: Tensor, y: Any, ignore: int = -100) -> Tensor | None:
     """Return whether each sample is classified correctly, (n,) float64; None if the targets are no classes."""
-    y = torch.as_tensor(y, device=f.device)
+    try:
+        y = torch.as_tensor(y, device=f.device)
+    except (TypeError, ValueError, RuntimeError):  # such as a list of boxes
+        return None
     if y.is_floating_point() and y.shape == f.shape and f.shape[1] > 1:
         one_hot = (y.sum(1) == 1) & (y.max(1).values == 1)
         return (f.argmax(1) == y.argmax(1)).to(torch.float64) if bool(one_hot.all()) else None

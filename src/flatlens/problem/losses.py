@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable
-from typing import Any, TypeAlias, final
+from collections.abc import Callable, Mapping
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatlens.errors import BadData, BadLoss, LossFailed, UnknownName
-from flatlens.problem.loss import Loss, as_vectors, class_labels, one_each, probabilities, smoothed
-from flatlens.userfile import users_code
-
-LossFunction: TypeAlias = Callable[[Tensor, Any], Tensor]
+from flatlens.errors import BadData, BadLoss, UnknownName
+from flatlens.problem.custom import CustomLoss, as_module, elementwise, settings_of_function
+from flatlens.problem.heads import HeadLosses
+from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, smoothed
 
 
 @final
@@ -30,6 +28,11 @@ class SquaredError(Loss):
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
         self.half_square = name == "half_squared_error"
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Return the smoothing of class labels."""
+        return {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
 
     def _factor(self, outputs: int) -> float:
         return 0.5 if self.half_square else 1.0 / outputs
@@ -80,6 +83,13 @@ class CrossEntropy(Loss):
                 f"Problem(loss=CrossEntropyLoss): class weights must not be negative, got {float(weight.min()):.4g}"
             )
         self.weight, self.ignore_index, self.label_smoothing = weight, ignore_index, label_smoothing
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Return the options that differ from torch's defaults."""
+        given = {"weight": self.weight, "ignore_index": self.ignore_index, "label_smoothing": self.label_smoothing}
+        plain = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}
+        return {name: value for name, value in given.items() if value is not plain[name] and value != plain[name]}
 
     def _weight(self, f: Tensor) -> Tensor:
         return torch.ones(f.shape[1], dtype=f.dtype, device=f.device) if self.weight is None else self.weight.to(f)
@@ -185,40 +195,8 @@ def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
     return apply
 
 
-@final
-class CustomLoss(Loss):
-    """A callable (outputs, targets) -> losses of shape (n,); C by automatic differentiation, sample by sample.
-
-    `by_row`: for outputs with one row per token, the callable gets the rows, not the sequences.
-    """
-
-    def __init__(self, function: LossFunction, name: str, *, by_row: bool = False) -> None:
-        self.function, self.name, self.by_row = function, name, by_row
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the callable's losses, (n,)."""
-        if isinstance(y, Tensor) and y.is_floating_point():
-            y = y.to(f.dtype)
-        with users_code(
-            lambda line: LossFailed(f"Problem(loss={self.name}): the loss failed on {len(f)} samples ({line})")
-        ):
-            values = self.function(f, y)
-        if not isinstance(values, Tensor):
-            raise BadLoss(
-                f"Problem(loss={self.name}): a loss must return a tensor of shape ({len(f)},), got "
-                f"{type(values).__name__}"
-            )
-        return values
-
-    def _failed(self, line: str) -> LossFailed:
-        return LossFailed(f"Problem(loss={self.name}): the loss failed on a batch ({line})")
-
-
 def _from_module(module: nn.Module) -> Loss:
-    """Return the Loss of a torch.nn module with its options.
-
-    Reduction 'mean' is over a sample's outputs, then over samples.
-    """
+    """Return the Loss of a torch.nn module with its options."""
     name = type(module).__name__
     if getattr(module, "reduction", "mean") != "mean":
         raise BadLoss(
@@ -229,55 +207,10 @@ def _from_module(module: nn.Module) -> Loss:
         return CrossEntropy(module.weight, module.ignore_index, module.label_smoothing)
     if type(module).forward is nn.MSELoss.forward:
         return SquaredError("mse")
-    if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
-        raise BadLoss(
-            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss only: pass a function "
-            f"(outputs, targets) -> losses of shape (n,)"
-        )
-    if not hasattr(module, "reduction"):
-        return CustomLoss(module, name)
-    if getattr(module, "ignore_index", -100) != -100:
-        raise BadLoss(
-            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss only: pass a function "
-            f"(outputs, targets) -> losses of shape (n,)"
-        )
-    elementwise = copy.deepcopy(module)
-    elementwise.reduction = "none"  # type: ignore[assignment]
-
-    def values(f: Tensor, y: Any) -> Tensor:
-        losses: Tensor = elementwise.to(f)(f, _shaped(f, y, module))
-        return losses if losses.ndim == 1 else losses.reshape(len(f), -1).mean(1)
-
-    return CustomLoss(values, name, by_row=True)
+    return elementwise(module)
 
 
-def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
-    """Return targets in the outputs' shape, and in their dtype where torch's loss compares numbers.
-
-    Without this, targets that broadcast would be averaged over other samples' targets.
-    """
-    if not isinstance(y, Tensor) or isinstance(module, INDEXED):
-        return y
-    labels = not y.is_floating_point()
-    if one_each(f, y):
-        return y.reshape(f.shape).to(f.dtype if labels and _is_torchs(module) else y.dtype)
-    if labels and not _is_torchs(module):  # class labels, for a loss of the user's own
-        return y
-    raise BadLoss(
-        f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
-        f"{tuple(f.shape)}: this loss needs one target for each output, so equal shapes"
-    )
-
-
-def _is_torchs(module: nn.Module) -> bool:
-    return type(module).__module__ == nn.MSELoss.__module__
-
-
-INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
-"""torch losses whose targets are class numbers"""
-
-
-def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:
+def as_loss(loss: object) -> Loss:
     """Return the argument of `Problem(loss=...)` as a Loss.
 
     >>> as_loss("mse").output_hessian(torch.zeros(1, 4), torch.zeros(1, 4))[0, 0, 0].item()
@@ -294,11 +227,15 @@ def as_loss(loss: str | nn.Module | Loss | LossFunction) -> Loss:
         return named[loss]
     if isinstance(loss, Loss):
         return loss
-    if isinstance(loss, nn.Module):
-        return _from_module(loss)
+    if isinstance(loss, Mapping | tuple | list) and loss:
+        each = loss.values() if isinstance(loss, Mapping) else loss
+        return HeadLosses([as_loss(one) for one in each], list(loss) if isinstance(loss, Mapping) else None)
+    module = loss if isinstance(loss, nn.Module) else as_module(loss)
+    if module is not None:
+        return _from_module(module)
     if callable(loss):
-        return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__))
+        return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__), settings=settings_of_function(loss))
     raise BadLoss(
-        f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch.nn loss or a function (outputs, targets) -> "
-        f"losses is needed"
+        f"Problem(loss={loss!r}): a name ({', '.join(named)}), a torch loss, a function (outputs, targets) -> "
+        f"losses, or a dict of these for several heads is needed"
     )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 
-from flatlens.errors import BadData, BadInput, BadModel
+from flatlens.errors import BadData, BadInput
 from flatlens.estimate import Progress
 from flatlens.former import renamed
+from flatlens.problem.calls import Convention, called, main_output
 from flatlens.problem.checks import (
     REDUCED_PRECISION,
     Arithmetic,
@@ -22,16 +23,20 @@ from flatlens.problem.checks import (
     require_arithmetic,
     require_finite_weights,
     require_ghosts,
+    require_numbers,
     require_ranks,
     require_usable,
 )  # fmt: skip
+from flatlens.problem.custom import LossFunction
 from flatlens.problem.data import Batch, Data, checksum, move, size
-from flatlens.problem.inspection import check_all, check_first, forward_failed
+from flatlens.problem.inspection import check_all, check_first, first_convention, forward_failed
 from flatlens.problem.loss import Loss
-from flatlens.problem.losses import LossFunction, as_loss
+from flatlens.problem.losses import as_loss
 from flatlens.problem.ranks import ALONE, Ranks
-from flatlens.problem.sequences import attention_mask, by_token
+from flatlens.problem.sequences import attention_mask
+from flatlens.problem.shapes import in_rows
 from flatlens.problem.state import device_of, measuring, untouched
+from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
@@ -42,19 +47,21 @@ Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 class Problem:
     """The problem to measure: the risk of `model` under `loss` on `data`.
 
-    The constructor runs the model once over the data. Outputs must be finite, have shape (n, N), be the same when
-    computed twice, and each sample's must not depend on the others. The model stays as it was; it may be trained
-    further between measurements.
+    The constructor runs the model once over the data. Outputs must be finite, be the same when computed twice, and each
+    sample's must not depend on the others. They have shape (n, N), or one of `problem.shapes`: (n,), images of classes,
+    several heads. The model stays as it was; it may be trained further between measurements.
 
     For outputs of shape (n, T, N), with one row per token, the rows side by side are a sample's outputs. Some tokens do
     not count: those labelled `ignore_index` (-100), those hidden by an `attention_mask` fed to the model, or those for
     which a third value of forward=, (n, T), is false. `problem.sequences` defines the risk.
 
     Args:
-        model: The network.
-        loss: A name ("cross_entropy", "half_squared_error", "mse"), a loss module of torch.nn, or a function of outputs
-            and targets that returns each sample's loss, (n,).
-        data: The training data: (x, y), a Dataset, a DataLoader, or an object with x and y.
+        model: The network; the one inside torch.compile, DataParallel or DistributedDataParallel is measured.
+        loss: A name ("cross_entropy", "half_squared_error", "mse"), a loss of torch.nn or torch.nn.functional, or a
+            function of outputs and targets that returns each sample's loss, (n,), or the mean of a batch; for several
+            heads a dict or a tuple of these.
+        data: The training data: (x, y), a dict with "labels", a list of such dicts, a Dataset, a DataLoader, or an
+            object with x and y.
         test: Held-out data in the same forms.
         forward: Called with (model, batch); returns (outputs, targets), or (outputs, targets, which tokens count).
         parameters: The measured ones: "trainable", "all", or their names.
@@ -78,7 +85,7 @@ class Problem:
     def __init__(
         self,
         model: nn.Module,
-        loss: str | nn.Module | Loss | LossFunction,
+        loss: str | nn.Module | Loss | LossFunction | Mapping[str, Any] | Sequence[Any],
         data: Any,
         *,
         test: Any = None,
@@ -91,12 +98,14 @@ class Problem:
         ghost_batch: int | None = None,
         ranks: Ranks = ALONE,
     ) -> None:
+        model = unwrapped(model)
         require_usable(model, dtype)
         require_ghosts(batchnorm, ghost_batch)
         self.model = model
         self.loss = as_loss(loss)
-        self.data = data if isinstance(data, Data) else Data(data, "data=...")
-        self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...")
+        paired = forward is None
+        self.data = data if isinstance(data, Data) else Data(data, "data=...", paired)
+        self.test = test if test is None or isinstance(test, Data) else Data(test, "test=...", paired)
         self.forward = forward
         self.parameters = chosen_parameters(model, parameters)
         self.dtype = dtype or measuring_dtype(model)
@@ -110,11 +119,14 @@ class Problem:
         self.ranks = ranks  #: the processes that share the samples
         self.ghost_batch = ghost_batch  #: samples that BatchNorm normalises together; None if samples are not coupled
         require_finite_weights(model)
+        self.convention = Convention()  #: how the network reads labels
         self.outputs = 0  #: N; with one row per token, N of the longest batch
         copied = self.measured()
         ranks.require_same(lambda: [checksum(tensor) for tensor in copied.state_dict().values()], "weights")
         with untouched(copied):
             with self.measuring(copied), torch.no_grad():
+                if forward is None:
+                    self.convention = first_convention(self, copied)
                 self.loss = check_first(self, copied)
                 found = check_all(self, copied, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
@@ -219,64 +231,37 @@ class Problem:
         return move(batch, device_of(self.model), self.dtype)
 
     def run(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Any]:
-        """Return (outputs (n, N), targets) of a placed batch.
-
-        Outputs (n, T, V) become (n, T V), with `Tokens` as targets.
-        """
+        """Return (outputs (n, N), targets) of a placed batch, in the form of `problem.shapes`."""
         n = size(batch)
         if self._works_in == "bfloat16":
             with torch.autocast(device_of(model).type, torch.bfloat16, cache_enabled=False):
                 outputs, targets, counted = self._forward(model, batch)
         else:
             outputs, targets, counted = self._forward(model, batch)
-        if isinstance(outputs, Tensor) and outputs.is_complex():
-            raise BadModel(
-                "Problem(model=...): the outputs are complex, but must be real: return, for instance, "
-                "torch.view_as_real(outputs).flatten(1)"
-            )
-        if isinstance(outputs, Tensor) and not outputs.is_floating_point():
-            raise BadModel(
-                f"Problem(model=...): the outputs are {outputs.dtype}, but must be floating numbers: return them "
-                f"before argmax, rounding or comparison"
-            )
-        if isinstance(outputs, Tensor) and (outputs.is_meta or outputs.layout != torch.strided):
-            raise BadModel(
-                "Problem(model=...): the outputs are sparse, or on the meta device, but must be dense numbers: return, "
-                "for instance, outputs.to_dense()"
-            )
-        outputs = outputs.to(self.dtype) if isinstance(outputs, Tensor) else outputs
-        if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[-1] == 0:
-            raise BadModel(
-                f"Problem(model=...): the outputs have shape {tuple(outputs.shape)}, with no entries per sample: at "
-                f"least one output is needed"
-            )
-        if isinstance(outputs, Tensor) and outputs.ndim == 3 and len(outputs) == n:
-            fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
-            longest = self.outputs // outputs.shape[2]
-            return by_token(outputs, targets, counted if fits else None, self.loss.ignore_index, longest)
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != n:
-            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise BadModel(
-                f"Problem(model=...): outputs must have shape (batch, N) = ({n}, N), or (batch, tokens, N), "
-                f"got {got}: flatten or pool them, in the model or through forward=(model, batch) -> (outputs, "
-                f"targets)"
-            )
-        return outputs, targets
+        if isinstance(outputs, Tensor):
+            require_numbers(outputs)
+            outputs = outputs.to(self.dtype)
+        return in_rows(outputs, targets, n, self.loss, counted, self.outputs)
 
     def _forward(self, model: nn.Module, batch: Batch) -> tuple[Any, Any, Any]:
         """Return (outputs, targets, mask of counted tokens) as the network or forward= returns them."""
         if self.forward is not None:
             with users_code(forward_failed(f"a batch of {size(batch)} samples")):
                 outputs, targets, *mask = self.forward(model, batch)
-            counted = mask[0] if mask else None
-        else:
-            if not isinstance(batch, tuple) or len(batch) != 2:
-                raise BadData(
-                    "Problem(data=...): batches must be pairs (x, y); for others give forward=(model, batch) "
-                    "-> (outputs, targets)"
-                )
-            x, targets = batch
-            with users_code(forward_failed(f"a batch of {size(batch)} samples")):
-                outputs = model(**x) if isinstance(x, dict) else model(*x) if isinstance(x, tuple) else model(x)
-            counted = attention_mask(batch)
-        return getattr(outputs, "logits", outputs), targets, counted
+            return main_output(outputs), targets, mask[0] if mask else None
+        if not isinstance(batch, tuple) or len(batch) != 2:
+            raise BadData(
+                "Problem(data=...): batches must be pairs (x, y) or dicts with labels; for others give "
+                "forward=(model, batch) -> (outputs, targets)"
+            )
+        x, targets = batch
+        with users_code(forward_failed(f"a batch of {size(batch)} samples")):
+            outputs = main_output(called(model, x, targets if self.convention.fed else None))
+        counted = self.mask(batch)
+        if not self.convention.shifted:
+            return outputs, targets, counted
+        return outputs[:, :-1], targets[:, 1:], None if counted is None else counted[:, 1:]
+
+    def mask(self, batch: Batch) -> Tensor | None:
+        """Return the mask of a batch's tokens, (n, T), 0 at padding; None if there is none."""
+        return None if self.convention.fed else attention_mask(batch)

@@ -23,7 +23,6 @@ from torch.nn import functional as F
 from flatlens.errors import BadData
 from flatlens.problem.apart import require_apart
 from flatlens.problem.loss import Loss
-from flatlens.problem.losses import CustomLoss
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +56,13 @@ def by_token(
 
 
 def attention_mask(batch: Any) -> Tensor | None:
-    """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`."""
+    """Return the (n, T) mask, 0 at padding, that a batch feeds to the model as `attention_mask`.
+
+    None for an encoder-decoder, whose outputs and features are of other tokens.
+    """
     for part in batch if isinstance(batch, tuple) else (batch,):
+        if isinstance(part, Mapping) and any(str(key).startswith("decoder_") for key in part):
+            return None
         mask = part.get("attention_mask") if isinstance(part, Mapping) else None
         if isinstance(mask, Tensor) and mask.ndim == 2:
             return mask
@@ -100,22 +104,34 @@ def of_sequences(loss: Loss) -> Loss:
     """Return the loss for outputs with one row per token, made from the loss for single rows."""
     if isinstance(loss, TokenWise | OfSequence):
         return loss
-    return OfSequence(loss) if isinstance(loss, CustomLoss) and not loss.by_row else TokenWise(loss)
+    return OfSequence(loss) if loss.whole else TokenWise(loss)
 
 
 @final
 class OfSequence(Loss):
     """A callable of whole sequences: (n, T, V) and the targets to losses (n,). Masked rows are zeros."""
 
-    def __init__(self, whole: Loss) -> None:
-        self.whole, self.name = whole, whole.name
+    def __init__(self, each: Loss) -> None:
+        self.each, self.name, self.whole = each, each.name, True
+
+    @property
+    def description(self) -> str:
+        """Return the callable's own."""
+        return self.each.description
+
+    def settled(self, f: Tensor, y: Any) -> Loss:
+        """Return the loss whose callable is settled."""
+        return OfSequence(self.each.settled(_rows_of(f, y), y.targets))
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Return the callable's losses, (n,)."""
-        return self.whole.values(f.reshape(*y.counted.shape, -1)[:, : y.length], y.targets)
+        return self.each.values(_rows_of(f, y), y.targets)
 
     def require_apart(self, f: Tensor, y: Any) -> None:
         """Refuse a loss that couples sequences."""
+        if getattr(self.each, "singly", False):
+            self.each.require_apart(_rows_of(f, y), y.targets)
+            return
 
         def losses(f: Tensor, parts: Any) -> Tensor:
             return self.values(f, Tokens(parts[0], parts[1], y.length))
@@ -125,7 +141,12 @@ class OfSequence(Loss):
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Return the share of a sample's tokens that are correct, if every token has a label."""
         labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
-        return TokenWise(self.whole).correct(f, y) if labelled else None
+        return TokenWise(self.each).correct(f, y) if labelled else None
+
+
+def _rows_of(f: Tensor, y: Tokens) -> Tensor:
+    """Return the outputs (n, T, V) of a batch as the network gives them, masked rows zero."""
+    return f.reshape(*y.counted.shape, -1)[:, : y.length]
 
 
 @final
@@ -135,6 +156,16 @@ class TokenWise(Loss):
     def __init__(self, each: Loss) -> None:
         self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
         self.half_square, self.apart, self.convex = each.half_square, each.apart, each.convex
+
+    @property
+    def description(self) -> str:
+        """Return the row's own."""
+        return self.each.description
+
+    def settled(self, f: Tensor, y: Any) -> Loss:
+        """Return the loss whose loss of a row is settled."""
+        rows, t, counted = self._rows(f, y)
+        return TokenWise(self.each.settled(rows[counted], t[counted])) if bool(counted.any()) else self
 
     def _rows(self, f: Tensor, y: Tokens) -> tuple[Tensor, Tensor, Tensor]:
         """Return (outputs (n T, V), targets with a valid value where masked, counted (n T,))."""

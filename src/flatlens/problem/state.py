@@ -21,6 +21,7 @@ from flatlens.problem.plain import (
     plain_parametrizations,
     plain_weight_norms,
 )
+from flatlens.problem.wrappers import eager
 from flatlens.userfile import users_code
 
 
@@ -80,6 +81,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             plain_norms(model),
             plain_hardsigmoid(),
             plain_parametrizations(),
+            eager(),
         ):
             model.eval()
             for norm, _ in norms if batch_statistics else []:  # running statistics are neither used nor updated

@@ -1,0 +1,140 @@
+"""Batches as people bring them: dicts with labels, lists of dicts, samples of different lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader, default_collate
+
+from flatlens.errors import BadData
+
+LABELS = ("labels", "label", "label_ids")
+"""The names under which a dict holds targets; transformers' own Trainer knows the same."""
+
+BATCH_OF = 256
+"""Samples of a batch that flatlens makes itself."""
+
+
+def as_pair(batch: Any) -> Any:
+    """Return a dict with labels as the pair (the other entries, labels); any other batch unchanged.
+
+    >>> as_pair({"input_ids": 1, "labels": 2})
+    ({'input_ids': 1}, 2)
+    """
+    if not isinstance(batch, Mapping):
+        return batch
+    name = next((name for name in LABELS if name in batch), None)
+    return batch if name is None else ({key: value for key, value in batch.items() if key != name}, batch[name])
+
+
+def in_tensors(batch: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return a batch whose lists of numbers are tensors, rows of different lengths padded (`stacked`)."""
+    listed = {key: value for key, value in batch.items() if isinstance(value, list) and value and _is_number(value)}
+    if not listed:
+        return dict(batch)
+    return dict(batch) | _padded({key: [_tensor(row) for row in rows] for key, rows in listed.items()}, where)
+
+
+def loader_of(rows: Sequence[Mapping[str, Any]], where: str) -> DataLoader[Any]:
+    """Return a loader of dicts: of samples, collated and padded, or of batches as they are."""
+    first = rows[0]
+    if _is_batch(first):
+        return DataLoader(rows, batch_size=None, collate_fn=_ready_made)  # type: ignore[arg-type]
+    return DataLoader(rows, batch_size=BATCH_OF, collate_fn=collated)  # type: ignore[arg-type]
+
+
+def is_dicts(source: Any) -> bool:
+    """Return whether this is a list of dicts, or a data set of them that is not torch's; not a pair (x, y)."""
+    if isinstance(source, str | tuple | Mapping | Tensor | np.ndarray):
+        return False
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__") and len(source)):
+        return False
+    try:
+        first, last = source[0], source[len(source) - 1]
+    except Exception:  # something that is not indexed by numbers
+        return False
+    return isinstance(first, Mapping) and isinstance(last, Mapping) and set(first) == set(last)
+
+
+def collated(samples: list[Any]) -> Any:
+    """Return samples as one batch: torch's collate, but dicts may hold lists of numbers of different lengths."""
+    if not all(isinstance(sample, Mapping) for sample in samples):
+        return default_collate(samples)
+    first = samples[0]
+    for number, sample in enumerate(samples):
+        if set(sample) != set(first):
+            raise BadData(f"Problem(data=...): sample {number} has the entries {sorted(sample)}, not {sorted(first)}")
+    numbers = {key: [_tensor(s[key]) for s in samples] for key in first if _is_number(first[key])}
+    others = {key: [s[key] for s in samples] for key in first if key not in numbers}
+    return others | _padded(numbers, "data=...")
+
+
+def _padded(rows: dict[str, list[Tensor]], where: str) -> dict[str, Tensor]:
+    """Return every entry as a tensor; token ids that are padded get an attention mask if they have none."""
+    found = {key: stacked(key, each, where) for key, each in rows.items()}
+    lengths = [len(ids) for ids in rows.get("input_ids", []) if ids.ndim]
+    if len(set(lengths)) > 1 and "attention_mask" not in rows:
+        at = torch.arange(max(lengths))
+        found["attention_mask"] = (at < torch.tensor(lengths)[:, None]).long()
+    return found
+
+
+def stacked(name: str, rows: list[Tensor], where: str = "data=...") -> Tensor:
+    """Return one sample per row, padded at the end to the longest: with -100 for whole-number labels, else with 0.
+
+    >>> stacked("labels", [torch.tensor([1]), torch.tensor([2, 3])])
+    tensor([[   1, -100],
+            [   2,    3]])
+    """
+    if len({row.shape for row in rows}) == 1:
+        return torch.stack(rows)
+    if len({row.shape[1:] for row in rows}) > 1 or not all(row.ndim for row in rows):
+        shapes = sorted({tuple(row.shape) for row in rows})
+        raise BadData(
+            f"Problem({where}): {name!r} has the shapes {shapes[0]} and {shapes[-1]}: bring them to one shape"
+        )
+    fill = -100 if name in LABELS and not rows[0].is_floating_point() else 0
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=fill)
+
+
+def _is_batch(row: Mapping[str, Any]) -> bool:
+    """Return whether a dict holds several samples: labels or token ids have one axis more than those of one sample."""
+    label = next((row[name] for name in LABELS if name in row), None)
+    if label is not None and _axes(label) == 0:
+        return False
+    if "input_ids" in row:
+        return _axes(row["input_ids"]) > 1
+    sizes = {len(leaf) if leaf.ndim else 0 for leaf in tree_leaves(dict(row)) if isinstance(leaf, Tensor)}
+    return len(sizes) == 1 and 0 not in sizes
+
+
+def _axes(value: Any) -> int:
+    """Return the number of axes of nested lists or of an array."""
+    if hasattr(value, "ndim"):
+        return int(value.ndim)
+    return 1 + _axes(value[0]) if isinstance(value, list | tuple) and value else int(isinstance(value, list | tuple))
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a number, an array, or nested lists of numbers."""
+    if isinstance(value, Tensor | np.ndarray | np.generic | bool | int | float):
+        return True
+    return isinstance(value, list | tuple) and bool(value) and all(_is_number(part) for part in value[:2])
+
+
+def _tensor(value: Any) -> Tensor:
+    try:
+        found: Tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise BadData(f"Problem(data=...): a {type(value).__name__} is no tensor ({error}): give numbers") from error
+    return found
+
+
+def _ready_made(batch: Any) -> Any:
+    """Return a ready batch as it is: the collate for batches that need none."""
+    return batch

@@ -1,0 +1,229 @@
+"""Losses that are not flatlens's own: torch's modules and functions, and functions and modules of the user's."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from flatlens.errors import BadLoss, LossFailed
+from flatlens.problem.apart import picked
+from flatlens.problem.loss import Loss, one_each
+from flatlens.userfile import users_code
+
+LossFunction: TypeAlias = Callable[[Any, Any], Tensor]
+
+_MEND = "return losses of shape (n,), one for each sample"
+
+
+@final
+class CustomLoss(Loss):
+    """A callable (outputs, targets) -> losses of shape (n,); C by automatic differentiation, sample by sample.
+
+    `by_row`: for outputs with one row per token, the callable gets the rows, not the sequences. `singly`: the callable
+    returns the mean of a batch, and is called for each sample.
+    """
+
+    def __init__(
+        self,
+        function: LossFunction,
+        name: str,
+        *,
+        by_row: bool = False,
+        singly: bool = False,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self.function, self.name, self.by_row, self.singly = function, name, by_row, singly
+        self.whole = not by_row
+        self._settings = {} if settings is None else dict(settings)
+
+    @property
+    def settings(self) -> Mapping[str, object]:
+        """Return the module's options."""
+        return self._settings
+
+    def values(self, f: Any, y: Any) -> Tensor:
+        """Return the callable's losses, (n,)."""
+        if self.singly:
+            n = samples_of(f)
+            alone = [torch.tensor([i]) for i in range(n)]
+            return torch.stack([self._called(picked(f, i, n), picked(y, i, n), 1).reshape(()) for i in alone])
+        return self._called(f, y, samples_of(f))
+
+    def _called(self, f: Any, y: Any, n: int) -> Tensor:
+        if isinstance(y, Tensor) and y.is_floating_point() and isinstance(f, Tensor):
+            y = y.to(f.dtype)
+        with users_code(lambda line: LossFailed(f"Problem(loss={self.name}): the loss failed on {n} samples ({line})")):
+            values = self.function(f, y)
+        if not isinstance(values, Tensor):
+            raise BadLoss(
+                f"Problem(loss={self.name}): a loss must return a tensor of shape ({n},), got {type(values).__name__}"
+            )
+        return values
+
+    def settled(self, f: Any, y: Any) -> CustomLoss:
+        """Return the loss for outputs like these: one that returns the mean of a batch is called for each sample."""
+        if self.singly or self._called(f, y, samples_of(f)).ndim:
+            return self
+        return CustomLoss(self.function, self.name, by_row=self.by_row, singly=True, settings=self._settings)
+
+    def require_apart(self, f: Any, y: Any) -> None:
+        """Refuse a loss that couples samples, or whose value for a batch is not the mean of its samples' own."""
+        if not self.singly:
+            super().require_apart(f, y)
+            return
+        n = samples_of(f)
+        draw = torch.Generator().manual_seed(n)
+        alone = self.values(f, y).detach()
+        for size in sorted({n, -(-n // 2), min(n, 3), min(n, 2)}, reverse=True):
+            rows = torch.randperm(n, generator=draw)[:size].sort().values
+            batch = float(self._called(picked(f, rows, n), picked(y, rows, n), size))
+            mean = float(alone[rows.to(alone.device)].mean())
+            if abs(batch - mean) > 1e3 * torch.finfo(alone.dtype).eps * float(alone.abs().max()):
+                summed = abs(batch - size * mean) <= 1e-6 * abs(batch)
+                how = "it is their sum" if summed else "the samples do not count alike, or influence each other"
+                raise BadLoss(
+                    f"Problem(loss={self.name}): the loss of {size} samples together is {batch:.6g}, the mean of their "
+                    f"own losses is {mean:.6g} ({how}), but the risk is a mean over samples: {_MEND}"
+                )
+
+
+def samples_of(f: Any) -> int:
+    """Return the number of samples in outputs: a tensor, or the tensors of several heads."""
+    return len(f if isinstance(f, Tensor) else next(iter(f.values() if isinstance(f, Mapping) else f)))
+
+
+MODULE_OF: dict[Callable[..., Tensor], type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.poisson_nll_loss: nn.PoissonNLLLoss,
+    F.kl_div: nn.KLDivLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.hinge_embedding_loss: nn.HingeEmbeddingLoss,
+    F.soft_margin_loss: nn.SoftMarginLoss,
+    F.multi_margin_loss: nn.MultiMarginLoss,
+    F.multilabel_margin_loss: nn.MultiLabelMarginLoss,
+    F.multilabel_soft_margin_loss: nn.MultiLabelSoftMarginLoss,
+}
+"""The module with the options of each function of torch that takes outputs and targets."""
+
+
+def as_module(loss: object) -> nn.Module | None:
+    """Return the module of a torch function, also one with options set by functools.partial; None for anything else.
+
+    >>> as_module(functools.partial(F.huber_loss, delta=2.0))
+    HuberLoss()
+    """
+    options: dict[str, Any] = {}
+    while isinstance(loss, functools.partial):
+        if loss.args:
+            return None
+        options = {**loss.keywords, **options}
+        loss = loss.func
+    try:
+        kind = MODULE_OF.get(loss)  # type: ignore[call-overload]
+    except TypeError:  # not hashable
+        return None
+    if kind is None:
+        return None
+    try:
+        found: nn.Module = kind(**options)
+    except TypeError as error:
+        raise BadLoss(f"Problem(loss=...): {kind.__name__} does not take these options ({error})") from error
+    return found
+
+
+def elementwise(module: nn.Module) -> Loss:
+    """Return the Loss of a module with its options; reduction 'mean' is over a sample's outputs, then over samples."""
+    name, settings = type(module).__name__, settings_of(module)
+    if getattr(module, "weight", None) is not None and not isinstance(module, nn.BCEWithLogitsLoss | nn.BCELoss):
+        raise BadLoss(
+            f"Problem(loss={name}): class weights are supported for CrossEntropyLoss only: pass a function "
+            f"(outputs, targets) -> losses of shape (n,)"
+        )
+    if not hasattr(module, "reduction"):
+        return CustomLoss(module, name, settings=settings)
+    if getattr(module, "ignore_index", -100) != -100:
+        raise BadLoss(
+            f"Problem(loss={name}): ignore_index is supported for CrossEntropyLoss only: pass a function "
+            f"(outputs, targets) -> losses of shape (n,)"
+        )
+    each = copy.deepcopy(module)
+    each.reduction = "none"  # type: ignore[assignment]
+
+    def values(f: Tensor, y: Any) -> Tensor:
+        losses: Tensor = each.to(f)(f, _shaped(f, y, module))
+        return losses if losses.ndim < 2 else losses.reshape(len(f), -1).mean(1)
+
+    return CustomLoss(values, name, by_row=True, settings=settings)
+
+
+def settings_of(module: nn.Module) -> dict[str, object]:
+    """Return a loss module's options, parameters and buffers.
+
+    >>> settings_of(nn.HuberLoss(delta=2.0))
+    {'delta': 2.0}
+    """
+    plain = {name: v for name, v in vars(module).items() if name[0] != "_" and name not in ("training", "reduction")}
+    return plain | dict(module.named_parameters()) | dict(module.named_buffers())
+
+
+def _shaped(f: Tensor, y: Any, module: nn.Module) -> Any:
+    """Return targets in the outputs' shape, and in their dtype where torch's loss compares numbers.
+
+    Without this, targets that broadcast would be averaged over other samples' targets.
+    """
+    if not isinstance(y, Tensor) or isinstance(module, INDEXED):
+        return y
+    labels = not y.is_floating_point()
+    if one_each(f, y):
+        return y.reshape(f.shape).to(f.dtype if labels and _is_torchs(module) else y.dtype)
+    if labels and not _is_torchs(module):  # class labels, for a loss of the user's own
+        return y
+    raise BadLoss(
+        f"Problem(loss={type(module).__name__}): targets of shape {tuple(y.shape)} do not fit outputs of shape "
+        f"{tuple(f.shape)}: this loss needs one target for each output, so equal shapes"
+    )
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__ == nn.MSELoss.__module__
+
+
+INDEXED = (nn.NLLLoss, nn.MultiMarginLoss, nn.MultiLabelMarginLoss)
+"""torch losses whose targets are class numbers"""
+
+
+def settings_of_function(function: Any) -> dict[str, object]:
+    """Return what tells a function from others of its name: a partial's options, and a checksum of a function's code.
+
+    >>> first, second = (lambda f, y: f.sum(1)), (lambda f, y: 2 * f.sum(1))
+    >>> settings_of_function(first) == settings_of_function(second)
+    False
+    """
+    options: dict[str, object] = {}
+    while isinstance(function, functools.partial):
+        options = {**function.keywords, **options}
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return options
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    constants = (*code.co_consts, *cells, *(function.__defaults__ or ()))
+    simple = [part for part in constants if isinstance(part, _SIMPLE)]
+    told = repr((code.co_code, code.co_names, simple)).encode()
+    return {**options, "code": f"{zlib.crc32(told):08x}"}
+
+
+_SIMPLE = (str, int, float, bool, tuple, type(None))

@@ -1,0 +1,132 @@
+"""Outputs of any shape as one row per sample: (n,), images of classes or numbers, sequences, several heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, final
+
+from torch import Tensor
+
+from flatlens.errors import BadData, BadModel
+from flatlens.problem.apart import require_apart
+from flatlens.problem.heads import Heads, heads_joined, of_heads
+from flatlens.problem.loss import Loss, one_each
+from flatlens.problem.sequences import Tokens, by_token, of_sequences
+
+
+@dataclass(frozen=True, eq=False)
+class Shaped:
+    """The targets of a callable that gets outputs in the network's own shape."""
+
+    targets: Any
+    shape: tuple[int, ...]  #: of one sample's outputs
+
+
+@final
+class OfShape(Loss):
+    """A callable of outputs in the shape that the network gives them."""
+
+    def __init__(self, each: Loss) -> None:
+        self.each, self.name, self.whole = each, each.name, True
+
+    @property
+    def description(self) -> str:
+        """Return the callable's own."""
+        return self.each.description
+
+    def settled(self, f: Tensor, y: Any) -> Loss:
+        """Return the loss whose callable is settled."""
+        return OfShape(self.each.settled(f.reshape(-1, *y.shape), y.targets))
+
+    def values(self, f: Tensor, y: Any) -> Tensor:
+        """Return the callable's losses, (n,)."""
+        return self.each.values(f.reshape(-1, *y.shape), y.targets)
+
+    def require_apart(self, f: Tensor, y: Any) -> None:
+        """Refuse a callable that couples samples."""
+        if getattr(self.each, "singly", False):
+            self.each.require_apart(f.reshape(-1, *y.shape), y.targets)
+            return
+        require_apart(self.name, lambda f, targets: self.values(f, Shaped(targets, y.shape)), f, y.targets)
+
+    def correct(self, f: Tensor, y: Any) -> Tensor | None:
+        """Return None: what the outputs mean is not known."""
+        return None
+
+
+def of_form(loss: Loss, y: Any) -> Loss:
+    """Return the loss for targets of this form."""
+    if isinstance(y, Tokens):
+        return of_sequences(loss)
+    if isinstance(y, Heads):
+        return of_heads(loss, y)
+    return OfShape(loss) if isinstance(y, Shaped) and not isinstance(loss, OfShape) else loss
+
+
+def in_rows(outputs: Any, targets: Any, n: int, loss: Loss, counted: Any, longest: int) -> tuple[Tensor, Any]:
+    """Return (outputs (n, N), targets in the form that `of_form` knows).
+
+    Args:
+        outputs: What the network returned.
+        targets: What the data gave.
+        n: The number of samples.
+        loss: The loss of these outputs, or the one they will get.
+        counted: Which tokens count, (n, T); ignored if it does not fit.
+        longest: The number of outputs known so far.
+    """
+    heads = None if isinstance(outputs, Tensor) else heads_joined(outputs, targets, n)
+    if heads is not None:
+        return heads
+    if not isinstance(outputs, Tensor):
+        raise BadModel(
+            f"Problem(model=...): the network returned {_told(outputs)}; outputs must be a tensor of shape "
+            f"(batch, ...), or several heads with targets of the same structure: choose one through "
+            f"forward=(model, batch) -> (outputs, targets)"
+        )
+    if n == 1 and outputs.ndim < 2:  # a squeeze() in the network also takes the axis of a single sample
+        outputs = outputs.reshape(1, -1) if outputs.numel() > 1 else outputs.reshape(1)
+    if outputs.ndim == 0 or len(outputs) != n:
+        raise BadModel(
+            f"Problem(model=...): outputs must have shape (batch, N) = ({n}, N), or (batch, ...), got "
+            f"{tuple(outputs.shape)}: does the network average or flatten over the batch?"
+        )
+    if outputs.ndim == 2:
+        return outputs, targets
+    classes = isinstance(targets, Tensor) and _classes_second(outputs, targets, loss)
+    if outputs.ndim == 3 and not classes:
+        fits = isinstance(counted, Tensor) and counted.shape == outputs.shape[:2]
+        return by_token(outputs, targets, counted if fits else None, loss.ignore_index, longest // outputs.shape[2])
+    if loss.whole:
+        return outputs.reshape(n, -1), Shaped(targets, tuple(outputs.shape[1:]))
+    if classes:
+        rows, labels = outputs.movedim(1, -1).flatten(1, -2), targets
+        labels = labels.movedim(1, -1).flatten(1, -2) if labels.shape == outputs.shape else labels.flatten(1)
+        return by_token(rows, labels, None, loss.ignore_index, longest // outputs.shape[1])
+    if outputs.ndim > 1 and not (isinstance(targets, Tensor) and one_each(outputs, targets)):
+        got = f"of shape {tuple(targets.shape)}" if isinstance(targets, Tensor) else f"a {type(targets).__name__}"
+        raise BadData(
+            f"Problem(data=...): outputs of shape {tuple(outputs.shape)} need one target for each output, or class "
+            f"labels of shape {(n, *outputs.shape[2:])}, one for each place; the targets are {got}: flatten or pool "
+            f"the outputs, in the model or through forward=(model, batch) -> (outputs, targets)"
+        )
+    return outputs.reshape(n, -1), targets.reshape(n, -1) if outputs.ndim > 1 else targets
+
+
+def _classes_second(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
+    """Return whether axis 1 of the outputs is that of classes, as torch's cross-entropy has it.
+
+    So it is for class labels at every other place, and for cross-entropy with probabilities of the outputs' shape.
+    Outputs (n, T, V) with labels (n, T) are sequences, also where T = V.
+    """
+    labels = not targets.is_floating_point() and targets.shape == (len(outputs), *outputs.shape[2:])
+    if outputs.ndim == 3:
+        return labels and not loss.whole and targets.shape != outputs.shape[:2]
+    probable = loss.name == "cross_entropy" and targets.is_floating_point() and targets.shape == outputs.shape
+    return not loss.whole and (labels or probable)
+
+
+def _told(outputs: Any) -> str:
+    kind = type(outputs).__name__
+    if isinstance(outputs, dict):
+        return f"a {kind} of {', '.join(map(str, outputs))}"
+    return f"a {kind} of {len(outputs)} parts" if isinstance(outputs, tuple | list) else f"a {kind}"

@@ -1,0 +1,149 @@
+"""Losses of torch and of the user's own: functions, partials, lambdas and modules that return a mean."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+from flatlens.errors import BadInput, BadLoss
+from flatlens.problem.custom import MODULE_OF
+from flatlens.problem.losses import as_loss
+
+G = torch.Generator().manual_seed(0)
+F6 = torch.randn(6, 4, generator=G, dtype=torch.float64)
+LABELS = torch.tensor([0, 1, 2, 3, 1, 0])
+SIGNS = torch.tensor([[1.0, -1, 1, -1]]).double().repeat(6, 1)
+POSITIVE = torch.rand(6, 4, generator=G, dtype=torch.float64)
+TARGETS = {
+    F.cross_entropy: LABELS, F.nll_loss: LABELS, F.multi_margin_loss: LABELS,
+    F.multilabel_margin_loss: torch.tensor([[3, 0, -1, 1]]).repeat(6, 1),
+    F.hinge_embedding_loss: SIGNS, F.soft_margin_loss: SIGNS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("function", MODULE_OF, ids=lambda f: f.__name__)
+def test_a_function_of_torch_is_the_mean_of_its_samples(function) -> None:
+    f, y = (F6.sigmoid() if function is F.binary_cross_entropy else F6), TARGETS.get(function, POSITIVE)
+    loss = as_loss(function)
+    alone = torch.stack([function(f[i : i + 1], y[i : i + 1]) for i in range(6)])
+    assert torch.allclose(loss.values(f, y), alone, rtol=1e-12)
+    assert float(loss.values(f, y).sum() / loss.mass(f, y).sum()) == pytest.approx(float(function(f, y)), rel=1e-12)
+
+
+def test_the_options_of_a_partial_are_kept() -> None:
+    for options in ({"label_smoothing": 0.2}, {"weight": torch.tensor([1.0, 2, 3, 4]).double()}):
+        loss, function = as_loss(partial(F.cross_entropy, **options)), partial(F.cross_entropy, **options)
+        mean = float(loss.values(F6, LABELS).sum() / loss.mass(F6, LABELS).sum())
+        assert mean == pytest.approx(float(function(F6, LABELS)), rel=1e-12)
+    huber = as_loss(partial(F.huber_loss, delta=0.3))
+    assert float(huber.values(F6, POSITIVE).mean()) == pytest.approx(float(F.huber_loss(F6, POSITIVE, delta=0.3)))
+    with pytest.raises(BadLoss, match="reduction='sum'"):
+        as_loss(partial(F.mse_loss, reduction="sum"))
+    with pytest.raises(BadLoss, match="does not take these options.*lable_smoothing"):
+        as_loss(partial(F.cross_entropy, lable_smoothing=0.1))
+
+
+class Mean(nn.Module):
+    def forward(self, f: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(f, y)
+
+
+def problem(loss: object, y: Tensor = LABELS, **options: object) -> fl.Problem:
+    torch.manual_seed(0)
+    x = torch.randn(6, 3, generator=torch.Generator().manual_seed(1)).double()
+    return fl.Problem(nn.Linear(3, 4).double(), loss, (x, y), **options)
+
+
+MEANS = {"lambda": lambda f, y: F.cross_entropy(f, y), "module": Mean(), "partial": partial(Mean().forward)}
+
+
+@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
+def test_a_mean_over_the_batch_is_taken_sample_by_sample(loss) -> None:
+    """Whatever is measured is what the named loss gives."""
+    wanted = ["loss", "ggn_trace", "mls", "relative_flatness", "sharpness(rtol=1e-9)"]
+    ours = fl.measure(fl.Lens(problem(loss)), wanted)
+    theirs = fl.measure(fl.Lens(problem("cross_entropy")), wanted)
+    for key, e in theirs.items():
+        assert ours[key].value == pytest.approx(e.value, rel=1e-7), key
+    assert torch.allclose(ours["loss"].samples, theirs["loss"].samples)
+
+
+COUPLED = {
+    "a sum": (lambda f, y: F.cross_entropy(f, y, reduction="sum"), "it is their sum"),
+    "a mean times n": (lambda f, y: f.square().mean() * len(f), "it is their sum"),
+    "class weights": (lambda f, y: F.cross_entropy(f, y, torch.arange(1.0, 5).double()), "do not count alike"),
+    "a batch's mean": (lambda f, y: f.mean(0).square().sum(), "do not count alike, or influence each other"),
+    "the largest": (lambda f, y: f.square().max(), "influence each other"),
+    "a maximum over counts": (lambda f, y: f.square().mean() / y.unique().numel(), "influence each other"),
+}
+
+
+@pytest.mark.parametrize("name", COUPLED)
+def test_one_number_that_is_no_mean_of_single_losses_is_refused(name) -> None:
+    loss, reason = COUPLED[name]
+    with pytest.raises(BadLoss, match=reason) as caught:
+        problem(loss)
+    assert "\n" not in str(caught.value)
+
+
+def test_ignored_targets_are_no_matter_for_a_lambda() -> None:
+    y = LABELS.masked_fill(LABELS == 1, -100)
+    with pytest.raises(BadLoss, match=r"sample 1 is NaN.*ignored needs nn\.CrossEntropyLoss"):
+        problem(lambda f, y: F.cross_entropy(f, y), y)
+    assert problem(F.cross_entropy, y).mass == 4
+
+
+def test_a_later_batch_that_couples_is_refused_too() -> None:
+    """The first 1,024 samples are alike: only there is the mean of squares the square of the mean."""
+    x = torch.zeros(1100, 3).double()
+    x[1024:] = torch.randn(76, 3).double()
+    with pytest.raises(BadLoss, match="influence each other"):
+        fl.Problem(nn.Linear(3, 1).double(), lambda f, y: f.mean().square(), (x, torch.zeros(1100)))
+
+
+def test_a_report_states_every_setting_of_a_loss() -> None:
+    def told(loss: object, y: Tensor = LABELS) -> str:
+        return str(fl.measure(fl.Lens(problem(loss, y)), "loss").about["loss"])
+
+    assert told("cross_entropy") == told(F.cross_entropy) == "cross_entropy"
+    assert told(nn.CrossEntropyLoss(label_smoothing=0.1)) == "cross_entropy(label_smoothing=0.1)"
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4]), ignore_index=7)
+    assert told(weighted) == "cross_entropy(weight=[1, 2, 3, 4], ignore_index=7)"
+    assert told(nn.HuberLoss(delta=0.3), POSITIVE) == "HuberLoss(delta=0.3)"
+    many = [as_loss(nn.CrossEntropyLoss(weight=torch.arange(20.0) + k)).description for k in (0, 0, 1)]
+    assert many[0] == many[1] != many[2]
+
+
+LOSSES = (
+    "cross_entropy",
+    nn.CrossEntropyLoss(label_smoothing=0.1),
+    nn.CrossEntropyLoss(label_smoothing=0.2),
+    nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 3, 4])),
+    lambda f, y: F.cross_entropy(f, y, label_smoothing=0.1, reduction="none"),
+    lambda f, y: F.cross_entropy(f, y, label_smoothing=0.2, reduction="none"),
+)
+
+
+@pytest.mark.parametrize("b", range(1, 6))
+@pytest.mark.parametrize("a", range(5))
+def test_networks_of_different_losses_are_not_ranked(a: int, b: int) -> None:
+    lenses = {"a": fl.Lens(problem(LOSSES[a])), "b": fl.Lens(problem(LOSSES[b]))}
+    if a == b:
+        assert len(fl.compare(lenses, ["mls"]).frame())
+        return
+    with pytest.raises(BadInput, match="under one loss"):
+        fl.compare(lenses, ["mls"])
+
+
+def test_functions_that_differ_in_what_they_close_over_are_not_ranked() -> None:
+    def scaled(tensor: Tensor) -> object:
+        return lambda f, y: (f * tensor).square().sum(1)
+
+    lenses = {name: fl.Lens(problem(scaled(torch.tensor(c).double()))) for name, c in (("a", 1.0), ("b", 2.0))}
+    with pytest.raises(BadInput, match="for the same outputs of a sample; they must be measured under one loss"):
+        fl.compare(lenses, ["mls"])

@@ -1,0 +1,178 @@
+"""Outputs of other shapes, and several heads, against torch's own risk and derivatives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import flatlens as fl
+from flatlens.errors import BadData, BadInput, BadLoss, BadModel
+from flatlens.problem.heads import OfHeads, heads_joined
+from flatlens.problem.losses import as_loss
+
+G = torch.Generator().manual_seed(0)
+X = torch.randn(5, 3, generator=G).double()
+PIXELS = torch.randint(0, 4, (5, 2, 3), generator=G)
+PIXELS[0, 0] = PIXELS[3] = -100
+IMAGES = torch.randn(5, 4, 2, 3, generator=G).double()
+
+
+class Reshaped(nn.Module):
+    """A linear map whose outputs have another shape."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.shape = nn.Linear(3, max(1, int(torch.tensor(shape).prod())) if shape else 1).double(), shape
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).reshape(len(x), *self.shape)
+
+
+CASES: dict[str, tuple[tuple[int, ...], Any, Tensor, Any]] = {
+    "classes": ((4, 2, 3), "cross_entropy", PIXELS, F.cross_entropy),
+    "smoothed": ((4, 2, 3), nn.CrossEntropyLoss(label_smoothing=0.2), PIXELS, nn.CrossEntropyLoss(label_smoothing=0.2)),
+    "weighted": ((4, 2, 3), nn.CrossEntropyLoss(torch.arange(1.0, 5).double()), PIXELS,
+                 nn.CrossEntropyLoss(torch.arange(1.0, 5).double())),
+    "probabilities": ((4, 2, 3), "cross_entropy", IMAGES.softmax(1), F.cross_entropy),
+    "a line of classes": ((4, 6), "cross_entropy", PIXELS.flatten(1), F.cross_entropy),
+    "nll": ((4, 2, 3), nn.NLLLoss(), PIXELS, nn.NLLLoss()),
+    "images": ((4, 2, 3), "mse", IMAGES, F.mse_loss),
+    "half the square": ((4, 2, 3), "half_squared_error", IMAGES, lambda f, y: 0.5 * (f - y).square().sum() / len(f)),
+    "masks": ((1, 2, 3), F.binary_cross_entropy_with_logits, (PIXELS > 1)[:, None].double(),
+              F.binary_cross_entropy_with_logits),
+    "squeezed": ((), "mse", X[:, 0], F.mse_loss),
+    "squeezed, a function": ((), lambda f, y: (f - y).abs().sqrt(), X[:, 0], lambda f, y: (f - y).abs().sqrt().mean()),
+    "a function of images": ((4, 2, 3), lambda f, y: (f - y).square().amax((1, 2, 3)), IMAGES,
+                             lambda f, y: (f - y).square().amax((1, 2, 3)).mean()),
+    "a mean of images": ((4, 2, 3), lambda f, y: F.smooth_l1_loss(f, y), IMAGES, F.smooth_l1_loss),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_risk_and_its_hessian_are_torch_s(name: str) -> None:
+    shape, loss, y, risk = CASES[name]
+    net = Reshaped(*shape)
+    problem = fl.Problem(net, loss, (X, y))
+    assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(risk(net(X), y)), rel=1e-10)
+
+    def of(W: Tensor) -> Tensor:
+        return risk(F.linear(X, W, net.net.bias).reshape(5, *shape), y)
+
+    H = torch.autograd.functional.hessian(of, net.net.weight.detach()).reshape(net.net.weight.numel(), -1)
+    found = fl.curvature.Hessian(problem, ["net.weight"]).matrix()
+    assert torch.allclose(found, H, rtol=1e-7, atol=1e-10)
+    if "sqrt" not in name and name != "squeezed, a function":
+        report = fl.measure(fl.Lens(problem, outputs="exact"), ["ggn_trace", "relative_flatness"])
+        assert report["ggn_trace", "net"].value == pytest.approx(
+            float(fl.curvature.GaussNewton(problem).matrix().trace()), rel=1e-7
+        )
+
+
+def test_a_squeeze_also_takes_the_axis_of_one_sample() -> None:
+    class Squeezes(Reshaped):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).squeeze()
+
+    for shape, y in (((1,), X[:, 0]), ((2,), X[:, :2])):
+        whole = fl.Problem(Squeezes(*shape), "mse", (X, y))
+        alone = fl.Problem(Squeezes(*shape), "mse", torch.utils.data.DataLoader([(X[i], y[i]) for i in range(5)]))
+        assert alone.outputs == whole.outputs == shape[0]
+        assert fl.Lens(alone).outcomes("data").risk == pytest.approx(fl.Lens(whole).outcomes("data").risk)
+
+
+class Heads(nn.Module):
+    def __init__(self, form: type) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk, self.a, self.b = nn.Linear(3, 4).double(), nn.Linear(4, 3).double(), nn.Linear(4, 2).double()
+        self.form = form
+
+    def forward(self, x: Tensor) -> Any:
+        h = torch.tanh(self.trunk(x))
+        outputs = {"a": self.a(h), "b": self.b(h)}
+        return outputs if self.form is dict else tuple(outputs.values())
+
+
+KINDS, SIZES = torch.tensor([0, 2, 1, 1, 0]), torch.randn(5, 2, generator=G).double()
+
+
+def of_both(f: Any, y: Any) -> Tensor:
+    return F.cross_entropy(f["a"], y["a"], reduction="none") + (f["b"] - y["b"]).square().mean(1)
+
+
+HEADS = {
+    "a dict": (dict, {"b": "mse", "a": "cross_entropy"}, {"a": KINDS, "b": SIZES}),
+    "a tuple": (tuple, ("cross_entropy", nn.MSELoss()), (KINDS, SIZES)),
+    "a function": (dict, of_both, {"b": SIZES, "a": KINDS}),
+    "a mean": (dict, lambda f, y: of_both(f, y).mean(), {"a": KINDS, "b": SIZES}),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_heads_add_their_losses(name: str) -> None:
+    """The products and every number of the pass are those of one output with the loss written out."""
+    form, loss, targets = HEADS[name]
+
+    class Together(Heads):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat(super().forward(x), 1)
+
+    def written_out(f: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(f[:, :3], y[:, 0].long(), reduction="none") + (f[:, 3:] - y[:, 1:]).square().mean(1)
+
+    both = torch.cat([KINDS[:, None], SIZES], 1)
+    wanted = ["loss", "ggn_trace", "mls", "relative_flatness", "hessian_trace(exact=True)", "sharpness(rtol=1e-8)"]
+    truth = fl.measure(fl.Lens(fl.Problem(Together(tuple), written_out, (X, both))), wanted)
+    problem = fl.Problem(Heads(form), loss, (X, targets))
+    found = fl.measure(fl.Lens(problem), wanted)
+    for key, e in truth.items():
+        assert found[key].value == pytest.approx(e.value, rel=1e-7), key
+    few = [fl.measure(fl.Lens(problem, outputs=4), "ggn_trace", generator=torch.Generator().manual_seed(s))
+           for s in range(40)]  # fmt: skip
+    values = torch.tensor([one["ggn_trace"].value for one in few])
+    assert abs(float(values.mean()) - truth["ggn_trace"].value) < 4 * float(values.std()) / 40**0.5
+
+
+def test_the_second_derivatives_of_heads_are_those_of_their_sum() -> None:
+    loss = OfHeads([as_loss("cross_entropy"), as_loss("half_squared_error")])
+    f, y = heads_joined({"a": torch.randn(5, 3).double(), "b": torch.randn(5, 2).double()}, {"a": KINDS, "b": SIZES}, 5)
+    C = loss.output_hessian(f, y)
+    H = torch.autograd.functional.hessian(lambda g: loss.values(g, y).sum(), f)
+    assert all(torch.allclose(C[i], H[i, :, i]) for i in range(5))
+    u = torch.randn(5, 5).double()
+    assert torch.allclose(loss.output_hessian_product(f, y)(u), (C @ u[..., None])[..., 0])
+    assert torch.allclose(loss.fisher(f, y)(u), (C @ u[..., None])[..., 0])
+    total = torch.zeros_like(C)
+    for signs in torch.cartesian_prod(*[torch.tensor([-1.0, 1.0]).double()] * 5):
+        rows, B = loss.combine(f, y, signs.expand(5, 5))
+        total += rows.mT @ B @ rows / 32
+    assert torch.allclose(total, C)
+    s = loss.draw_slopes(f, y, 4000, torch.Generator().manual_seed(0))
+    assert torch.allclose(s.mT @ s / 4000, C, atol=0.08)
+    assert torch.allclose(loss.least(f, y), torch.zeros(5).double(), atol=1e-12)
+
+
+REFUSED: dict[str, tuple[Any, Any, Any, type[Exception], str]] = {
+    "labels that fit no place": (Reshaped(4, 2, 3), "cross_entropy", KINDS, BadData, r"labels of shape \(5, 2, 3\)"),
+    "a tuple of outputs": (Heads(tuple), "cross_entropy", KINDS, BadModel, "returned a tuple of 2 parts"),
+    "a dict of outputs": (Heads(dict), "mse", SIZES, BadModel, "returned a dict of a, b"),
+    "a target without a head": (Heads(dict), "mse", {"a": KINDS, "c": SIZES}, BadData, "targets for 'c', but .* a, b"),
+    "losses for other heads": (Heads(dict), {"a": "mse"}, {"a": KINDS, "b": SIZES}, BadLoss, "match them"),
+    "losses without heads": (Reshaped(2), ("mse", "mse"), SIZES, BadLoss, "2 losses are given"),
+    "ignored in one head": (Heads(tuple), ("cross_entropy", "mse"), (KINDS.masked_fill(KINDS == 2, -100), SIZES),
+                            BadLoss, "every sample must count alike"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_does_not_fit_gets_one_line(what: str) -> None:
+    net, loss, y, error, words = REFUSED[what]
+    with pytest.raises(error, match=words) as caught:
+        fl.Problem(net, loss, (X, y))
+    assert isinstance(caught.value, BadInput)
+    assert "\n" not in str(caught.value)

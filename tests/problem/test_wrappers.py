@@ -1,0 +1,75 @@
+"""Networks inside torch's wrappers are measured as the network inside."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.problem.wrappers import unwrapped
+
+X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
+WANTED = ["loss", "mls", "relative_flatness", "sharpness(rtol=1e-6)", "hessian_trace(exact=True)"]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+
+
+def in_place(net: nn.Sequential) -> nn.Module:
+    net.compile(backend="eager")
+    return net
+
+
+def inside(net: nn.Sequential) -> nn.Module:
+    return nn.Sequential(torch.compile(net[0], backend="eager"), *net[1:])
+
+
+WRAPPED = {
+    "compiled": lambda net: torch.compile(net, backend="aot_eager"),
+    "parallel": nn.DataParallel,
+    "compiled and parallel": lambda net: torch.compile(nn.DataParallel(net)),
+    "compiled in place": in_place,
+    "a part is compiled": inside,
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_wrapped_network_has_the_network_s_numbers(name: str) -> None:
+    plain = fl.measure(fl.Lens(fl.Problem(network(), "cross_entropy", (X, Y))), WANTED)
+    wrapped = WRAPPED[name](network())
+    wrapped(X)  # what was compiled before is not used, either
+    found = fl.measure(fl.Lens(fl.Problem(wrapped, "cross_entropy", (X, Y))), WANTED)
+    for (key, layer), e in plain.items():
+        other = layer if layer is None or name != "a part is compiled" else layer.replace("0", "0._orig_mod", 1)
+        assert found[key, other].value == pytest.approx(e.value, rel=1e-5), (key, layer)
+    if name != "a part is compiled":
+        assert found.about["layers"] == plain.about["layers"] == ["0", "2"]
+
+
+def test_compiled_code_runs_compiled_again_afterwards() -> None:
+    net = network()
+    calls = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list[torch.Tensor]) -> object:
+        calls.append(1)
+        return graph.forward
+
+    compiled = torch.compile(net, backend=backend)
+    fl.measure(fl.Lens(fl.Problem(compiled, "cross_entropy", (X, Y))), "mls")
+    assert not calls
+    compiled(X)
+    assert calls
+
+
+def test_only_torch_s_wrappers_are_taken_off() -> None:
+    class Holds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = self._orig_mod = nn.Linear(3, 2)
+
+    holds = Holds()
+    assert unwrapped(holds) is holds
+    assert unwrapped(7) == 7

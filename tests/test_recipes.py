@@ -1,0 +1,247 @@
+"""The recipes of docs/recipes.md: each runs as printed, and is what a loop over single samples in float64 says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader
+
+import flatlens as fl
+from flatlens.curvature import Hessian
+
+PAGE = (Path(__file__).parent.parent / "docs" / "recipes.md").read_text()
+RECIPES = dict(re.findall(r"^### (.*?)\n.*?^```py\n(.*?)^```$", PAGE, re.M | re.S))
+
+IDS = torch.tensor([[5, 3, 7, 2, 9], [4, 8, 6, 0, 0], [1, 2, 3, 4, 0]])
+MASK = (IDS != 0).long()
+LABELS = torch.tensor([0, 2, 1])
+TAGS = torch.tensor([[0, 2, -100, 1, 3], [1, 1, -100, -100, -100], [3, -100, 0, 2, -100]])
+TINY = {
+    "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12,
+    "vocab_size": 10, "max_position_embeddings": 8, "num_labels": 4,
+}  # fmt: skip
+
+
+class Encoding(dict[str, Any]):
+    """What a tokenizer returns: a mapping."""
+
+
+def tokenizer(texts: Any, **options: Any) -> Encoding:
+    """Numbers in place of words: one text as lists without padding, several as tensors with padding."""
+    if isinstance(texts, str):
+        return Encoding(input_ids=[int(word) for word in texts.split()])
+    return Encoding(input_ids=IDS.clone(), attention_mask=MASK.clone())
+
+
+TEXTS = [" ".join(str(i) for i in row[row != 0].tolist()) for row in IDS]
+
+
+def collate(rows: list[dict[str, Any]]) -> Encoding:
+    """As DataCollatorWithPadding: `label` becomes `labels`."""
+    ids = nn.utils.rnn.pad_sequence([torch.tensor(row["input_ids"]) for row in rows], batch_first=True)
+    return Encoding(input_ids=ids, attention_mask=(ids != 0).long(), labels=torch.tensor([r["label"] for r in rows]))
+
+
+def of_transformers(name: str, **options: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    kind = getattr(transformers, name)
+    return kind(kind.config_class(**options)).double().eval()
+
+
+class Squeezed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze()
+
+
+class TwoHeads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.kind, self.size = nn.Linear(3, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = torch.tanh(self.trunk(x))
+        return {"size": self.size(h), "kind": self.kind(h)}
+
+
+class Detector(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.boxes, self.scores = nn.Conv2d(1, 4, 3, stride=2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 1, 1)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = F.softplus(self.conv(x))
+        return {"boxes": self.boxes(h).flatten(2).mT, "scores": self.scores(h).flatten(2).mT}
+
+
+def of_one_image(anchors: Tensor, boxes: Tensor) -> Tensor:
+    """Each box against the anchor whose turn it is; every other anchor is background."""
+    taken = torch.arange(len(boxes))
+    background = torch.ones(len(anchors), dtype=torch.bool).index_fill(0, taken, False)
+    near = F.smooth_l1_loss(anchors[taken, :4], boxes.to(anchors), reduction="sum")
+    return near + F.softplus(-anchors[taken, 4]).sum() + F.softplus(anchors[background, 4]).sum()
+
+
+def detection_loss(outputs: Tensor, targets: list[Tensor]) -> Tensor:
+    return torch.stack([of_one_image(anchors, boxes) for anchors, boxes in zip(outputs, targets, strict=True)])
+
+
+def of_tokens(f: Tensor, labels: Tensor) -> tuple[Tensor, int]:
+    """The sum of a sample's cross-entropies, and how many tokens count."""
+    return F.cross_entropy(f, labels, reduction="sum"), int((labels != -100).sum())
+
+
+def case(title: str) -> tuple[dict[str, Any], nn.Module, int, Callable[[int], tuple[Tensor, int]]]:
+    """The names that a recipe begins with, its network, the samples, and each one's loss and mass from it alone."""
+    torch.manual_seed(1)
+    x, kinds, sizes = torch.randn(4, 3).double(), torch.tensor([0, 2, 1, 1]), torch.randn(4, 2).double()
+    texts = {"tokenizer": tokenizer, "texts": TEXTS, "labels": LABELS.tolist(), "collate": collate}
+
+    def ids(i: int) -> Tensor:
+        return IDS[i : i + 1, MASK[i] == 1]  # no padding at all
+
+    if title in ("A text classifier", "A list of dicts, of different lengths", "A loader of dicts"):
+        net = of_transformers("BertForSequenceClassification", **TINY)
+        rows = [{"input_ids": ids(i)[0].tolist(), "label": int(LABELS[i])} for i in range(3)]
+        names = {**texts, "classifier": net, "rows": rows}
+        return names, net, 3, lambda i: (F.cross_entropy(net(input_ids=ids(i)).logits, LABELS[i : i + 1]), 1)
+    if title == "A causal language model":
+        sizes_of = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 10, "n_positions": 8}
+        net = of_transformers("GPT2LMHeadModel", **sizes_of, bos_token_id=1, eos_token_id=1)
+        shifted = lambda i: of_tokens(net(input_ids=ids(i)).logits[0, :-1], ids(i)[0, 1:])  # noqa: E731
+        return {**texts, "causal": net}, net, 3, shifted
+    if title == "A masked language model, or a tagger":
+        net = of_transformers("BertForTokenClassification", **TINY)
+        names = {**texts, "tagger": net, "tags": TAGS}
+        return names, net, 3, lambda i: of_tokens(net(input_ids=ids(i)).logits[0], TAGS[i, MASK[i] == 1])
+    if title == "An encoder-decoder":
+        small = {"d_model": 8, "d_kv": 4, "d_ff": 12, "num_layers": 1, "num_heads": 2, "vocab_size": 10}
+        net = of_transformers("T5ForConditionalGeneration", **small, decoder_start_token_id=0)
+
+        def decoded(i: int) -> tuple[Tensor, int]:
+            before = torch.cat([torch.zeros(1).long(), TAGS[i, :-1]]).masked_fill_(torch.tensor(-100) == 0, 0)
+            before = before.masked_fill(before == -100, 0)[None]
+            return of_tokens(net(input_ids=ids(i), decoder_input_ids=before).logits[0], TAGS[i])
+
+        return {**texts, "translator": net, "translations": TAGS}, net, 3, decoded
+    if title.startswith("Segmentation"):
+        net = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 3, 1)).double()
+        images, classes = torch.randn(4, 2, 3, 5).double(), torch.randint(0, 3, (4, 3, 5))
+        classes[0, 0, :4] = classes[2] = -100
+        names = {"segmenter": net, "images": images, "classes": classes}
+        return (
+            names,
+            net,
+            4,
+            lambda i: (
+                F.cross_entropy(net(images[i : i + 1]), classes[i : i + 1], reduction="sum"),
+                int((classes[i] != -100).sum()),
+            ),
+        )
+    if title.startswith("A regression"):
+        net, y = Squeezed().double(), torch.randn(4).double()
+        return {"regression": net, "x": x, "y": y}, net, 4, lambda i: (F.huber_loss(net(x[i]), y[i]), 1)
+    if title == "Several heads":
+        net = TwoHeads().double()
+
+        def added(i: int) -> tuple[Tensor, int]:
+            out = net(x[i : i + 1])
+            return F.cross_entropy(out["kind"], kinds[i : i + 1]) + F.mse_loss(out["size"], sizes[i : i + 1]), 1
+
+        return {"two_heads": net, "x": x, "kinds": kinds, "sizes": sizes}, net, 4, added
+    if title.startswith("Answers"):
+        net = of_transformers("BertForQuestionAnswering", **{**TINY, "num_labels": 2})
+        starts, ends = torch.tensor([1, 0, 2]), torch.tensor([3, 2, 3])
+        positions = {"start_positions": starts, "end_positions": ends}
+
+        def ended(i: int) -> tuple[Tensor, int]:
+            out = net(input_ids=IDS[i : i + 1], attention_mask=MASK[i : i + 1])
+            first = F.cross_entropy(out.start_logits, starts[i : i + 1])
+            return first + F.cross_entropy(out.end_logits, ends[i : i + 1]), 1
+
+        return {"reader": net, "batch": {"input_ids": IDS, "attention_mask": MASK, **positions}}, net, 3, ended
+    if title.startswith("Detection"):
+        net, images = Detector().double(), torch.randn(5, 1, 7, 7).double()
+        boxes = [torch.rand(k, 4).double() for k in (2, 0, 1, 4, 5)]  # 4 boxes, and 5: as many as samples
+
+        def batches(chosen: list[int]) -> tuple[Tensor, list[Tensor]]:
+            return images[chosen], [boxes[i] for i in chosen]
+
+        loader: Any = DataLoader(range(5), batch_size=5, collate_fn=batches)  # type: ignore[arg-type]
+        names = {"detector": net, "loader": loader, "detection_loss": detection_loss}
+
+        def of_image(i: int) -> tuple[Tensor, int]:
+            found = net(images[i : i + 1])
+            return of_one_image(torch.cat([found["boxes"], found["scores"]], 2)[0], boxes[i]), 1
+
+        return names, net, 5, of_image
+    assert title.startswith("A physics-informed")
+    net = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+    points = torch.linspace(0, 1, 4).double()[:, None]
+
+    def left(i: int) -> tuple[Tensor, int]:
+        h = torch.tanh(net[0](points[i]))  # u' with pen and paper
+        slope = net[2].weight @ ((1 - h.square()) * net[0].weight[:, 0])
+        return (slope + net[2](h)).square().sum(), 1
+
+    return {"solution": net, "points": points}, net, 4, left
+
+
+def made(title: str, names: dict[str, Any]) -> fl.Problem:
+    space = {"fl": fl, "torch": torch, "F": F, "DataLoader": DataLoader, **names}
+    exec(compile(RECIPES[title], title, "exec"), space)
+    problem = space["problem"]
+    assert isinstance(problem, fl.Problem)
+    return problem
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_a_recipe_is_what_a_loop_over_samples_says(title: str) -> None:
+    names, _, n, alone = case(title)
+    problem = made(title, names)
+    lens = fl.Lens(problem, outputs="exact")
+    with sdpa_kernel(SDPBackend.MATH):  # torch differentiates the others once
+        each = [alone(i) for i in range(n)]
+    mass = sum(m for _, m in each)
+    assert (problem.n, problem.mass) == (n, mass)
+    truth = torch.stack([value.detach() for value, _ in each]) * n / mass
+    assert torch.allclose(lens.outcomes("data").losses, truth, rtol=1e-9, atol=1e-12)
+
+    operator = Hessian(problem)
+    parameters = operator.space.tensors
+    v = torch.randn(operator.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    risk = sum(value for value, _ in each) / mass
+    slope = torch.autograd.grad(risk, parameters, create_graph=True, materialize_grads=True)
+    along = (torch.cat([g.flatten() for g in slope]) * v).sum()
+    Hv = torch.cat([g.flatten() for g in torch.autograd.grad(along, parameters, materialize_grads=True)])
+    assert torch.allclose(operator(v), Hv, rtol=1e-7, atol=1e-9 * float(Hv.abs().max()))
+
+
+@pytest.mark.parametrize("title", RECIPES)
+def test_the_pass_agrees_with_the_products(title: str) -> None:
+    """The Gauss-Newton trace from the pass is the sum of the matrix's diagonal, in directions drawn at random."""
+    names, *_ = case(title)
+    problem = made(title, names)
+    report = fl.measure(fl.Lens(problem, outputs="exact"))
+    operator = fl.curvature.GaussNewton(problem)
+    signs = torch.randint(0, 2, (64, operator.size), generator=torch.Generator().manual_seed(0)).double() * 2 - 1
+    forms = (signs * operator(signs)).sum(1)
+    assert abs(float(forms.mean()) - report["ggn_trace"].value) < 5 * float(forms.std()) / 8 + 1e-12
+
+
+def test_there_are_twelve_of_five_lines_and_nine_need_no_forward() -> None:
+    assert len(RECIPES) == 12
+    assert max(sum(map(bool, block.splitlines())) for block in RECIPES.values()) <= 5
+    assert sum("forward=" not in block for block in RECIPES.values()) == 9
