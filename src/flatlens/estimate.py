@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
@@ -12,12 +12,10 @@ from torch import Tensor
 from flatlens.column import Column
 from flatlens.errors import UnknownName
 from flatlens.former import warn
+from flatlens.progress import Progress as Progress
 from flatlens.result import Result
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called as `progress(what, done, total)` by everything that can take longer than a second."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors

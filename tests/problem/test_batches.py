@@ -118,7 +118,7 @@ REFUSED = {
     "no labels": ({"pixels": X}, BadData, "pairs .x, y. or dicts with labels"),
     "rows that differ": ([{"pixels": X[0], "label": 1}, {"pixels": X[0]}, {"pixels": X[0], "label": 1}], BadData,
                          r"sample 1 has the entries \['pixels'\], not \['label', 'pixels'\]"),
-    "images of two sizes": ([{"pixels": torch.ones(3, i), "label": 0} for i in (2, 3)], BadData, "bring them to one shape"),
+    "images of two sizes": ([{"pixels": torch.ones(3, i), "label": 0} for i in (2, 3)], BadData, "to one shape"),
     "words": ([{"pixels": ["a", "b"], "label": 0}], BadInput, "forward failed"),
     "nothing": ([], BadData, "a list of dicts"),
 }  # fmt: skip

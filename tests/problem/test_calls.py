@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
-from flatlens.errors import BadData
+from flatlens.errors import BadData, BadInput
 from flatlens.problem.calls import Convention, called, convention_of, main_output
 
 IDS = torch.tensor([[1, 2, 3, 4], [2, 3, 1, 0]])
@@ -58,6 +58,18 @@ def test_the_network_s_own_loss_says_where_labels_lie(shift: int, zero: bool, fr
     problem = fl.Problem(net, "cross_entropy", batch, parameters="all")
     assert fl.Lens(problem).outcomes("data").risk == pytest.approx(float(net(**batch).loss), rel=1e-6)
     assert all(p.requires_grad != frozen for p in net.parameters())
+
+
+def test_in_a_pair_labels_lie_as_they_are_given() -> None:
+    net = Speaker(1)
+    pair = fl.Problem(net, "cross_entropy", ({"input_ids": IDS}, LABELS))
+    f = net(IDS).logits
+    truth = F.cross_entropy(f.flatten(0, 1), LABELS.flatten())
+    assert fl.Lens(pair).outcomes("data").risk == pytest.approx(float(truth.detach()), rel=1e-6)
+    with pytest.raises(BadInput, match="test data in the same form"):
+        fl.Problem(net, "cross_entropy", {"input_ids": IDS, "labels": LABELS}, test=({"input_ids": IDS}, LABELS))
+    part = fl.Problem(net, "cross_entropy", {"input_ids": IDS, "labels": LABELS}).subset(1, torch.Generator())
+    assert part.convention == Convention(False, True)
 
 
 @pytest.mark.parametrize("kind", [Smooth, Detached])

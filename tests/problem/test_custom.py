@@ -44,7 +44,7 @@ def test_the_options_of_a_partial_are_kept() -> None:
     assert float(huber.values(F6, POSITIVE).mean()) == pytest.approx(float(F.huber_loss(F6, POSITIVE, delta=0.3)))
     with pytest.raises(BadLoss, match="reduction='sum'"):
         as_loss(partial(F.mse_loss, reduction="sum"))
-    with pytest.raises(BadLoss, match="does not take these options.*lable_smoothing"):
+    with pytest.raises(BadLoss, match=r"does not take these options.*lable_smoothing"):
         as_loss(partial(F.cross_entropy, lable_smoothing=0.1))
 
 

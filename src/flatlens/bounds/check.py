@@ -21,6 +21,7 @@ from flatlens.estimate import Progress
 from flatlens.measures import Lens, about
 from flatlens.problem import measuring
 from flatlens.problem.checks import drawing
+from flatlens.progress import or_line
 from flatlens.result import Result
 
 _COLUMNS = [
@@ -101,7 +102,7 @@ def check_bounds(
             distribution it is computed.
         rule: The way to compute it: "exact", "published" or "tight" (`Distribution.covering_radius`).
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total).
+        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"check_bounds(...): a Lens is needed, got {type(lens).__name__}: check_bounds(Lens(problem))")
@@ -122,7 +123,7 @@ def check_bounds(
             "check_bounds(bounds=[]): name at least one bound, or leave bounds out to check all that need the pass "
             "alone"
         )
-    generator = drawing(generator, progress, "check_bounds")
+    generator, progress = drawing(generator, progress, "check_bounds"), or_line(progress)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from flatlens.cli.output import visible
+from flatlens.progress import in_words
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -145,14 +146,3 @@ class _Task:
             return ""
         seconds = (time.monotonic() - self.start) * (total - done) / (done - self.first)
         return f", about {in_words(seconds)} left"
-
-
-def in_words(seconds: float) -> str:
-    """Return a duration in words.
-
-    >>> in_words(3.2), in_words(100), in_words(7300)
-    ('3 s', '2 min', '2.0 h')
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

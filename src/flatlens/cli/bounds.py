@@ -14,6 +14,7 @@ from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
+from flatlens.progress import no_progress
 
 if TYPE_CHECKING:
     from flatlens.distributions import Distribution
@@ -69,7 +70,7 @@ def bounds(
             delta=delta,
         )
         bar.stage(TRYING)
-        announce(lens, check, anyway=inputs.how.anyway)
+        announce(lens, partial(check, progress=no_progress), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
         found = check(lens, generator=generator, progress=bar)
         if page is not None:

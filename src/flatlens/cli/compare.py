@@ -16,6 +16,7 @@ from flatlens.cli.inputs import How, Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
+from flatlens.progress import no_progress
 
 if TYPE_CHECKING:
     from flatlens.comparing import Comparison
@@ -122,10 +123,11 @@ def compare(
         lenses = {name: fl.Lens(problem) for name, problem in problems.items()}
         generator = generator_of(seed)
         bar.stage(TRYING)
-        work = partial(fl.measure, measures=all_names(measures) or None)
-        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=compared.how.anyway)
+        names, anyway = all_names(measures) or None, compared.how.anyway
+        work = partial(fl.measure, measures=names, progress=no_progress)
+        announce(next(iter(lenses.values())), work, times=len(lenses), anyway=anyway)
         bar.stage(MEASURING)
-        found = fl.compare(lenses, all_names(measures) or None, generator=generator, progress=bar)
+        found = fl.compare(lenses, names, anyway=anyway, generator=generator, progress=bar)
         if page is not None:
             from flatlens.report.compare import write_compare_page
 

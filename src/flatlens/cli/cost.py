@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flatlens.cli.bar import DELAY, in_words
+from flatlens.cli.bar import DELAY
 from flatlens.cli.memory import Meter, in_gib, meter
 from flatlens.cli.output import note
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, TooLong
+from flatlens.progress import in_words
 
 if TYPE_CHECKING:
     from flatlens.measures import Lens
@@ -46,14 +47,20 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
     The trials leave in `lens` what does not depend on the samples (its layout, the weights' norms).
 
     Raises:
-        BadInput: the work does not fit in memory, and not `anyway`.
+        BadInput: the work does not fit in memory, or a trial of it would take too long, and not `anyway`.
     """
     problem, cost = lens.problem, _by_rule(lens)
     if not anyway:
         _require_room(lens, cost)
     if problem.n < SHARE * FIRST:
         return cost
-    cost = trials(lens, work)
+    try:
+        cost = trials(lens, work)
+    except TooLong as error:
+        if not anyway:
+            raise
+        note(f"on a few of the samples, {error}".partition(", more than the")[0])
+        return cost
     if not anyway:
         _require_room(lens, cost)
     if cost.seconds is None or cost.seconds * times < DELAY:

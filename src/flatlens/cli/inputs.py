@@ -49,7 +49,7 @@ class How:
     """Measure on this number of samples, drawn with seed 0. Without it: on all samples."""
 
     anyway: Annotated[bool, Flag] = False
-    """Start even if the work is not expected to fit in memory."""
+    """Start even if the work is not expected to fit in memory, or takes longer than 10 minutes for one measure."""
 
 
 @Parameter(name="*")

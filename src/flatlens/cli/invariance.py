@@ -14,6 +14,7 @@ from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
+from flatlens.progress import no_progress
 
 
 def invariance(
@@ -56,10 +57,10 @@ def invariance(
         lens, generator = fl.Lens(problem), generator_of(seed)
         asked, moves = all_names(measures) or None, all_names(transforms) or None
         bar.stage(TRYING)
-        work = partial(fl.measure, measures=asked)
+        work = partial(fl.measure, measures=asked, progress=no_progress)
         announce(lens, work, times=1 + len(moves or TRANSFORMS), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
-        found = fl.check_invariance(lens, asked, moves, generator=generator, progress=bar)
+        found = fl.check_invariance(lens, asked, moves, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if page is not None:
             from flatlens.report.invariance import write_invariance_page
 

@@ -14,6 +14,7 @@ from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, Whole, note, require_page, require_writable, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput, UnknownName
+from flatlens.progress import no_progress
 
 if TYPE_CHECKING:
     from flatlens.problem import Problem
@@ -53,7 +54,8 @@ def measure(
         outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
             replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
             16 combinations for more.
-        layers: Show every value of the layers whose names contain this, such as `blocks.3.`
+        layers: Show every value of the layers whose names contain this, such as `blocks.3.`; curvature
+            products that are taken layer by layer are taken for these alone.
         page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
         save: Save the report with its per-sample values in this file; `flatlens.Report.load` reads it.
         seed: Seed of the random numbers of estimates; exact measures use none.
@@ -69,9 +71,10 @@ def measure(
         _require_layers(problem, layers)
         lens, generator = fl.Lens(problem, outputs=_combinations(outputs)), generator_of(seed)
         bar.stage(TRYING)
-        announce(lens, partial(fl.measure, measures=names or None), anyway=inputs.how.anyway)
+        work = partial(fl.measure, measures=names or None, layers=layers)
+        announce(lens, partial(work, progress=no_progress), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
-        found = fl.measure(lens, names or None, generator=generator, progress=bar)
+        found = work(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if problem.ranks.rank:  # only the first process writes and prints
             return
         if save is not None:

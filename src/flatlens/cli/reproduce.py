@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.bar import DRAWING, Bar, in_words
+from flatlens.cli.bar import DRAWING, Bar
 from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
 from flatlens.errors import BadInput
+from flatlens.progress import in_words
 
 if TYPE_CHECKING:
     from flatlens.papers.experiment import Experiment, Scale

@@ -13,12 +13,14 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.measures import MEASURES, Lens, Measure, measure, named
 from flatlens.problem.checks import drawing
+from flatlens.progress import or_line
 
 
 def compare(
     lenses: Mapping[str, Lens],
     measures: str | Measure | Iterable[str | Measure] | None = None,
     *,
+    anyway: bool = False,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Comparison:
@@ -30,8 +32,9 @@ def compare(
     Args:
         lenses: The networks by the names to show.
         measures: Names or Measure objects; one alone is enough. None is every exact one-pass measure.
+        anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total).
+        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
 
     Raises:
         BadInput: fewer than two networks, two names of one model object, or losses or data that differ.
@@ -39,13 +42,15 @@ def compare(
     require_alike(lenses)
     draws = drawing(generator, progress, "compare")
     chosen = None if measures is None else _ranking(named(measures))
+    progress = or_line(progress)
     seed = 0 if generator is None else int(torch.randint(2**40, (), generator=draws))
     reports = {}
     for done, (name, lens) in enumerate(lenses.items()):
         if progress:
             progress("networks", done, len(lenses))
         asked = None if chosen is None else [*chosen, *_beside(chosen, lens)]
-        reports[name] = measure(lens, asked, generator=torch.Generator().manual_seed(seed), progress=progress)
+        draw = torch.Generator().manual_seed(seed)
+        reports[name] = measure(lens, asked, anyway=anyway, generator=draw, progress=progress)
     if progress:
         progress("networks", len(lenses), len(lenses))
     keys = {key for report in reports.values() for key, layer in report if layer is None}

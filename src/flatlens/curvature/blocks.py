@@ -18,6 +18,7 @@ from flatlens.estimate import Progress
 from flatlens.grams import Layout, one_pass, quadratic
 from flatlens.grams.dense import DenseJacobian
 from flatlens.problem import Problem
+from flatlens.progress import ROWS
 
 SMALL_MATRIX = 200  #: up to this size all eigenvalues of a matrix are computed; beyond it Lanczos finds the largest
 
@@ -94,5 +95,5 @@ def row_block_maxima(D: Tensor, phi: Tensor, rtol: float, progress: Progress | N
             found = lanczos(apply, start + 1e-3 * start.norm() * torch.ones_like(start), rtol=rtol)
             maxima.append(found.values[0])
         if progress is not None:
-            progress("rows", s + 1, D.shape[1])
+            progress(ROWS, s + 1, D.shape[1])
     return torch.stack([value.cpu() for value in maxima])

@@ -29,6 +29,10 @@ class Directions(ABC):
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield the changes U of the pre-activation, (n, g, d, P) each, from phi (n, g, m, P)."""
 
+    @abstractmethod
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations of a weight that acts at P positions; None: those of the weight itself."""
+
 
 class WeightDirections(Directions):
     """A family of perturbations of the weight itself."""
@@ -45,6 +49,11 @@ def factor(phi: Tensor) -> Tensor:
     return E
 
 
+def _columns(W: Tensor, positions: int | None) -> int:
+    """Return the rows of the factor of phi; m where the weight itself is perturbed."""
+    return W.shape[2] if positions is None else min(W.shape[2], positions)
+
+
 def _put(like: Tensor, group: int, row: int | slice, value: Tensor) -> Tensor:
     U = torch.zeros_like(like)
     U[..., group, row, :] = value
@@ -58,6 +67,10 @@ class RowDirections(WeightDirections):
 
     T: Tensor
     scale: Tensor | None = None
+
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations."""
+        return self.T.shape[0] * self.T.shape[1] * _columns(W, positions)
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield the outer product of each T_r with each row of the factor of phi / scale."""
@@ -84,6 +97,10 @@ class RowDirections(WeightDirections):
 class EntryDirections(WeightDirections):
     """The perturbations W_st e_s (x) e_t: each entry along its own value."""
 
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations."""
+        return W.shape[0] * W.shape[1] * _columns(W, positions)
+
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield changes of row s alone, along each row of the factor of (W_st phi_t)_t."""
         like = phi.new_empty(len(phi), len(W), W.shape[1], phi.shape[3])
@@ -101,6 +118,10 @@ class EntryDirections(WeightDirections):
 @final
 class ColumnDirections(WeightDirections):
     """The perturbations w_j (x) e_j: each column along itself."""
+
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations."""
+        return W.shape[0] * W.shape[2]
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield w_j phi_j for each column j."""
@@ -121,6 +142,10 @@ class ColumnDirections(WeightDirections):
 @final
 class UnitDirections(WeightDirections):
     """The perturbations e_s (x) e_t: one entry by 1."""
+
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations."""
+        return W.numel()
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield changes of row s alone, by phi_t."""
@@ -144,6 +169,10 @@ class ShiftDirections(Directions):
     """The perturbations z_s + b_s, the same at every position; b is (g, d), 1 if None."""
 
     b: Tensor | None = None
+
+    def count(self, W: Tensor, positions: int | None) -> int:
+        """Return the number of perturbations."""
+        return W.shape[0] * W.shape[1]
 
     def at_preactivation(self, W: Tensor, phi: Tensor) -> Iterator[Tensor]:
         """Yield changes of row s alone, by b_s at all positions."""

@@ -10,6 +10,7 @@ a later call sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,10 @@ from flatlens.grams.unexplained import Runner, ignore_slow_batching_warning
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem
 from flatlens.problem.chunk_buffer import ChunkBuffer
+from flatlens.problem.data import size
 from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import differentiable
+from flatlens.progress import PRODUCTS
 
 _TOGETHER = 16  #: directions differentiated in one batched call
 PRODUCT_OUTPUTS = 10  #: outputs of a pass that needs about as much memory as a product
@@ -51,18 +54,28 @@ def functional_hessian_along(
     most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     kept: ChunkBuffer[str] = ChunkBuffer()
     count, check = 0, SymmetryCheck(problem, model)
+    in_all = directions.count(weight.matrix.W, weight.positions if len(weight.products) == 1 else None)
     with agreed(problem.ranks), problem.measuring(model), differentiable(model.parameters()):
-        for number, raw in problem.walked(most, "curvature products", progress):
+        seen = 0
+        for number, raw in problem.shared(most):
+            told = partial(tell, problem, progress, in_all, seen, size(raw))
             with ignore_slow_batching_warning():
                 if len(weight.products) == 1:
                     batch = problem.place(raw)
-                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, check)
+                    forms = _along_preactivation(problem, model, layout, weight, batch, directions, check, told)
                 else:
                     assert isinstance(directions, WeightDirections)
-                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, check)
+                    forms = _along_weight(problem, model, weight, problem.place(raw), directions, check, told)
             kept.add(number, {"forms": of_chunk(forms.detach().to(torch.float64) * problem.n)})
-            count = forms.shape[1]
+            count, seen = forms.shape[1], seen + size(raw)
     return kept.joined(problem.ranks)["forms"], max(problem.ranks.together(count))
+
+
+def tell(problem: Problem, progress: Progress | None, products: int, seen: int, more: int, done: int) -> None:
+    """Report products: each of `seen` samples has had all of them, `more` further samples have had `done`."""
+    if progress is not None:
+        had = (seen * products + more * done) * problem.ranks.size // problem.n
+        progress(PRODUCTS, min(products, had), products)
 
 
 class RecordedWeight:
@@ -111,6 +124,7 @@ def _along_preactivation(
     batch: Batch,
     directions: Directions,
     check: SymmetryCheck,
+    told: Callable[[int], None],
 ) -> Tensor:
     tape, inputs, f, y = run_recorded(problem, model, batch)
     layout.require_same(tape, inputs, model, batch)
@@ -131,6 +145,7 @@ def _along_preactivation(
         (HU,) = torch.autograd.grad(slope, [seen.edge], U, retain_graph=True, is_grads_batched=True)
         rows = torch.stack([seen.by_position(h) for h in HU])
         forms.append((U * rows).sum((2, 3, 4)))
+        told(sum(map(len, forms)))
     return torch.cat(forms).T
 
 
@@ -141,6 +156,7 @@ def _along_weight(
     batch: Batch,
     directions: WeightDirections,
     check: SymmetryCheck,
+    told: Callable[[int], None],
 ) -> Tensor:
     if weight.parameter is None:
         raise RuntimeError("the weight is computed from other parameters again in each of several calls")
@@ -166,8 +182,11 @@ def _along_weight(
                 raise
         return torch.stack([along(_sample(batch, sample_axes, i), slope[i], V).detach() for i in range(len(f))])
 
-    blocks = _blocks(directions.of_weight(weight.adapter.matrix(W)))
-    return torch.cat([forms(weight.adapter.as_stored(V, W.shape)) for V in blocks], 1)
+    found: list[Tensor] = []
+    for V in _blocks(directions.of_weight(weight.adapter.matrix(W))):
+        found.append(forms(weight.adapter.as_stored(V, W.shape)))
+        told(sum(part.shape[1] for part in found))
+    return torch.cat(found, 1)
 
 
 def _sample(batch: Batch, sample_axes: Batch, i: int) -> Batch:

@@ -22,6 +22,7 @@ from torch import Tensor
 from flatlens.errors import Overflows
 from flatlens.estimate import Progress
 from flatlens.former import renamed
+from flatlens.progress import SEARCH
 
 Apply = Callable[[Tensor], Tensor]
 
@@ -212,7 +213,7 @@ def lanczos(
     while krylov.products < most:
         krylov.extend()
         if progress is not None:
-            progress("curvature products", krylov.products, most)
+            progress(SEARCH, krylov.products, most)
         if krylov.beta == 0:  # the basis is invariant under A: all its Ritz pairs are eigenpairs
             enough = block_is_random and wanted.cannot_improve(krylov, block)
             grown = krylov.ritz()[0] if grown is None else grown

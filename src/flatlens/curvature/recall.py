@@ -31,6 +31,7 @@ from flatlens.curvature.krylov import (
     remembered,
 )
 from flatlens.estimate import Progress
+from flatlens.progress import SEARCH
 
 RUNNERS_UP = 0.1  #: weight of the next pairs in the first direction: the first residual shows if one leads now
 RANDOM_SHARE = 0.1  #: weight of a random vector in the first direction, for an eigenvector that is not remembered
@@ -58,7 +59,7 @@ def recall(
     while True:
         model.multiply(apply)
         if progress is not None:
-            progress("curvature products", len(model.W), most)
+            progress(SEARCH, len(model.W), most)
         theta, S = model.ritz()
         ends = ends_of(len(theta), top_k, 0)
         residuals = model.residuals(theta[ends], S[:, ends])

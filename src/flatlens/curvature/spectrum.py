@@ -15,6 +15,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Progress
 from flatlens.former import renamed
 from flatlens.grams.sketch import random_signs
+from flatlens.progress import PRODUCTS
 
 _SHARE = 8  #: the start vector is computed on every 8th sample...
 _WORTH = 512  #: ...if there are at least this many samples
@@ -185,7 +186,7 @@ def spectral_density(
         while not krylov.full:
             krylov.extend()
             if progress is not None:
-                progress("curvature products", probe * steps + krylov.products, probes * steps)
+                progress(PRODUCTS, probe * steps + krylov.products, probes * steps)
             if krylov.beta == 0:
                 break
         open_ended |= krylov.beta > 0 and krylov.steps < operator.size

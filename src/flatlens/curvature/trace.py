@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.directions import Directions, EntryDirections, RowDirections, ShiftDirections, factor
-from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS, RecordedWeight, functional_hessian_along
+from flatlens.curvature.functional_hessian import PRODUCT_OUTPUTS, RecordedWeight, functional_hessian_along, tell
 from flatlens.curvature.operators import Operator, Residual
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.estimate import Progress
@@ -26,8 +26,10 @@ from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
 from flatlens.problem.outcomes import slopes
 from flatlens.problem.state import differentiable
+from flatlens.progress import PRODUCTS
 
 _CHUNK = 128  #: largest number of samples in a chunk, which share the probes of some parameters
 
@@ -84,11 +86,14 @@ def functional_hessian_trace(
         differentiable(parameters.values()),
         ignore_slow_batching_warning(),
     ):
-        for number, raw in problem.walked(most, "curvature products", progress):
+        seen = 0
+        for number, raw in problem.shared(most):
             chunk = _Chunk(problem, model, layout, curved, problem.place(raw), parameters, weighted, check)
             own = torch.Generator().manual_seed(seed + number)  # the same on whichever process has the chunk
             for probe in range(probes):
                 totals[:, probe] += chunk.probe(own)
+                tell(problem, progress, probes, seen, size(raw), probe + 1)
+            seen += size(raw)
     return dict(zip(curved.names, problem.ranks.total(totals).cpu(), strict=True))
 
 
@@ -242,7 +247,7 @@ def diagonal(operator: Operator, progress: Progress | None = None) -> Tensor:
         units[range(stop - start), range(start, stop)] = 1
         entries[start:stop] = operator(units)[range(stop - start), range(start, stop)].to("cpu", torch.float64)
         if progress is not None:
-            progress("curvature products", stop, operator.size)
+            progress(PRODUCTS, stop, operator.size)
     return entries
 
 
@@ -251,5 +256,5 @@ def exact_products(layout: Layout, curved: CurvedParameters, sizes: dict[str, in
     weights = 0
     for layer in curved.weights:
         weight = layout.weights[layer]
-        weights += weight.matrix.W.shape[:2].numel() * min(weight.matrix.W.shape[2], weight.positions)
+        weights += EntryDirections().count(weight.matrix.W, weight.positions)
     return weights + sum(sizes[name] for name in (*curved.biases.values(), *curved.others))

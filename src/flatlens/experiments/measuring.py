@@ -16,10 +16,11 @@ from flatlens.data import Split
 from flatlens.distributions import RULES
 from flatlens.estimate import Estimate, Key, Report
 from flatlens.experiments.settings import NetworkSettings
-from flatlens.measures import Lens, about, measure
+from flatlens.measures import Lens, Measure, about, measure
 from flatlens.measures.registry import named
 from flatlens.plain import digest
 from flatlens.problem import Problem, measuring
+from flatlens.progress import no_progress
 from flatlens.tracking import Tracker
 from flatlens.transforms.registry import TRANSFORMS
 
@@ -47,13 +48,18 @@ def _measured(problem: Problem, settings: NetworkSettings) -> tuple[dict[Key, Es
     """Return the estimates that the settings name, and the lens on the samples."""
     if settings.samples is None:
         lens = Lens(problem)
-        return dict(measure(lens, list(settings.measures)).items()), lens
+        return dict(_quietly(lens, list(settings.measures)).items()), lens
     lens = Lens(problem.subset(settings.samples, torch.Generator().manual_seed(settings.data.seed)))
     chosen = named(settings.measures)
     risk = [one for one in chosen if one.card.family == RISK_FAMILY]
     rest = [one for one in chosen if one.card.family != RISK_FAMILY]
-    parts = [measure(seen, mine) for seen, mine in ((lens, rest), (Lens(problem), risk)) if mine]
+    parts = [_quietly(seen, mine) for seen, mine in ((lens, rest), (Lens(problem), risk)) if mine]
     return {key: e for part in parts for key, e in part.items()}, lens
+
+
+def _quietly(lens: Lens, measures: list[Measure] | list[str]) -> Report:
+    """Return what `measure` does, without limit and line: a study has its own progress."""
+    return measure(lens, measures, anyway=True, progress=no_progress)
 
 
 def _own_seed(settings: NetworkSettings) -> int:
@@ -99,7 +105,9 @@ def _sides(lens: Lens, bounds: tuple[str, ...], split: Split) -> Iterator[tuple[
     assume = () if law is None else ("iid_samples",)
     for rule in RULES[:1] if law is None else RULES:
         other = "" if rule == RULES[0] else rule
-        for verdict in check_bounds(lens, bounds, assume=assume, distribution=law, target=target, rule=rule):
+        for verdict in check_bounds(
+            lens, bounds, assume=assume, distribution=law, target=target, rule=rule, progress=no_progress
+        ):
             note = verdict.status + (f": {verdict.assumption}" if verdict.assumption else "")
             about = Estimate(verdict.lhs, source=verdict.source, note=note)
             bound = Column.parse(verdict.bound)

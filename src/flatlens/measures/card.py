@@ -41,6 +41,11 @@ class Run:
     generator: torch.Generator
     progress: Progress | None = None
     frozen: bool = False  #: whether layers whose weights are not measured get rows and count in sums
+    layers: tuple[str, ...] | None = None  #: parts of the names of the layers that get curvature products; None: all
+
+    def chosen(self, layer: str) -> bool:
+        """Return whether a layer gets curvature products."""
+        return self.layers is None or any(part in layer for part in self.layers)
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,7 @@ class PassMeasure(Measure):
     finish: Callable[[Tensor, Weight, Measure], Reduced] | None = None  #: replaces `reduce` where the weight is needed
     curvature: Callable[..., Tensor] | None = None
     """(lens, layer, measure, run) -> the term to add where the outputs are curved in a layer's pre-activation."""
+    products: Callable[[Weight], int] | None = None  #: the number of curvature products of that term
     needs_full_precision: bool = False  #: whether it depends on small eigenvalues of G
     needs_feature_scale: str | None = None  #: the option that asks for the spread of the features
 
@@ -194,6 +200,7 @@ def per_sample(
     invariant_under: Iterable[str] = (),
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
     curvature: Callable[..., Tensor] | None = None,
+    products: Callable[[Weight], int] | None = None,
     needs_feature_scale: str | None = None,
     needs_full_precision: bool = False,
 ) -> Callable[[Callable[..., Any]], PassMeasure]:
@@ -219,6 +226,7 @@ def per_sample(
             total=total,
             finish=finish,
             curvature=curvature,
+            products=products,
             needs_feature_scale=needs_feature_scale,
             needs_full_precision=needs_full_precision,
         )  # fmt: skip

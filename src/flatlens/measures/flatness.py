@@ -36,6 +36,30 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
     return lens.functional_hessian(layer, RowDirections(row_factor(weight.W * scale[:, None]), scale), run)
 
 
+def products_of_factor_rows(weight: Weight) -> int:
+    """Return the number of products of `relative_flatness`."""
+    g, d, m = weight.matrix.W.shape
+    return g * min(d, m) * _features_or_positions(weight)
+
+
+def products_of_rows(weight: Weight) -> int:
+    """Return the number of products of `kappa_trace`."""
+    g, d, _ = weight.matrix.W.shape
+    return g * d * _features_or_positions(weight)
+
+
+def products_of_columns(weight: Weight) -> int:
+    """Return the number of products of `neuron_flatness`."""
+    g, _, m = weight.matrix.W.shape
+    return g * m
+
+
+def _features_or_positions(weight: Weight) -> int:
+    """Return the number of features, or of positions if the weight acts through one product and they are fewer."""
+    m = weight.matrix.W.shape[2]
+    return min(m, weight.positions) if len(weight.products) == 1 else m
+
+
 @per_sample(
     id="M9",
     family="flatness",
@@ -51,15 +75,17 @@ def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run
     invariant_under={LAYERWISE, PERMUTATION},
     invariances=UNITS,
     curvature=curvature_of_relative_flatness,
+    products=products_of_factor_rows,
     needs_feature_scale="normalized",
 )
 def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
     H_{s,s'} is the block of rows s and s'. The value equals `relative_flatness_ggn` for the last linear layer, and in
-    piecewise-linear networks that use the weight once. For other layers it takes min(d, m) curvature products, which
-    run only if you ask for the measure by name. The kernel of a convolution is a matrix out x (in k k); a grouped
-    convolution has a block for each group.
+    piecewise-linear networks that use the weight once. For other layers it takes curvature products, which run only if
+    you ask for the measure by name: min(d, m), times the number of positions (such as tokens) that the weight acts at,
+    or times m if that is less. The kernel of a convolution is a matrix out x (in k k); a grouped convolution has a
+    block for each group.
 
     `normalized="std"` divides the features by their standard deviations before the measurement, as Theorem 4 needs it.
     The value then also survives a rescaling of the features that the layer reads. `normalized="variance"` divides by
@@ -115,6 +141,7 @@ def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Te
     cost="one pass; d Hessian products for a layer below a smooth activation",
     invariant_under={LAYERWISE, PERMUTATION},
     curvature=curvature_of_trace,
+    products=products_of_rows,
 )
 def kappa_trace(g: LayerGrams) -> Tensor:
     """Trace of a layer's Hessian in units of its weight: ||W_l||_F^2 Tr H_l, summed over layers; `.max` beside it.
@@ -150,6 +177,7 @@ def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> 
     cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
     invariant_under=FUNCTION,
     curvature=curvature_of_columns,
+    products=products_of_columns,
 )
 def neuron_flatness(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.

@@ -23,6 +23,7 @@ from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem import Problem
+from flatlens.progress import ROWS
 
 REMEMBERED = 10  #: Ritz pairs that a search keeps for the next moment's search
 _Block: TypeAlias = Callable[[list[str] | None], Operator]
@@ -86,7 +87,8 @@ def require_tolerance(rtol: object) -> None:
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:
     """Return the layers whose weight is a measured parameter."""
     every = lens.layout.weights.items()
-    return {name: w for name, w in every if w.parameter is not None and w.has_derivative and (w.measured or run.frozen)}
+    known = {name: w for name, w in every if w.parameter is not None and w.has_derivative and run.chosen(name)}
+    return {name: w for name, w in known.items() if w.measured or run.frozen}
 
 
 def owners(lens: Lens) -> dict[str, list[str]]:
@@ -333,7 +335,7 @@ def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, rtol: floa
         start = torch.randn(operator.size // rows, generator=run.generator, dtype=torch.float64)
         maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol).values[0])
         if run.progress is not None:
-            run.progress("rows", s + 1, rows)
+            run.progress(ROWS, s + 1, rows)
     lens.count(operator.products)
     return torch.stack(maxima)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import mean_of_forms
-from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, one_line
+from flatlens.errors import BadInput, FlatlensError, NotDifferentiable, Overflows, UnknownName, one_line
 from flatlens.estimate import Estimate, Key, Kind, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.left_out import left_out
@@ -26,16 +26,21 @@ from flatlens.problem import measuring
 from flatlens.problem.checks import drawing
 from flatlens.problem.data import finite
 from flatlens.problem.state import device_of
+from flatlens.progress import LIMIT, Watch, or_line
 
 
 def measure(
     lens: Lens,
     measures: str | Measure | Iterable[str | Measure] | None = None,
     *,
+    layers: str | Iterable[str] | None = None,
+    anyway: bool = False,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Measure a network: every exact one-pass measure, or the ones named.
+
+    A measure whose products, searches or draws are expected to take more than 10 minutes is refused, unless `anyway`.
 
     Args:
         lens: The network to measure, `Lens(problem)`.
@@ -43,8 +48,11 @@ def measure(
             every exact measure of the pass. Measures that take curvature products (sharpness, Hessian trace, ...),
             searches or random draws run only when named. So do, in large convolutional networks and transformers,
             those that need every sample's own gradient; their rows say so.
+        layers: Parts of the names of the layers that get curvature products, where a measure takes them layer by layer;
+            the others' values are then undefined. None is all of them.
+        anyway: Whether to do long work, too.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total).
+        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
 
     >>> net = torch.nn.Linear(2, 1, bias=False)
     >>> with torch.no_grad():
@@ -56,8 +64,9 @@ def measure(
     """
     if not isinstance(lens, Lens):
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
-    run = Run(drawing(generator, progress, "measure"), progress)
-    return measure_with(lens, measures, run)
+    draws = drawing(generator, progress, "measure")
+    watch = Watch(or_line(progress), math.inf if anyway else LIMIT)
+    return measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
 
 
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
@@ -75,6 +84,8 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             lens.per_sample([m for m in from_pass if not _omitted(lens, m, asked)], run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
+            if isinstance(run.progress, Watch):
+                run.progress.begin(one.key)
             start = time.perf_counter()
             found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
             if one in defined:
@@ -173,6 +184,9 @@ def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
     frozen = {name for name, w in lens.layout.weights.items() if unmeasured and not w.measured}
     places = [at for key, at in list(values) if key == one.key and at is not None and at not in frozen]
     layers, largest = {}, {}
+    if isinstance(run.progress, Watch) and one.products is not None and asked:
+        curved = [at for at in places if at not in lens.layout.affine and run.chosen(at)]
+        run.progress.expect(sum(one.products(lens.layout.weights[at]) for at in curved))
     for at in places:
         layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
     if one.place == "weight":
@@ -276,10 +290,11 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
     before = lens.products
     values = lens.per_sample([one], run.progress, run.generator)[one.key, layer]
     if one.curvature is not None and layer not in lens.layout.affine:
+        assert one.products is not None
         if not asked:
-            return undefined(
-                "the outputs are curved in this layer's pre-activation: ask by name, as it takes curvature products"
-            ), None
+            return undefined(_by_name(lens, one.products(lens.layout.weights[layer]))), None
+        if not run.chosen(layer):
+            return undefined("it takes curvature products, and is not among layers=..."), None
         try:
             bent = one.curvature(lens, layer, one, run)
             values = values + (bent / lens.problem.n if one.total else bent)
@@ -294,6 +309,29 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
     estimate = replace(_estimate(lens, reduced), products=lens.products - before)
     peak = None if reduced.largest is None else _peak(estimate, reduced.largest, reduced.largest_probes)
     return _noted(lens, one, layer, _bounded(lens, (one.key, layer), estimate)), peak
+
+
+def _by_name(lens: Lens, products: int) -> str:
+    """Return why a layer's value is not in a default report, and what it costs."""
+    backwards = lens.problem.outputs if lens.probes is None else lens.probes
+    work = 3 * products / backwards
+    times = f"{work:,.0f} times" if work >= 2 else "at most twice"
+    return (
+        f"the outputs are curved in this layer's pre-activation: ask by name; it takes {products:,} curvature "
+        f"products, {'about ' * (work >= 2)}{times} the work of this pass"
+    )
+
+
+def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the parts of layers' names; refuse one that no module or parameter has."""
+    if layers is None:
+        return None
+    parts = (layers,) if isinstance(layers, str) else tuple(layers)
+    known = [name for name, _ in (*lens.model.named_modules(), *lens.model.named_parameters()) if name]
+    for part in parts:
+        if not any(str(part) in name for name in known):
+            raise UnknownName.among("layer", part, lens.layout.weights)
+    return parts
 
 
 def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:

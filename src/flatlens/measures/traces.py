@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +30,7 @@ from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
 from flatlens.measures.reduce import by_probes, mean
+from flatlens.progress import PRODUCTS, Watch
 
 _FIRST = 8  #: probes of the pilot: fewer do not show their own spread
 _FEW = 64  #: number of directions up to which all are taken: probes of few directions are far from normal
@@ -55,7 +57,7 @@ class Effort:
 
 
 def sampled(
-    draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int
+    draw: Callable[[int], Tensor], effort: Effort, size: float, everything: int, run: Run
 ) -> tuple[Tensor, int | None] | None:
     """Return (probes, number of them in the pilot); None if all `everything` directions cost less, or are requested.
 
@@ -65,13 +67,19 @@ def sampled(
         return draw(effort.probes), None
     if effort.exact or everything <= _FEW:
         return None
+    start = time.perf_counter()
     rows = draw(_FIRST)
+    each = (time.perf_counter() - start) / _FIRST
     pilot = of_probes(rows.sum(1), _FIRST)
     if pilot.stderr == 0:  # equal values show nothing of their spread
         return None
     allowed = effort.rtol * abs(size + pilot.value)
     enough = allowed > 0 and pilot.stderr < allowed * _MOST
     needed = min(_MOST, math.ceil(_FIRST * (pilot.stderr / allowed) ** 2)) if enough else _MOST
+    if isinstance(run.progress, Watch):
+        fits = int(run.progress.limit / 2 / each) if run.progress.limit < math.inf else needed
+        less = f"probes={fits} take half of that time, with a wider interval; " if fits >= _FIRST else ""
+        run.progress.allow(min(needed, everything), min(needed, everything) * each, mend=less)
     if needed >= everything:
         return None
     return (torch.cat([rows, draw(needed - _FIRST)]) if needed > _FIRST else rows), _FIRST
@@ -122,7 +130,7 @@ def functional_hessian_part(lens: Lens, run: Run, effort: Effort, weighted: bool
         return torch.stack([values[name] for name in curved.names], 1)
 
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    found = sampled(draw, effort, size, exact_products(layout, curved, sizes))
+    found = sampled(draw, effort, size, exact_products(layout, curved, sizes), run)
     if found is not None:
         lens.count(len(found[0]))
         return FunctionalHessianPart(curved.names, *found, len(found[0]))
@@ -215,10 +223,10 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
             v = random_signs((operator.size,), like, run.generator)
             rows.append((v * operator(v)).sum(dtype=torch.float64).cpu())
             if run.progress is not None:
-                run.progress("curvature products", number + 1, probes)
+                run.progress(PRODUCTS, number + 1, probes)
         return torch.stack(rows)[:, None]
 
-    found = sampled(draw, effort, 0.0, operator.size)
+    found = sampled(draw, effort, 0.0, operator.size, run)
     if found is None:
         total = float(diagonal(operator, run.progress).sum())
         lens.count(operator.products)

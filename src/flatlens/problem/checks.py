@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadInput, BadModel, UnknownName
-from flatlens.problem.data import finite
+from flatlens.problem.data import Data, finite
 from flatlens.problem.ranks import Ranks
 
 HALF = (torch.float16, torch.bfloat16)
@@ -107,6 +107,16 @@ def require_ranks(ranks: object) -> None:
     if not isinstance(ranks, Ranks):
         raise BadInput(
             f"Problem(ranks={ranks!r}): give Ranks.joined() under torchrun; leave ranks out in a single process"
+        )
+
+
+def require_same_form(data: Data, test: Data) -> None:
+    """Refuse test data whose labels lie at other places than those of dicts with labels."""
+    next(test.chunks(1), None)
+    if not test.labelled:
+        raise BadInput(
+            "Problem(test=...): the data are dicts with labels, and the network says which output a label belongs to: "
+            "give the test data in the same form"
         )
 
 

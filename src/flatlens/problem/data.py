@@ -133,6 +133,7 @@ class Data:
     def __init__(self, source: Any, where: str, paired: bool = True) -> None:
         self.where = where
         self._paired = paired  #: whether a dict with labels becomes a pair (inputs, labels)
+        self.labelled = False  #: whether the batches read so far came as dicts with labels
         self._source, tensors = _open(source, where)
         self._tensors = self._read(tensors) if isinstance(tensors, Mapping) else tensors
         self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
@@ -182,7 +183,9 @@ class Data:
         with suppress(RuntimeError, ValueError):  # for example, batches padded to different lengths
             if all(len(leaf) == size(piece) for piece in pieces for leaf in tree_leaves(piece) if _has_axis(leaf)):
                 pieces = [joined(pieces)]
-        return Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
+        some = Data(DataLoader(cast(Dataset[Any], pieces), batch_size=None, collate_fn=_ready_made), self.where)
+        some.labelled = self.labelled
+        return some
 
     def _batches(self, ranks: Ranks = ALONE) -> Iterator[tuple[int, Batch]]:
         """Yield a rank's batches of the source with their numbers."""
@@ -207,7 +210,9 @@ class Data:
         if not isinstance(batch, Mapping):
             return batch
         batch = in_tensors(batch, self.where)
-        return as_pair(batch) if self._paired else batch
+        found = as_pair(batch) if self._paired else batch
+        self.labelled = isinstance(found, tuple)
+        return found
 
     def counted(self, n: int, ranks: Ranks = ALONE) -> None:
         """Refuse a number of samples that differs from the earlier reading's."""

@@ -61,10 +61,10 @@ class Contents:
 
 
 def first_convention(problem: Unchecked, model: nn.Module) -> Convention:
-    """Return how the network reads labels, from the first batch of data."""
+    """Return how the network reads labels, from the first batch; in a pair (x, labels) they lie as they are given."""
     for raw in problem.batches(256):
         batch = problem.place(raw)
-        if isinstance(batch, tuple) and len(batch) == 2:
+        if problem.data.labelled:
             with _retold("the first batch"), users_code(forward_failed("the first batch")):
                 return convention_of(model, *batch)
         break

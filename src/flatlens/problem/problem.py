@@ -25,6 +25,7 @@ from flatlens.problem.checks import (
     require_ghosts,
     require_numbers,
     require_ranks,
+    require_same_form,
     require_usable,
 )  # fmt: skip
 from flatlens.problem.custom import LossFunction
@@ -131,6 +132,8 @@ class Problem:
                 found = check_all(self, copied, self.data)
                 self.n, self.outputs, self.mass, self.probes = found.n, found.outputs, found.mass, found.probes
             if self.test is not None:
+                if self.convention != Convention():
+                    require_same_form(self.data, self.test)
                 with measuring(copied), torch.no_grad():
                     check_all(self, copied, self.test)
 

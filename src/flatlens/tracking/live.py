@@ -12,7 +12,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.tracking.stability import Edge
 
 _PAUSE = 15.0
-"""Seconds between two lines if stderr is not a terminal (a log file)."""
+"""Seconds between two lines if stderr is not a terminal (a log file); the 1st, 2nd, 4th, ... comes in any case."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,16 +29,17 @@ class Live:
 
     def __init__(self, pause: float = _PAUSE) -> None:
         self._pause = pause
-        self._spoke = -float("inf")
+        self._spoke, self._moments = -float("inf"), 0
 
     def __call__(self, moment: Moment) -> None:
         """Show the moment."""
         line = as_line(moment)
+        self._moments += 1
         if sys.stderr.isatty():
             width = shutil.get_terminal_size().columns
             # the cursor returns to the line's start, so that other output overwrites it
             print(f"\x1b[2K{line[: width - 1]}\r", end="", file=sys.stderr, flush=True)
-        elif time.monotonic() - self._spoke >= self._pause:
+        elif time.monotonic() - self._spoke >= self._pause or self._moments & (self._moments - 1) == 0:
             self._spoke = time.monotonic()
             print(f"flatlens: {line}", file=sys.stderr, flush=True)
 

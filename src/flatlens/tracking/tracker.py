@@ -20,6 +20,7 @@ from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
 from flatlens.problem.checks import require_finite_weights
+from flatlens.progress import ProgressLine, no_progress
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
 from flatlens.tracking.live import Live, Moment
@@ -140,7 +141,8 @@ class Tracker:
         try:
             require_finite_weights(self.problem.model)
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm)
-            report = measure(lens, self._measures, generator=self._generator(step))
+            progress = no_progress if self._live is None else ProgressLine(f"step {step}: ")
+            report = measure(lens, self._measures, anyway=True, generator=self._generator(step), progress=progress)
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:
             why = f"training diverged? {one_line(error)}"
             return Report({(m.key, None): undefined(why) for m in self._measures}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
 
@@ -12,6 +13,7 @@ from flatlens.estimate import Estimate, Progress
 from flatlens.measures import MEASURES, Lens, Measure, about, measure, named
 from flatlens.problem import Problem
 from flatlens.problem.checks import drawing
+from flatlens.progress import or_line
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport, compare, declared
 from flatlens.transforms.registry import TRANSFORMS, named_transforms
 from flatlens.transforms.transform import Transform, copied, with_model
@@ -23,6 +25,7 @@ def check_invariance(
     measures: str | Measure | Iterable[str | Measure] | None = None,
     transforms: str | Transform | Iterable[str | Transform] | None = None,
     *,
+    anyway: bool = False,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> InvarianceReport:
@@ -36,8 +39,9 @@ def check_invariance(
         lens: The network.
         measures: Names or Measure objects; one alone is enough. None is every default measure.
         transforms: Names or Transform objects; one alone is enough. None is every one that is valid in this network.
+        anyway: Whether to do work that `measure` refuses because it takes long.
         generator: Draws the random numbers; seeded with 0 if None.
-        progress: Called with (what, done, total).
+        progress: Called with (what, done, total); None shows a line if stderr is a terminal.
 
     >>> net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1)).double()
     >>> from flatlens import Problem
@@ -55,18 +59,19 @@ def check_invariance(
         raise BadInput(
             "check_invariance(measures=[]): name at least one measure, or leave measures out for all of one pass"
         )
-    draws = drawing(generator, progress, "check_invariance")
+    draws, progress = drawing(generator, progress, "check_invariance"), or_line(progress)
     seeds = [int(torch.randint(2**40, (), generator=draws)) for _ in range(2)]
+    numbers = partial(_numbers, lens, seed=seeds[0], anyway=anyway, progress=progress)
     problem = in_double(lens.problem)
     wiring = read_wiring(problem, copied(problem))
     left_out = {one.name: why for one in moves if (why := one.offer(wiring).refused)}
     moves = [one for one in moves if one.name not in left_out]
-    before = _numbers(lens, problem, asked, seeds[0], progress) if moves else {}
+    before = numbers(problem, asked) if moves else {}
     found: dict[str, list[Cell]] = {row: [] for row in before}
     applied = {}
     for done, one in enumerate(moves, start=1):
         moved = one.apply(problem, torch.Generator().manual_seed(seeds[1]))
-        after = _numbers(lens, moved.problem, asked, seeds[0], progress)
+        after = numbers(moved.problem, asked)
         applied[one.name] = Applied.of(moved)
         for row in [row for row in before if row in after]:
             (measured, a), (_, b) = before[row], after[row]
@@ -88,7 +93,7 @@ def in_double(problem: Problem) -> Problem:
 
 
 def _numbers(
-    lens: Lens, problem: Problem, asked: list[Measure] | None, seed: int, progress: Progress | None
+    lens: Lens, problem: Problem, asked: list[Measure] | None, *, seed: int, anyway: bool, progress: Progress | None
 ) -> dict[str, tuple[Measure, Estimate]]:
     """Return the network's answers, and their parts with a declaration, by row.
 
@@ -101,7 +106,8 @@ def _numbers(
     known = {one.key: one for one in (MEASURES.values() if asked is None else asked)}
     found = {}
     for each in runs:
-        report = measure(fresh, each, generator=torch.Generator().manual_seed(seed), progress=progress)
+        draw = torch.Generator().manual_seed(seed)
+        report = measure(fresh, each, anyway=anyway, generator=draw, progress=progress)
         for (row, layer), estimate in report.items():
             one = _measure_of(row, known)
             if layer is None and (row == one.key or _is_declared(one, row)):

@@ -1,0 +1,142 @@
+"""Progress of long work: a line on stderr in Python, and a watch that refuses what would take too long."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeAlias, final
+
+from flatlens.errors import TooLong
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Called as `progress(what, done, total)` by everything that can take longer than a second."""
+
+LIMIT = 600.0
+"""Seconds that the products, searches and draws of one measure may be expected to take, unless they are allowed to."""
+
+PRODUCTS, SEARCH, ROWS = "curvature products", "products of a search", "rows"
+"""Names of work that takes products; a search ends when it has converged, long before its largest number."""
+
+FREE = ("one pass", "spectral norms", "Jacobians of batches", "networks", "transforms")
+"""Names of work that is never refused: a pass over the data, and the parts of what is asked for."""
+
+USUAL_SEARCH = 20
+"""Products that a search is expected to take."""
+
+SURE = 2.0
+"""Seconds of work before its duration is extrapolated."""
+
+DELAY, REWRITE, PAUSE = 2.0, 0.2, 15.0
+"""Seconds before a line is shown, between two on a terminal, and between two elsewhere."""
+
+
+def in_words(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> in_words(3.2), in_words(100), in_words(7300)
+    ('3 s', '2 min', '2.0 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def no_progress(what: str, done: int, total: int) -> None:
+    """Show nothing: the `progress` of work inside other work that shows its own."""
+
+
+def or_line(progress: Progress | None) -> Progress | None:
+    """Return a progress, where there is none a line if stderr is a terminal."""
+    return ProgressLine() if progress is None and sys.stderr.isatty() else progress
+
+
+@final
+class ProgressLine:
+    """A `Progress` in a line on stderr, with the time left; on a terminal rewritten in place, and removed at the end.
+
+    `prefix` says what the work belongs to.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix, self._terminal = prefix, sys.stderr.isatty()
+        self._next = time.monotonic() + (DELAY if self._terminal else PAUSE)
+        self._begun: dict[str, tuple[int, float]] = {}
+        self._shown = False
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Show that `done` of `total` are finished."""
+        now = time.monotonic()
+        first, start = self._begun.setdefault(what, (done, now))
+        if done >= total:
+            del self._begun[what]
+            if self._shown and not self._begun:
+                print("\x1b[2K\r", end="", file=sys.stderr, flush=True)
+                self._shown = False
+            return
+        if now < self._next:
+            return
+        left = f", about {in_words((now - start) * (total - done) / (done - first))} left" if done > first else ""
+        line = f"flatlens: {self._prefix}{what} {done:,}/{total:,}{left}"
+        print(f"\x1b[2K{line}\r" if self._terminal else f"{line}\n", end="", file=sys.stderr, flush=True)
+        self._shown = self._terminal
+        self._next = now + (REWRITE if self._terminal else PAUSE)
+
+
+@final
+class Watch:
+    """A `Progress` that passes reports on, and refuses work whose expected duration is above the limit.
+
+    Args:
+        progress: Gets the reports; None: nobody.
+        limit: The seconds that one measure's work may be expected to take.
+        where: The name of the call, for the error.
+    """
+
+    def __init__(self, progress: Progress | None, limit: float, where: str = "measure") -> None:
+        self._progress, self.limit, self._where = progress, limit, where
+        self.begin("")
+
+    def begin(self, measure: str) -> None:
+        """Begin the work of another measure."""
+        self._measure, self._spent, self._expected, self._before = measure, 0.0, 0, 0
+        self._loops: dict[str, tuple[int, float]] = {}
+
+    def expect(self, products: int) -> None:
+        """Set the number of curvature products that the measure takes in all its loops together."""
+        self._expected, self._before = products, 0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Pass the report on; raise TooLong if the measure's work is expected to exceed the limit."""
+        now = time.monotonic()
+        first, start = self._loops.setdefault(what, (done, now))
+        if done < first:  # the same loop again, for another layer
+            first, start = self._loops[what] = (done, now)
+        if self._progress is not None:
+            self._progress(what, done, total)
+        if what in FREE:
+            return
+        goal = max(total, self._expected - self._before) if what == PRODUCTS else total
+        goal = max(USUAL_SEARCH, done) if what == SEARCH else goal
+        if done > first and now - start > SURE:
+            whole = (now - start) * max(1.0, (goal - first) / (done - first))
+            self.allow(goal + self._before, self._spent + whole, what)
+        if done >= total:
+            self._spent += now - start
+            self._before += total if what == PRODUCTS else 0
+            del self._loops[what]
+
+    def allow(self, count: int, seconds: float, what: str = PRODUCTS, mend: str = "") -> None:
+        """Refuse work of this duration if it is above the limit; `mend` says how the measure takes less.
+
+        Raises:
+            TooLong: it is.
+        """
+        if seconds <= self.limit:
+            return
+        raise TooLong(
+            f"{self._where}({self._measure}): {count:,} {what} would take about {in_words(seconds)}, more than the "
+            f"{in_words(self.limit)} that are allowed: {mend}"
+            f"measure fewer samples (Problem.subset), layers (layers=...) or parameters (Problem(parameters=...)), or "
+            f"allow it: anyway=True (--anyway)"
+        )
