@@ -24,8 +24,8 @@ FREE = ("one pass", "spectral norms", "Jacobians of batches", "networks", "trans
 USUAL_SEARCH = 20
 """Products that a search is expected to take."""
 
-SURE = 2.0
-"""Seconds of work before its duration is extrapolated."""
+SURE = 10.0
+"""Seconds of work before its duration is extrapolated: a busy machine can stop for some."""
 
 DELAY, REWRITE, PAUSE = 2.0, 0.2, 15.0
 """Seconds before a line is shown, between two on a terminal, and between two elsewhere."""

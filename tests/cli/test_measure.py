@@ -46,7 +46,7 @@ def sequences(): return x[:, :, None].expand(-1, -1, 7), y
 
 def half(outputs, targets):
     return 0.5 * (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
-def mean(outputs, targets):
+def total(outputs, targets):
     return nn.functional.cross_entropy(outputs, targets)
 Smooth = type("Smooth", (nn.CrossEntropyLoss,), {"__module__": __name__})
 number = 3
@@ -148,7 +148,7 @@ def test_weights_change_the_numbers(net, capsys, refused):
         (["net.py:build", "--data", "net.py:nan"], ["--data", "NaN"]),
         (["net.py:build", "--data", "net.py:from_one"], ["label 3", "out of range"]),
         (["net.py:build", "--data", "net.py:empty"], ["empty"]),
-        (["net.py:build", "--loss", "net.py:mean"], ["one value per sample"]),
+        (["net.py:build", "--loss", "net.py:total"], ["it is their sum"]),
         (["net.py:build", "--loss", "net.py:number"], ["--loss", "function"]),
         (["net.py:build", "--loss", "cross_entropie"], ["cross_entropy"]),
         (["net.py:Noisy"], ["MODEL", "same batch twice", "eval mode"]),
