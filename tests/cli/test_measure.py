@@ -47,7 +47,7 @@ def sequences(): return x[:, :, None].expand(-1, -1, 7), y
 def half(outputs, targets):
     return 0.5 * (outputs - nn.functional.one_hot(targets, 3)).square().sum(1)
 def total(outputs, targets):
-    return nn.functional.cross_entropy(outputs, targets)
+    return nn.functional.cross_entropy(outputs, targets, reduction="sum")
 Smooth = type("Smooth", (nn.CrossEntropyLoss,), {"__module__": __name__})
 number = 3
 """
