@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Unpack
@@ -38,6 +38,7 @@ class Reproduction:
     again: tuple[Outcome, ...] = ()  #: those of the re-run, one per prediction; empty if not run
     halves: tuple[tuple[Outcome, Outcome], ...] = ()
     """Those of both halves of the units, one pair per prediction; at desk scale, which has no re-run."""
+    second: Results = field(default_factory=dict)  #: the studies of the re-run; empty if not run
 
     def claims(self) -> list[dict[str, Any]]:
         """Return every claim with its outcome, as plain values."""
@@ -109,10 +110,9 @@ def reproduce(
         return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
 
     results = run(studies, out)
-    outcomes = _weighed(experiment, results)
     if again:
         run({study: rerun(settings) for study, settings in studies.items()}, out / AGAIN)
-    return _concluded(out, experiment, scale, results, outcomes)
+    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 
 def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
@@ -124,7 +124,7 @@ def load_reproduction(out: str | os.PathLike[str]) -> Reproduction:
     out = Path(out)
     experiment, scale = _marked(out)
     results = {study: load_study(out / study) for study in experiment.studies(scale)}
-    return _concluded(out, experiment, scale, results, _weighed(experiment, results))
+    return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 
 def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
@@ -132,23 +132,25 @@ def _weighed(experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
     return tuple(prediction.weigh(results) for prediction in experiment.predictions)
 
 
-def _concluded(
-    out: Path, experiment: Experiment, scale: Scale, results: Results, outcomes: tuple[Outcome, ...]
-) -> Reproduction:
-    second = _of_rerun(out, experiment, results)
+def concluded(experiment: Experiment, scale: Scale, results: Results, second: Results) -> Reproduction:
+    """Return the reproduction with these studies, and those of its re-run: weigh each prediction, draw each figure."""
+    outcomes, again = _weighed(experiment, results), _weighed(experiment, second) if second else ()
     pairs = _of_halves(experiment, results) if scale == "desk" else ()
-    found = Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), second, pairs)
+    return Reproduction(experiment, scale, results, outcomes, tuple(experiment.plots(results)), again, pairs, second)
+
+
+def _written(out: Path, found: Reproduction) -> Reproduction:
+    """Write claims.json."""
     write_whole(out / "claims.json", json.dumps(found.claims(), indent=1) + "\n")
     return found
 
 
-def _of_rerun(out: Path, experiment: Experiment, results: Results) -> tuple[Outcome, ...]:
-    """Return the outcomes of the re-run; none, unless all its studies are complete."""
+def _of_rerun(out: Path, results: Results) -> Results:
+    """Return the studies of the re-run; none, unless all are complete."""
     if not all((out / AGAIN / study).is_dir() for study in results):
-        return ()
-    rerun_results = {study: load_study(out / AGAIN / study) for study in results}
-    unfinished = any(one.unfinished for one in rerun_results.values())
-    return () if unfinished else _weighed(experiment, rerun_results)
+        return {}
+    found = {study: load_study(out / AGAIN / study) for study in results}
+    return {} if any(one.unfinished for one in found.values()) else found
 
 
 def _of_halves(experiment: Experiment, results: Results) -> tuple[tuple[Outcome, Outcome], ...]:
@@ -183,14 +185,20 @@ def _marked(out: Path) -> tuple[Experiment, Scale]:
     if not is_reproduction(out):
         raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
     try:
-        plain = json.loads((out / MARK).read_text(encoding="utf-8"))
-        experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
+        return marked(json.loads((out / MARK).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
         raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
+
+
+def marked(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
+    """Return the experiment and the scale that an experiment.json names.
+
+    Raises:
+        BadInput: an unknown one; KeyError: one is missing.
+    """
+    experiment, scale = experiment_of(plain["experiment"]), plain["scale"]
     if scale not in SCALES:
-        raise BadFolder(
-            f"{str(out)!r} is damaged ({MARK} does not say the scale): delete the folder, or name another --out"
-        )
+        raise UnknownName.among("scale", str(scale), SCALES)
     return experiment, scale
 
 
