@@ -21,7 +21,7 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Study
 from flatlens.files import write_whole
 from flatlens.papers.predictions import Results
-from flatlens.papers.reproduce import AGAIN, MARK, Reproduction, concluded, marked
+from flatlens.papers.reproduce import AGAIN, MARK, Reproduction, concluded, from_mark
 
 _TABLES = tuple(field.name for field in fields(StudyResult) if field.type == "pd.DataFrame")
 _OTHERS = tuple(field.name for field in fields(StudyResult) if field.name not in (*_TABLES, "quantities"))
@@ -54,7 +54,7 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     """
     try:
         with zipfile.ZipFile(path) as archive, needs("data", "an archive"):
-            experiment, scale = marked(json.loads(archive.read(MARK)))
+            experiment, scale = from_mark(json.loads(archive.read(MARK)))
             names = [name.removesuffix("/result.json") for name in archive.namelist() if name.endswith("/result.json")]
             first, second = (
                 {

@@ -185,12 +185,12 @@ def _marked(out: Path) -> tuple[Experiment, Scale]:
     if not is_reproduction(out):
         raise BadFolder(f"{str(out)!r} holds no experiment (no {MARK} in it): name the folder given as --out")
     try:
-        return marked(json.loads((out / MARK).read_text(encoding="utf-8")))
+        return from_mark(json.loads((out / MARK).read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, BadInput) as error:
         raise BadFolder(f"{str(out / MARK)!r} cannot be read ({error}): name another --out") from error
 
 
-def marked(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
+def from_mark(plain: Mapping[str, Any]) -> tuple[Experiment, Scale]:
     """Return the experiment and the scale that an experiment.json names.
 
     Raises:
