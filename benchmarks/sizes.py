@@ -20,7 +20,7 @@ from flatlens.papers import cases, contrasts, evidence
 from flatlens.papers.cases import CASE
 from flatlens.papers.predictions import conclusion_of
 from flatlens.papers.units import UNIT
-from flatlens.statistics import share
+from flatlens.statistics import Statistic, granulated_kendall, partial_correlation, share
 from flatlens.statistics.coefficients import Array
 
 Rng: TypeAlias = np.random.Generator
@@ -201,7 +201,32 @@ def _several() -> Iterator[Row]:
               lambda t: contrasts.weakest(t, ["u0", "u1", "u2", "u3"], "gap"), conservative=HOLM)  # fmt: skip
 
 
-ROWS = (*_means(), *_correlations(), *_several())
+def granulated(table: evidence.Table) -> evidence.Evidence:
+    def found(results: Any) -> Statistic:
+        of = table(results)
+        return granulated_kendall(of["a"], of["b"], of[["lr"]], units=of[UNIT])
+
+    return found
+
+
+def given_lr(table: evidence.Table) -> evidence.Evidence:
+    def found(results: Any) -> Statistic:
+        of = table(results)
+        return partial_correlation(of["a"], of["b"], of[["lr"]], units=of[UNIT])
+
+    return found
+
+
+def _of_studies() -> Iterator[Row]:
+    """Yield the coefficients of gap.csv that the predictions do not use."""
+    for of_seed in (0.3, 0.88):
+        said = f"3 learning rates with effects, {of_seed:.0%} of the variance between seeds"
+        draw = partial(related, of_seed, LRS, 0.0, of_lr=True)
+        yield Row("granulated Kendall", said, draw, granulated)
+        yield Row("partial Pearson r, given the learning rate", said, draw, given_lr)
+
+
+ROWS = (*_means(), *_correlations(), *_several(), *_of_studies())
 
 
 def verdicts(row: Row, units: int, effect: float, repeats: int, seed: int = 0) -> tuple[int, int]:

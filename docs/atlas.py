@@ -1,7 +1,7 @@
 """The gallery of reproductions, from their folders: `python docs/atlas.py runs/atlas > docs/atlas.md`.
 
 `runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment; one that
-was run at paper scale, too, has a second folder, X12-paper. The pictures go to docs/images/atlas/, one an experiment.
+was run at paper scale, too, has a second folder, X12-paper. The pictures go to docs/images/atlas/.
 """
 
 from __future__ import annotations
@@ -10,19 +10,29 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import vl_convert
-
+from flatlens.errors import BadFolder
+from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.experiment import Plot
+from flatlens.papers.figures import FIGURES, PaperFigure
 from flatlens.papers.predictions import MARKS, Prediction
 from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.papers.rerun import IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
+from flatlens.report.compact import compact, small_png
+from flatlens.report.figures.plots import plot_figure
+from flatlens.report.render import svg_of
+from flatlens.report.reproduction import DRAWN_COLOURS
 from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent
 PICTURES = Path("images") / "atlas"
-WIDTH = 1100
-"""Pixels of a picture, at most."""
+LARGEST, MOST = 60_000, 4_000_000
+"""Bytes of one picture, and of all of them, at most."""
+FIGURES_SAID = """\
+Every figure and table of the four papers, with the picture here that has its panels and its lines. Axes are
+logarithmic where the paper says so; where it does not say, those of positive values over more than a decade are.
+Curves are means, and bands one standard deviation to either side, as in the papers."""
 
 INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
@@ -44,7 +54,15 @@ def page(found: list[Reproduction]) -> str:
     every = [row for each in rows for row in each]
     sections = [line for one, mine in zip(found, rows, strict=True) for line in _section(one, mine)]
     return "\n".join(
-        [INTRODUCTION, *_missing(found), *_kinds(every), *_glance(found, rows), *sections, *_versions(found)]
+        [
+            INTRODUCTION,
+            *_missing(found),
+            *_kinds(every),
+            *_glance(found, rows),
+            *_figures(found),
+            *sections,
+            *_versions(found),
+        ]
     )
 
 
@@ -72,10 +90,40 @@ def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     yield _row("", "experiment", "source", "networks", *MARKS)
     yield _row("---", "---", "---", "---:", *["---:"] * len(MARKS))
     for one, mine in zip(found, rows, strict=True):
-        link = f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
         counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
-        yield _row(link, one.experiment.title, one.experiment.reproduces, one.networks, *counts)
+        yield _row(_link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
     yield ""
+
+
+def _figures(found: list[Reproduction]) -> Iterator[str]:
+    """Yield the list of the papers' figures and tables, each with its counterpart."""
+    yield "## Each figure and table of the papers"
+    yield ""
+    yield FIGURES_SAID
+    for paper in dict.fromkeys(one.paper for one in FIGURES):
+        yield ""
+        yield f"**{PAPERS[paper]}** ({paper})"
+        yield ""
+        yield _row("figure", "what the paper shows", "here", "remark")
+        yield _row("---", "---", "---", "---")
+        for one in FIGURES:
+            if one.paper == paper:
+                yield _row(one.name, one.shows, _counterpart(one, found), one.remark)
+    yield ""
+
+
+def _counterpart(figure: PaperFigure, found: list[Reproduction]) -> str:
+    """Return links to the experiments that draw a figure, and to its pictures."""
+    links = []
+    for one in found:
+        if one.experiment.id == figure.experiment:
+            pictures = [f"[picture]({_picture(one, plot)})" for plot in figure.among(one.plots)]
+            links.append(", ".join([_link(one), *pictures]))
+    return "; ".join(links) or (f"{figure.experiment}, not yet run" if figure.experiment else "none")
+
+
+def _link(one: Reproduction) -> str:
+    return f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
 
 
 def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
@@ -95,10 +143,10 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
         yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
                    statistic.in_words, statistic.size)  # fmt: skip
     yield ""
-    if one.plots:
-        yield f"![{one.plots[0].title}]({(PICTURES / _file(one)).as_posix()})"
+    for plot in one.plots:
+        yield f"![{plot.title}]({_picture(one, plot)})"
         yield ""
-        yield f"{one.plots[0].title}. {one.plots[0].caption}"
+        yield f"{plot.title}. {plot.caption}"
         yield ""
 
 
@@ -112,8 +160,14 @@ def _name(one: Reproduction) -> str:
     return one.experiment.id if one.scale == "laptop" else f"{one.experiment.id} at {one.scale} scale"
 
 
-def _file(one: Reproduction) -> str:
-    return f"{_name(one).replace(' ', '_')}.png"
+def _stem(one: Reproduction, plot: Plot) -> str:
+    return f"{_name(one)}-{plot.name}".replace(" ", "_")
+
+
+def _picture(one: Reproduction, plot: Plot) -> str:
+    """Return the path of a figure's file, from the page; an SVG, unless only a PNG was small enough."""
+    png = PICTURES / f"{_stem(one, plot)}.png"
+    return (png if (HERE / png).is_file() else png.with_suffix(".svg")).as_posix()
 
 
 def _versions(found: list[Reproduction]) -> Iterator[str]:
@@ -127,23 +181,32 @@ def _row(*cells: object) -> str:
     return f"| {' | '.join(plain)} |"
 
 
-def draw(one: Reproduction, folder: Path, into: Path) -> None:
-    """The first figure of an experiment, small."""
-    if not one.plots:
-        return
-    svg = (folder / "figures" / f"{one.plots[0].name}.svg").read_text(encoding="utf-8")
-    width = float(svg[: svg.index(">")].split(' width="', 1)[1].split('"', 1)[0])
+def draw(found: list[Reproduction], into: Path) -> None:
+    """Write every figure of every experiment: an SVG, or a PNG where that would be larger than LARGEST.
+
+    Raises:
+        BadFolder: together they take more than MOST.
+    """
     into.mkdir(parents=True, exist_ok=True)
-    (into / _file(one)).write_bytes(vl_convert.svg_to_png(svg, scale=min(1.5, WIDTH / width)))
+    kept = set()
+    for one in found:
+        for plot in one.plots:
+            svg = compact(svg_of(plot_figure(plot, one.results), DRAWN_COLOURS))
+            small = len(svg.encode()) <= LARGEST
+            at = into / f"{_stem(one, plot)}.{'svg' if small else 'png'}"
+            at.write_bytes(svg.encode() if small else small_png(svg, LARGEST))
+            kept.add(at)
+    for old in set(into.iterdir()) - kept:
+        old.unlink()
+    if (total := sum(at.stat().st_size for at in kept)) > MOST:
+        raise BadFolder(f"the pictures take {total:,} bytes, more than the {MOST:,} that docs/ may hold: draw fewer")
 
 
 def main(runs: Path) -> None:
     """Write the page to the standard output and the pictures beside it."""
     named = [runs / f"{name}{scale}" for name in EXPERIMENTS for scale in ("", "-paper")]
-    folders = [folder for folder in named if is_reproduction(folder)]
-    found = [load_reproduction(folder) for folder in folders]
-    for one, folder in zip(found, folders, strict=True):
-        draw(one, folder, HERE / PICTURES)
+    found = [load_reproduction(folder) for folder in named if is_reproduction(folder)]
+    draw(found, HERE / PICTURES)
     sys.stdout.write(page(found))
 
 

@@ -7,12 +7,15 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
+from flatlens.experiments.tables import unit_column
 from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import SCALES
 from flatlens.papers.predictions import Conclusion
 from flatlens.papers.relative2021.locally_constant import TIMES
+from flatlens.papers.remarks import FEW_TRIALS
 from flatlens.papers.reproduce import load_reproduction
+from flatlens.statistics.clustered import FEWEST_UNITS
 
 COLUMNS = {
     "scatter": ["panel", "x", "y", "group", "key"],
@@ -131,3 +134,18 @@ def test_every_recipe_is_whole_and_of_the_size_that_is_said(name, scale):
     assert set(one.differs) == set(SCALES)
     assert one.differs[scale]
     assert one.paper in PAPERS
+
+
+def units_of(study):
+    """The number of independent units that a study's networks make, from its settings alone."""
+    networks = study.networks()
+    varies_seed = unit_column(study.varied) == "seed"
+    return len({one.training.seed for one in networks}) if varies_seed else len(networks)
+
+
+@EACH
+def test_it_says_where_too_few_trials_decide_nothing(name):
+    one = EXPERIMENTS[name]
+    fewest = {scale: min(map(units_of, one.studies(scale).values())) for scale in SCALES}
+    assert fewest["laptop"] >= FEWEST_UNITS
+    assert (fewest["paper"] < FEWEST_UNITS) == (FEW_TRIALS in one.differs["paper"])

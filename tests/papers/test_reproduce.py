@@ -26,6 +26,13 @@ def run(name, out, **options):
         return reproduce(name, out, scale="smoke", executor=executor, **options)
 
 
+def atlas_script():
+    spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")
+    atlas = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(atlas)
+    return atlas
+
+
 @pytest.fixture
 def tightness(smoke_of):
     return smoke_of("X3")
@@ -121,17 +128,36 @@ def test_several_are_an_atlas_with_an_overview(tightness):
         assert f'href="{link}"' in both
 
 
-def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path):
-    out, found = tightness
-    write_atlas([found], out, [out])
-    spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")
-    atlas = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(atlas)
-    atlas.draw(found, out, tmp_path)
-    assert (tmp_path / "X3_at_smoke_scale.png").read_bytes().startswith(b"\x89PNG")
+def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path, monkeypatch):
+    _, found = tightness
+    atlas = atlas_script()
+    monkeypatch.setattr(atlas, "HERE", tmp_path)
+    pictures = tmp_path / "images" / "atlas"
+    pictures.mkdir(parents=True)
+    (pictures / "X3.png").write_text("of an earlier page")
+    atlas.draw([found], pictures)
+    assert sorted(one.name for one in pictures.iterdir()) == [
+        "X3_at_smoke_scale-factors.svg", "X3_at_smoke_scale-tightness.svg",
+    ]  # fmt: skip
     page = atlas.page([found])
     for outcome in found.outcomes:
         assert f"{outcome.statistic.in_words} | {outcome.statistic.size} |" in page
     assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
-    assert f"![{found.plots[0].title}](images/atlas/X3_at_smoke_scale.png)" in page
+    for plot in found.plots:
+        assert f"![{plot.title}](images/atlas/X3_at_smoke_scale-{plot.name}.svg)" in page
+    link, picture = "[X3 at smoke scale](#x3-at-smoke-scale)", "[picture](images/atlas/X3_at_smoke_scale-tightness.svg)"
+    assert f"| Fig. G.4 | an MLP through training: A, B, C and D of Eq. 48 | {link}, {picture} |" in page
+    assert "| Fig. 1 | a network as feature extractor and model | none | a drawing" in page
     assert "re-run |" in atlas.page([replace(found, again=found.outcomes)])
+
+
+def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(tightness, tmp_path, monkeypatch):
+    _, found = tightness
+    atlas = atlas_script()
+    monkeypatch.setattr(atlas, "LARGEST", 1000)
+    atlas.draw([found], tmp_path)
+    written = list(tmp_path.iterdir())
+    assert {one.suffix for one in written} == {".png"}
+    monkeypatch.setattr(atlas, "MOST", sum(one.stat().st_size for one in written) - 1)
+    with pytest.raises(BadFolder, match="draw fewer"):
+        atlas.draw([found], tmp_path)

@@ -1,5 +1,7 @@
 """Correlations beside scipy's, on ties; intervals that cover, p-values that are uniform; exclusions are told."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -7,6 +9,7 @@ from scipy import stats
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics import all_pairs, correlate, kendall, pearson, permutations, resamples, spearman
+from flatlens.statistics.clustered import clustered
 from flatlens.statistics.correlations import permuted_values
 from flatlens.statistics.draws import generator
 
@@ -155,7 +158,28 @@ def test_resamples_are_those_of_torch():
     np.testing.assert_array_equal(resamples(7, 3, 50), expected)
 
 
+@pytest.mark.parametrize("name", OURS)
+def test_over_units_it_is_that_of_clustered(name):
+    rng = np.random.default_rng(8)
+    units = np.repeat(np.arange(7), 3)
+    x, y = rng.normal(size=7)[units] + rng.normal(size=(2, 21))
+    x[4] = np.nan
+    found = correlate(x, y, name, units=units, unit="seed")
+    there = np.isfinite(x)
+    expected = clustered("", partial(OURS[name], x[there], y[there]), units[there], unit="seed", fisher=True)
+    assert (found.value, found.low, found.high, found.p) == (expected.value, expected.low, expected.high, expected.p)
+    assert (found.n, found.units, found.unit, found.why) == (20, 7, "seed", "1 left out: x is missing")
+    alone = correlate(x, y, name, units=np.arange(21))
+    assert alone.high - alone.low < found.high - found.low  # networks of one seed are alike, and are no evidence each
+
+
+def test_over_units_a_constant_column_is_told():
+    found = correlate([2.0] * 9, np.arange(9.0), units=range(9))
+    assert (found.note, found.units) == ("x is constant", 9)
+
+
 @pytest.mark.parametrize(("call", "told"), [
+    (lambda: correlate([1, 2], [1, 2], units=[1]), "one label for each network is needed, 2 of them; got 1"),
     (lambda: correlate([1, 2], [1, 2], "tau"), "no correlation is called 'tau'"),
     (lambda: correlate([1, 2], [1, 2, 3]), "x has shape \\(2,\\), y has shape \\(3,\\)"),
     (lambda: correlate(["a", "b"], [1, 2]), "column 'x': numbers are needed"),

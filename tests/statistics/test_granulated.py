@@ -130,3 +130,29 @@ def test_mistakes_are_told():
         psi([1, 2], [1, 2], pd.DataFrame(index=[0, 1]))
     with pytest.raises(BadInput, match="hyperparameter lr has shape"):
         psi([1, 2], [1, 2], pd.DataFrame({"lr": [1, 2, 3]}))
+
+
+def test_over_units_it_is_computed_again_without_each(holed):
+    """The delete-one-unit jackknife of Fisher's z, with the loop of the definition."""
+    x, y, axes = holed
+    units = np.arange(len(x)) % 7
+    found = psi(x, y, axes, units=units, unit="seed")
+
+    def whole(kept):
+        of = axes[kept].reset_index(drop=True)
+        return np.arctanh(np.nanmean([literally(x[kept], y[kept], of, axis) for axis in axes]))
+
+    z, without = whole(units >= 0), np.array([whole(units != unit) for unit in range(7)])
+    reach = stats.t.ppf(0.975, 6) * np.sqrt(6 / 7 * ((without - z) ** 2).sum())
+    assert (found.low, found.high) == pytest.approx((np.tanh(z - reach), np.tanh(z + reach)), rel=1e-9)
+    assert (found.units, found.unit) == (7, "seed")
+    assert all(part.units == 7 and part.low < part.value < part.high for part in found.parts.values())
+    assert np.isnan(psi(x, y, axes, units=np.arange(len(x)) % 5).low)
+
+
+def test_over_units_what_is_undefined_says_why():
+    axes = pd.DataFrame({"lr": [1, 2, 1, 2, 3], "kind": "a"})
+    found = psi([1, 2, 3], [1, 2, 3], axes.iloc[:3], units=[0, 1, 2])
+    assert "3 networks are left" in found.note
+    assert found.units == 3
+    assert np.isnan(psi(range(5), range(5), axes[["kind"]], units=range(5)).value)

@@ -147,3 +147,28 @@ def test_groups_that_leave_too_few_are_told():
     assert "constant within each group" in constant.note
     missing = within_groups(np.arange(16.0), np.arange(16.0), [None, *"aaaaaaaabbbbbbb"], resampled=0, permuted=0)
     assert missing.excluded == (("group is missing", 1),)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr)])
+def test_over_units_it_is_computed_again_without_each(xyz, name, theirs):
+    units = np.arange(len(xyz[0])) % 8
+
+    def fishers(kept):
+        x, y, z = (v[kept] for v in xyz)
+        xy, xz, yz = (theirs(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
+        return np.arctanh((xy - xz * yz) / np.sqrt((1 - xz**2) * (1 - yz**2)))
+
+    x, y, z = xyz
+    found = partial_correlation(x, y, pd.DataFrame({"z": z}), name, units=units, unit="seed")
+    at, without = fishers(units >= 0), np.array([fishers(units != unit) for unit in range(8)])
+    reach = stats.t.ppf(0.975, 7) * np.sqrt(7 / 8 * ((without - at) ** 2).sum())
+    assert (found.low, found.high) == pytest.approx((np.tanh(at - reach), np.tanh(at + reach)), rel=1e-6)
+    assert (found.units, found.unit) == (8, "seed")
+
+
+def test_over_units_what_the_controls_explain_is_told():
+    x = np.arange(9.0)
+    found = partial_correlation(x, x**2, pd.DataFrame({"z": 2 * x}), units=range(9))
+    assert np.isnan(found.value)
+    assert found.note == "the controls explain one of the two completely"
+    assert partial_correlation(x, x, pd.DataFrame({"z": x * 0}), units=range(9)).units == 9

@@ -38,8 +38,8 @@ class StudyResult:
     """Each quantity against the gap inside groups of equal settings (means of the groups taken out): x, y, group
     ("lr", "lr, batch_size" or "seed"), groups, n, units, pearson, pearson_low, pearson_high."""
     gap_correlations: pd.DataFrame
-    """Each measure with the gap, by every coefficient: quantity, coefficient, value, low, high, p, n, given, why, note.
-    Computed by the function of this name."""
+    """Each measure with the gap, by every coefficient: quantity, coefficient, value, low, high, p, n, units, given,
+    why, note. Computed by the function of this name."""
     findings: list[str]
     """Sentences of the main results, with numbers and 95% intervals."""
     quantities: tuple[Quantity, ...]

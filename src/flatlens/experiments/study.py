@@ -166,7 +166,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         values=values,
         relations=relations,
         within=within,
-        gap_correlations=gap_correlations(quantities, settings, study.quantities),
+        gap_correlations=gap_correlations(quantities, settings, study.quantities, units),
         findings=findings(study, networks, relations, within, unfinished, len(failed)),
         quantities=study.quantities,
         settings=study.as_json(),

@@ -45,7 +45,9 @@ class Plot:
     x: str = ""  #: titles of the axes
     y: str = ""
     group: str = ""  #: the setting that distinguishes the marks of a scatter plot
-    log_y: bool = False  #: panels of positive values over more than a decade have a logarithmic axis
+    log_y: bool | tuple[str, ...] = False
+    """The panels with a logarithmic axis, where the paper names them; True: those of positive values over more than a
+    decade."""
     log_x: bool = False
     dashed: tuple[str, ...] = ()  #: lines to compare the others with
     study: str = ""  #: the study whose quantities a matrix shows

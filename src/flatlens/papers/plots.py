@@ -45,6 +45,8 @@ def course_curves(
     title: str,
     caption: str,
     dashed: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+    *,
+    log_y: bool | tuple[str, ...] = True,
 ) -> Plot:
     """Return curves of courses, one line per value of the setting: the mean over its networks, with a band.
 
@@ -63,12 +65,20 @@ def course_curves(
                 pd.DataFrame({"panel": one.name, "x": y.index, "line": line, "y": y}) for line, y in lines.items()
             ]
     rows = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["panel", "x", "line", "y"])
-    drawn = banded(rows, name, title, caption, "step", in_words(setting))
+    drawn = banded(rows, name, title, caption, "step", in_words(setting), log_y=log_y)
     return replace(drawn, dashed=tuple(line for line, _ in dashed.values()))
 
 
 def banded(
-    rows: pd.DataFrame, name: str, title: str, caption: str, x: str, line: str = "", *, log_x: bool = False
+    rows: pd.DataFrame,
+    name: str,
+    title: str,
+    caption: str,
+    x: str,
+    line: str = "",
+    *,
+    log_x: bool = False,
+    log_y: bool | tuple[str, ...] = True,
 ) -> Plot:
     """Return one curve per panel and `line`: the mean `y` at each `x`, with a band of one standard deviation.
 
@@ -80,7 +90,7 @@ def banded(
     data["low"], data["high"] = data["y"] - spread, data["y"] + spread
     data["low"] = data["low"].where((data["low"] > 0) | (data["least"] <= 0), data["least"])
     columns = ["panel", "x", "line", "y", "low", "high"]
-    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=True, log_x=log_x)
+    return Plot(name, title, caption, "curves", data[columns], x, line, log_y=log_y, log_x=log_x)
 
 
 def scatter(

@@ -8,6 +8,10 @@ from typing import Any
 from flatlens.experiments.settings import Axis
 
 SMOKE_ONLY = "Far too short and small for the effects: only to see that it runs."
+FEW_TRIALS = (
+    "Five trials are five independent units, and fewer than six give no interval and no verdict: of claims about these "
+    "networks only the values are shown."
+)
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
 
 SUMMED_GAP = "generalisation_gap(convention='summed_x5')"

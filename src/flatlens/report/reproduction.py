@@ -24,7 +24,7 @@ from flatlens.report.render import script_json, write_figure
 if TYPE_CHECKING:
     from flatlens.papers.reproduce import Reproduction
 
-_COLOURS = 4
+DRAWN_COLOURS = 4
 """Number of colours for lines and marks without an order."""
 
 
@@ -49,7 +49,7 @@ def write_atlas(
         for figure in figures:
             if progress:
                 progress("drawing figures", done, total)
-            written += write_figure(figure, folder / "figures", _COLOURS)
+            written += write_figure(figure, folder / "figures", DRAWN_COLOURS)
             done += 1
     places = [folder.relative_to(out).as_posix() for folder in folders]
     page = write_whole(Path(out) / PAGE, atlas_html(found, drawn, places).encode())
@@ -76,9 +76,9 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         again=IN_WORDS,
         halves=HALVES,
         papers={key: paper for key, paper in PAPERS.items() if key in {one.experiment.paper for one in found}},
-        swatches={mode: ordered_colours(_COLOURS, mode) for mode in MODES},
+        swatches={mode: ordered_colours(DRAWN_COLOURS, mode) for mode in MODES},
         specs=script_json(specs),
-        themes=script_json({mode: theme(mode, _COLOURS) for mode in MODES}),
+        themes=script_json({mode: theme(mode, DRAWN_COLOURS) for mode in MODES}),
         bundle=bundle(),
     )  # fmt: skip
 

@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
+from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient, with_interval
+from flatlens.statistics.clustered import clustered
 from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
-from flatlens.statistics.exclusions import as_columns, keep
+from flatlens.statistics.exclusions import Retained, as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
 CoefficientName: TypeAlias = Literal["pearson", "spearman", "kendall"]
 _NAMES: tuple[CoefficientName, ...] = get_args(CoefficientName)
 TITLES = {"pearson": "Pearson r", "spearman": "Spearman rho", "kendall": "Kendall tau-b"}
 COEFFICIENTS = {"pearson": pearson, "spearman": spearman, "kendall": kendall}
+UNIT_LABELS = "independent unit"
+"""Name of the column with the labels of independent units."""
 ALIKE = 1e-12  #: two statistics closer than this are equal up to rounding
 
 
@@ -36,12 +39,17 @@ def correlate(
     resampled: int = 2000,
     permuted: int = 999,
     seed: Seed = 0,
+    units: Any = None,
+    unit: str = "unit",
 ) -> Statistic:
     """Return the correlation of two quantities over networks, with one number per network in each of `x` and `y`.
 
     The interval is a bias-corrected and accelerated bootstrap of networks, from `resampled` resamples. p is two-sided,
     from `permuted` random orders of y: (1 + number as far from 0) / (1 + number); the null hypothesis is that x and y
     are independent. 0 leaves out the interval or p. Quantities named in `log` are replaced by their logarithms.
+
+    Both take networks for independent. Where they are not, `units` has the label of each network's independent unit,
+    such as its seed, and `unit` says what a unit is: interval and p are then those of `clustered`.
 
     >>> correlate([1, 2, 3, 4, 5, 6], [2, 1, 4, 3, 6, 5], resampled=0, permuted=0)
     Kendall tau-b of x and y = 0.6 (n = 6)
@@ -51,11 +59,42 @@ def correlate(
     require_counts(resampled=resampled, permuted=permuted)
     if names[0] == names[1]:
         raise BadInput(f"correlate(names={names!r}): two names are needed")
-    kept = keep(as_columns(**{names[0]: x, names[1]: y}), names, log)
+    labels = of_units(x, units)
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **labels), names, log, present=list(labels))
+    if labels:
+        pair = kept.table[list(names)]
+        coefficient = partial(COEFFICIENTS[statistic], *pair.to_numpy().T)
+        return over_units(_title(statistic, names), coefficient, kept, unit, undefined_because(pair))
     rng = generator(seed)
     counts = resamples(len(kept.table), rng, resampled)
     orders = permutations(len(kept.table), rng, permuted)
     return _related(kept.table, statistic, names, kept.excluded, counts, orders)
+
+
+def of_units(x: Any, units: Any) -> dict[str, Any]:
+    """Return a column with the labels of the networks' independent units; none without labels.
+
+    Raises:
+        BadInput: there is not one label for each network.
+    """
+    if units is None:
+        return {}
+    labels = np.asarray(units, dtype=object)
+    if labels.shape != np.shape(x):
+        raise BadInput(f"units: one label for each network is needed, {np.size(x)} of them; got {labels.size}")
+    return {UNIT_LABELS: labels}
+
+
+def over_units(
+    title: str, coefficient: Coefficient, kept: Retained, unit: str, undefined: str = "", note: str = ""
+) -> Statistic:
+    """Return a correlation with its interval over the units of the networks kept; `undefined` says why it has none."""
+    units = kept.table[UNIT_LABELS]
+    if undefined:
+        return Statistic(
+            title, NAN, len(units), excluded=kept.excluded, note=undefined, units=units.nunique(), unit=unit
+        )
+    return clustered(title, coefficient, units, unit=unit, fisher=True, excluded=kept.excluded, note=note)
 
 
 def all_pairs(
@@ -99,6 +138,10 @@ def all_pairs(
     return pd.DataFrame(rows, columns=columns)
 
 
+def _title(statistic: CoefficientName, names: Sequence[str]) -> str:
+    return f"{TITLES[statistic]} of {names[0]} and {names[1]}"
+
+
 def _related(
     table: pd.DataFrame,
     statistic: CoefficientName,
@@ -108,7 +151,7 @@ def _related(
     orders: NDArray[np.int64],
 ) -> Statistic:
     x, y = (table[name].to_numpy() for name in names)
-    title = f"{TITLES[statistic]} of {names[0]} and {names[1]}"
+    title = _title(statistic, names)
     if why := undefined_because(table[list(names)]):
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
     found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)

@@ -5,6 +5,8 @@ Jiang et al., "Fantastic generalization measures and where to find them" (ICLR 2
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from flatlens.errors import BadInput
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, GroupNumbers, signs
-from flatlens.statistics.correlations import methods, p_value, require_counts
+from flatlens.statistics.correlations import UNIT_LABELS, methods, of_units, over_units, p_value, require_counts
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
@@ -32,6 +34,8 @@ def granulated_kendall(
     resampled: int = 2000,
     permuted: int = 999,
     seed: Seed = 0,
+    units: Any = None,
+    unit: str = "unit",
 ) -> Statistic:
     r"""Return Psi = mean over hyperparameters i of psi_i; psi_i = mean over groups of Kendall's tau in the group.
 
@@ -40,7 +44,8 @@ def granulated_kendall(
     of i are compared, so replicates of one setting are not. A cell missing from the grid makes its groups smaller; a
     group without pairs does not count, and a hyperparameter without groups is left out of Psi; the notes say how many.
     `parts` holds the psi_i. The p of psi_i permutes y within groups; the p of Psi permutes y over all networks. The
-    intervals resample networks, so cells with one network become empty: with few networks intervals are rough.
+    intervals resample networks, so cells with one network become empty: with few networks intervals are rough. With
+    `units`, intervals and p are those of `clustered`, as in `correlate`.
 
     Args:
         x: One number per network, such as a measure.
@@ -50,6 +55,8 @@ def granulated_kendall(
         resampled: The number of bootstrap resamples; 0 for no interval.
         permuted: The number of permutations; 0 for no p.
         seed: A seed or a generator.
+        units: The label of each network's independent unit, such as its seed; networks are independent by default.
+        unit: What a unit is, in one word.
 
     >>> grid = pd.DataFrame({"lr": [1, 1, 2, 2], "width": [8, 16, 8, 16]})
     >>> psi = granulated_kendall([1, 2, 3, 4], [1, 2, 0, 1], grid, resampled=0, permuted=0)
@@ -60,33 +67,43 @@ def granulated_kendall(
     held = {f"hyperparameter {name}": axes[name].to_numpy() for name in axes}
     if not held or names[0] == names[1]:
         raise BadInput("granulated_kendall(...): give two different names, and at least one column of a setting")
-    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), names, present=list(held))
+    labels = of_units(x, units)
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), names, present=[*held, *labels])
     a, b = (kept.table[name].to_numpy() for name in names)
     title, n = f"Granulated Kendall of {names[0]} and {names[1]}", len(kept.table)
+    whose: dict[str, Any] = {"units": kept.table[UNIT_LABELS].nunique(), "unit": unit} if labels else {}
     if n < FEWEST_POINTS:
         why = f"{n} networks are left, at least {FEWEST_POINTS} are needed"
-        return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=why, **whose)
     levels = {str(name): pd.factorize(kept.table[f"hyperparameter {name}"])[0] for name in axes}
     groupings = {name: _groups(levels, name) for name in levels}
     rng = generator(seed)
     counts, orders = resamples(n, rng, resampled), permutations(n, rng, permuted)
     parts = {}
     for name, (groups, compared) in groupings.items():
-        found = with_interval(lambda c, g=groups, d=compared: _psi(a, b, g, d, c), counts)  # type: ignore[misc]
+        psi, along, remark = partial(_psi, a, b, groups, compared), f"{title}, along {name}", _counted(groups, compared)
+        if labels:
+            parts[name] = over_units(along, psi, kept, unit, note=remark)
+            continue
+        found = with_interval(psi, counts)
         within = permutations(n, rng, permuted, groups)
         p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
         method = methods(resampled, permuted, "permutations within groups")
-        remark = _counted(groups, compared)
-        parts[name] = Statistic(f"{title}, along {name}", found.value, n, found.low, found.high, p,
-                                kept.excluded, method, remark)  # fmt: skip
+        parts[name] = Statistic(along, found.value, n, found.low, found.high, p, kept.excluded, method, remark)
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
     skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
     if not counted:
-        return Statistic(title, NAN, n, excluded=kept.excluded, note="; ".join(skipped), parts=parts)
-    found = with_interval(lambda c: _mean([_psi(a, b, g, d, c) for g, d in counted]), counts)
+        return Statistic(title, NAN, n, excluded=kept.excluded, note="; ".join(skipped), parts=parts, **whose)
+    note = "; ".join([f"the mean over {', '.join(k for k, s in parts.items() if s.value == s.value)}", *skipped])
+
+    def whole(c: Array) -> Array:
+        return _mean([_psi(a, b, g, d, c) for g, d in counted])
+
+    if labels:
+        return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
+    found = with_interval(whole, counts)
     p = p_value(found.value, _permuted(a, b, counted, orders))
     method = methods(resampled, permuted)
-    note = "; ".join([f"the mean over {', '.join(k for k, s in parts.items() if s.value == s.value)}", *skipped])
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
 
 

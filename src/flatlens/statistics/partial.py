@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,10 +13,12 @@ from scipy.stats import rankdata
 from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
-from flatlens.statistics.correlations import methods, p_value, require_counts, undefined_because
+from flatlens.statistics.correlations import methods, of_units, over_units, p_value, require_counts, undefined_because
 from flatlens.statistics.draws import Seed, generator, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
+
+_EXPLAINED = "the controls explain one of the two completely"
 
 
 def partial_correlation(
@@ -28,12 +31,15 @@ def partial_correlation(
     resampled: int = 2000,
     permuted: int = 999,
     seed: Seed = 0,
+    units: Any = None,
+    unit: str = "unit",
 ) -> Statistic:
     r"""Return the correlation of the residuals of x and y after linear regression on the controls.
 
     For "spearman", ranks replace all values. With one control z it is
     (r_xy - r_xz r_yz) / sqrt((1 - r_xz^2)(1 - r_yz^2)). It removes only linear dependence. p permutes the residuals of
-    y and regresses each order on the controls again (Freedman and Lane 1983).
+    y and regresses each order on the controls again (Freedman and Lane 1983). With `units`, interval and p are those
+    of `clustered`, as in `correlate`.
 
     >>> z = np.arange(8.0)
     >>> wave = np.array([1, -1, -1, 1, 1, -1, -1, 1.0])
@@ -49,17 +55,26 @@ def partial_correlation(
         raise BadInput(
             "partial_correlation(...): give two different names, and at least one other column to control for"
         )
-    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held), [*names, *held])
+    labels = of_units(x, units)
+    kept = keep(as_columns(**{names[0]: x, names[1]: y}, **held, **labels), [*names, *held], present=list(labels))
     n, fewest = len(kept.table), FEWEST_POINTS + len(held)
     title = f"Partial {statistic.capitalize()} correlation of {names[0]} and {names[1]} given {_listed(controls)}"
-    if why := undefined_because(kept.table[list(names)], fewest):
+    why = undefined_because(kept.table[list(names)], fewest)
+    if why and not labels:
         return Statistic(title, NAN, n, excluded=kept.excluded, note=why)
-    values = kept.table.to_numpy().T
+    values = kept.table[[*names, *held]].to_numpy().T
+
+    def of_counts(counts: Array) -> Array:
+        return _partial(values, counts, statistic == "spearman")
+
+    if labels:
+        over = over_units(title, of_counts, kept, unit, why)
+        return over if why or over.value == over.value else replace(over, note=_EXPLAINED)
     rng = generator(seed)
     counts = resamples(n, rng, resampled)
-    found = with_interval(lambda drawn: _partial(values, drawn, statistic == "spearman"), counts, fewest)
+    found = with_interval(of_counts, counts, fewest)
     if np.isnan(found.value):
-        return Statistic(title, NAN, n, excluded=kept.excluded, note="the controls explain one of the two completely")
+        return Statistic(title, NAN, n, excluded=kept.excluded, note=_EXPLAINED)
     p = p_value(found.value, _under_null(values, permutations(n, rng, permuted), statistic == "spearman"))
     method = methods(resampled, permuted, "permutations of residuals (Freedman-Lane)")
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method)

@@ -179,7 +179,7 @@ def _plots(results: Results) -> list[Plot]:
     return [
         Plot(
             "fig32",
-            "Interpolations of eight points",
+            "Fig. 32: interpolations of eight points",
             GRAPHS,
             "curves",
             _graphs(results),

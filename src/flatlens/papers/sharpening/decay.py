@@ -13,7 +13,7 @@ from flatlens.papers.evidence import Evidence, reached, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import COEFFICIENT, FEW_TRIALS, SMOKE_ONLY, trial_axis
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -169,7 +169,7 @@ EXPERIMENTS = (
                 NO_DECAY,
                 COEFFICIENT,
             ),
-            "paper": (_UNSAID, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
+            "paper": (_UNSAID, FEW_TRIALS, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
         },
     ),
 )

@@ -17,7 +17,7 @@ from flatlens.papers.evidence import Evidence, Table, along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
 from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bound_studies
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -251,6 +251,7 @@ def _x6_plots(results: Results) -> list[Plot]:
                 "Until the network without label smoothing has 99% accuracy. Lines are means over seeds, bands "
                 "one standard deviation to either side; dashed is 2/lr.",
                 {BATCH_SHARPNESS.name: ("2/lr", "edge")},
+                log_y=(SOFTMAXED.name,),  # the caption of Fig. 1 names this axis alone
             )
         )
     return [*plots, *width_plots(results), bound_plot(results)]
@@ -294,6 +295,7 @@ EXPERIMENTS = (
             "paper": (
                 UP_TO,
                 "1000, 2000 and 4000 iterations at most.",
+                FEW_TRIALS,
                 UNTOLD_INIT,
                 GHOSTS,
                 _SECTION_5,

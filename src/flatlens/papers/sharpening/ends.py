@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from flatlens.experiments.quantities import in_words
@@ -19,9 +21,9 @@ PANELS = {
 NO_DECAY = "Sharpness leaves weight decay out of the loss."
 
 
-def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, *, log_x: bool = False) -> Plot:
-    """Return curves over the setting `x`: one line per value of the setting `line`."""
+def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, **axes: Any) -> Plot:
+    """Return curves over the setting `x`: one line per value of the setting `line`; `axes` as for `banded`."""
     networks = networks.rename(columns={x: "x", line: "line"})
     rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()])
     caption = "At the end of training. Lines are means over trials, bands one standard deviation to either side."
-    return banded(rows, name, title, caption, in_words(x), in_words(line), log_x=log_x)
+    return banded(rows, name, title, caption, in_words(x), in_words(line), **axes)

@@ -16,7 +16,7 @@ from flatlens.papers.evidence import Evidence, along, histories, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
@@ -251,7 +251,7 @@ EXPERIMENTS = (
                 UNTOLD_INIT,
                 MECHANISM,
             ),
-            "paper": (_UNSAID, MECHANISM, UNTOLD_INIT, GHOSTS),
+            "paper": (_UNSAID, FEW_TRIALS, MECHANISM, UNTOLD_INIT, GHOSTS),
         },
     ),
 )

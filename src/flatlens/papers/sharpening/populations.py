@@ -16,7 +16,7 @@ from flatlens.papers.evidence import Table, along, reached, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import COEFFICIENT, FEW_TRIALS, SMOKE_ONLY, trial_axis
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -242,6 +242,7 @@ def _x8_plots(results: Results) -> list[Plot]:
                     "lr",
                     f"{_FIGURES[study, 'batch_size']}: {on}, batch size by learning rate",
                     log_x=True,
+                    log_y=("sharpness",) if study == "resnet" else True,  # as the caption of Fig. 4 says
                 ),
             ]
         plots.append(pairwise(study, results[study]))
@@ -290,7 +291,7 @@ EXPERIMENTS = (
                 COEFFICIENT,
                 SEARCHED,
             ),
-            "paper": (UNTOLD_INIT, GHOSTS, "200,000 steps at most.", NO_DECAY, COEFFICIENT, SEARCHED),
+            "paper": (FEW_TRIALS, UNTOLD_INIT, GHOSTS, "200,000 steps at most.", NO_DECAY, COEFFICIENT, SEARCHED),
         },
     ),
 )

@@ -17,7 +17,7 @@ from flatlens.papers.evidence import along
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import SMOKE_ONLY
+from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.training import SGD, Training
 
@@ -164,7 +164,7 @@ EXPERIMENTS = (
                 SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
             ),
             "desk": (SEVERE, LOGITS, "Measured every 20 steps on 1000 points; the paper does not say how often."),
-            "paper": (SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
+            "paper": (FEW_TRIALS, SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
         },
     ),
 )  # fmt: skip

@@ -151,7 +151,8 @@ def interval(row: Mapping[Hashable, Any] | None, name: str, symbol: str) -> str:
     """
     if row is None or row[name] != row[name]:
         return f"{symbol} undefined"
-    words = f"{symbol} = {row[name]:z.2f} [{row[f'{name}_low']:z.2f}, {row[f'{name}_high']:z.2f}]"
+    words, low, high = f"{symbol} = {row[name]:z.2f}", row[f"{name}_low"], row[f"{name}_high"]
+    words += f" [{low:z.2f}, {high:z.2f}]" if low == low else ""  # too few independent units have none
     return words.replace("-", "−")
 
 

@@ -105,11 +105,18 @@ def _across(data: pd.DataFrame, plot: Plot) -> alt.X:
 
 def _vertical(data: pd.DataFrame, plot: Plot, field: str) -> alt.Y:
     title = None if plot.kind == "curves" else plot.y
-    drawn = [data[name] for name in ("y", "low", "high") if name in data]
-    if plot.log_y and _decades(pd.concat(drawn)):
+    drawn = pd.concat([data[name] for name in ("y", "low", "high") if name in data])
+    if _logarithmic(data, plot, drawn):
         return alt.Y(field, scale=alt.Scale(type="log", nice=False), axis=log_axis(data["y"], title))
     zero = plot.kind == "bars"
     return alt.Y(field, title=title, scale=alt.Scale(zero=zero), axis=alt.Axis(tickCount=5))
+
+
+def _logarithmic(data: pd.DataFrame, plot: Plot, drawn: pd.Series[float]) -> bool:
+    """Return whether the panel of this data has a logarithmic vertical axis."""
+    if isinstance(plot.log_y, bool):
+        return plot.log_y and _decades(drawn)
+    return bool(data["panel"].isin(plot.log_y).any() and drawn.min() > 0)
 
 
 def _decades(values: pd.Series[float]) -> bool:

@@ -1,0 +1,138 @@
+"""Every figure and table of the papers, with its counterpart among the experiments, or the reason why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from flatlens.papers.experiment import Plot
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """A figure or table of a paper."""
+
+    paper: str
+    name: str  #: as the paper numbers it: "Fig. G.5"
+    shows: str  #: networks and quantities, with the axes that the paper names
+    experiment: str = ""  #: identifier of the experiment that draws its counterpart; "" if there is none
+    plots: tuple[str, ...] = ()  #: names of the counterpart's plots, at laptop or at paper scale
+    remark: str = ""  #: what the counterpart has otherwise, or why there is none
+
+    def among(self, drawn: Sequence[Plot]) -> list[Plot]:
+        """Return the plots that are its counterpart, among those of its experiment."""
+        return [plot for plot in drawn if plot.name in self.plots]
+
+
+_COURSE = "training loss, NMLS, sqrt(S), log volume, MLS and local dimension over training"
+_PAIRS = "local dimension, sqrt(S), log volume, MLS, NMLS, gap, D, bound and relative flatness, each against each"
+_ENDS = "Jacobian norm, sharpness and gap at the end"
+_SAME_PICTURE = "CIFAR-10 and CIFAR-100 need paper scale; one stand-in at laptop scale"
+_ONE_NETWORK = "one fully connected network stands for both at laptop scale; ResNet-18 and VGG-11 at paper scale"
+
+
+def _compression() -> Iterator[PaperFigure]:
+    for name, experiment, network, setting in (
+        ("Fig. 1", "X1", "VGG-11", "lr"),
+        ("Fig. 2", "X1", "VGG-11", "batch_size"),
+        ("Fig. H.8", "X2", "a 4-layer MLP", "batch_size"),
+        ("Fig. H.9", "X2", "a 4-layer MLP", "lr"),
+    ):
+        said = "three learning rates" if setting == "lr" else "three batch sizes"
+        yield PaperFigure("compression", name, f"{network}, {said}: {_COURSE}", experiment,
+                          (f"through_training_{setting}",),
+                          "the logarithm of the dimension, and the volume of three eigenvalues, are drawn, too, as in "
+                          "the authors' code")  # fmt: skip
+    yield PaperFigure("compression", "Fig. 3", "181 vision transformers: adaptive sharpness over normalised MLS, log "
+                      "axes, a colour a class", "X5", ("sharpness_mls",),
+                      "small ones trained here at laptop scale; the published list is not known")  # fmt: skip
+    yield PaperFigure("compression", "Fig. G.4", "an MLP through training: A, B, C and D of Eq. 48", "X3",
+                      ("tightness",), "a network of its own for each number of steps")  # fmt: skip
+    for name, network, study in (("G.5", "VGG-11s", "vgg"), ("G.6", "MLPs", "mlp"), ("G.7", "LeNets", "lenet")):
+        yield PaperFigure("compression", f"Fig. {name}", f"100 {network}: {_PAIRS}", "X4", (f"pairs_{study}",),
+                          "coefficients stand above the diagonal; the paper's stand in each panel")  # fmt: skip
+
+
+def _sharpening() -> Iterator[PaperFigure]:
+    course = "loss less label entropy, sharpness and (log axis) softmaxed Jacobian norm over full-batch steps"
+    descents = [("Fig. 1", "VGG11", 0.08)]
+    descents += [(f"Fig. {6 + i}", "VGG11", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
+    descents += [(f"Fig. {9 + i}", "ResNet18", lr) for i, lr in enumerate((0.08, 0.04, 0.02))]
+    for name, network, lr in descents:
+        at = f"lr_{lr:g}".replace(".", "_")
+        yield PaperFigure("sharpening", name, f"{network}, learning rate {lr:g}, three label smoothings: {course}",
+                          "X6", (at, f"{network.lower()}_{at}"), _ONE_NETWORK)  # fmt: skip
+    yield PaperFigure("sharpening", "Fig. 2", f"ResNet18: {_ENDS}, over weight decay, a line a learning rate", "X7",
+                      ("fig2",))  # fmt: skip
+    over = {"lr": "learning rate, a line a batch size", "batch": "batch size, a line a learning rate"}
+    grids = product(("lr", "batch"), ("resnet", "vgg"), ("cifar10", "cifar100"))
+    ends = [("Fig. 3", "lr", "resnet", "cifar10"), ("Fig. 4", "batch", "resnet", "cifar10")]
+    ends += [(f"Fig. {number}", *grid) for number, grid in enumerate(grids, 12)]
+    for name, setting, network, data in ends:
+        log = "; log axis of sharpness" if name == "Fig. 4" else ""
+        kind = {"resnet": "ResNet18", "vgg": "VGG11"}[network]
+        yield PaperFigure("sharpening", name, f"{kind} on {data.upper()}: {_ENDS}, over the {over[setting]}{log}",
+                          "X8", (f"{network}_{setting}", f"{network}_{data}_{setting}"), _SAME_PICTURE)  # fmt: skip
+    strengths = "over the strengths of label smoothing, mixup, augmentation and SAM, a line an initial learning rate"
+    yield PaperFigure("sharpening", "Fig. 5", f"ResNet18 with BatchNorm on CIFAR10: gap, sharpness and Jacobian norm "
+                      f"{strengths}", "X9", ("regularised_resnet18_bn", "regularised_resnet18_cifar10_bn"),
+                      "the same picture as Fig. 23, which has three more rows")  # fmt: skip
+    six = "gap, sharpness, Jacobian norm, Gauss-Newton norm, training loss and test accuracy"
+    kinds = product(("cifar10", "cifar100"), ("vgg11", "resnet18"), ("", "_bn"))
+    for number, (data, network, norm) in enumerate(kinds, 20):
+        said = f"{network.upper().replace('RESNET', 'ResNet')} with{'' if norm else 'out'} BatchNorm on {data.upper()}"
+        yield PaperFigure("sharpening", f"Fig. {number}", f"{said}: {six} {strengths}", "X9",
+                          (f"regularised_{network}{norm}", f"regularised_{network}_{data}{norm}"),
+                          _SAME_PICTURE)  # fmt: skip
+    outputs = "sharpness, softmaxed Jacobian norm and Frobenius norm of the outputs"
+    for number, said in ((28, "the first epoch"), (29, "90 epochs")):
+        yield PaperFigure("sharpening", f"Fig. {number}", f"VGG11 by SGD, three label smoothings: {outputs}, over "
+                          f"{said}", "X10", (f"fig{number}",),
+                          "a row with the norm of C is added" if number == 29 else "")  # fmt: skip
+    for number, name in ((30, "relu"), (31, "tanh")):
+        yield PaperFigure("sharpening", f"Fig. {number}", f"a three-layer {name} network, three scales of the inputs: "
+                          "loss, Jacobian norm, sharpness and norms of the features, over 300 steps", "X11",
+                          (f"fig{number}",), "Jacobian norms with and without softmax")  # fmt: skip
+    yield PaperFigure("sharpening", "Fig. 32", "networks from R to R through eight points, from a high and a low start",
+                      "X12", ("fig32",), "the paper's points are not published")  # fmt: skip
+    for table, name in (("Table 1", "Gaussian"), ("Table 2", "ReLU")):
+        yield PaperFigure("sharpening", table, f"{name} networks: Jacobian norm, sharpness and first layer's norm "
+                          "after each start", "X12", ("tables",), "our numbers beside the printed ones")  # fmt: skip
+    yield PaperFigure("sharpening", "Fig. 33", "networks with regularised Jacobians on CIFAR10 and CIFAR100: measures "
+                      "over the coefficient, and two references", "X13", ("fig33",), _SAME_PICTURE)  # fmt: skip
+
+
+def _reparam2019() -> Iterator[PaperFigure]:
+    setups = "one mark a network, colours by initialisation; the paper's by initialisation, batch size and rate"
+    yield PaperFigure("reparam2019", "Fig. 1", "LeNet5: gap over kappa^5 and kappa_tau^5", "X14", ("fig1",), setups)
+    yield PaperFigure("reparam2019", "Fig. 2", "the same after a layer-wise reparametrisation, beside the largest "
+                      "eigenvalue and the trace", "X14", ("fig2",), setups)  # fmt: skip
+    for number, symbol in ((3, "kappa_tau^l"), (4, "rho_sigma^l"), (5, "rho^l")):
+        yield PaperFigure("reparam2019", f"Fig. {number}", f"a fully connected network: gap over {symbol} of each of "
+                          "four hidden layers", "X15", (f"fig{number}",))  # fmt: skip
+    yield PaperFigure("reparam2019", "Fig. 6", "gap over kappa_tau^max, kappa_tau^Sigma, rho^max and rho^Sigma", "X15",
+                      ("fig6",))  # fmt: skip
+    yield PaperFigure("reparam2019", "Table 1", "definitions and invariances of all measures", "X15", ("table1",),
+                      "measures of the whole network, with the change that is measured; definitions are in "
+                      "[measures.md](measures.md)")  # fmt: skip
+
+
+def _relative2021() -> Iterator[PaperFigure]:
+    yield PaperFigure("relative2021", "Fig. 1", "a network as feature extractor and model",
+                      remark="a drawing of the notation: nothing is measured")  # fmt: skip
+    yield PaperFigure("relative2021", "Fig. 2", "the steps of the theory", remark="an overview: nothing is measured")
+    yield PaperFigure("relative2021", "Fig. 3", "correlation of relative flatness and gap over class separation", "X16",
+                      ("fig3",))  # fmt: skip
+    yield PaperFigure("relative2021", "Fig. 4", "gap and approximated bound over class separation", "X17", ("fig4",))
+    measures = "gap over relative flatness, Hessian trace, Fisher-Rao norm, PAC-Bayes measure and weight norm"
+    yield PaperFigure("relative2021", "Fig. 5", f"minima of LeNet5: {measures}", "X18", ("fig5", "fig5_as_coded"),
+                      "two readings: the text's, and the authors' code's")  # fmt: skip
+    yield PaperFigure("relative2021", "Fig. 6", f"the minima of Fig. 5, larger: {measures}", "X18",
+                      ("fig5", "fig5_as_coded"), "the same picture as Fig. 5")  # fmt: skip
+    yield PaperFigure("relative2021", "Fig. 7", f"after a layer-wise reparametrisation: {measures}", "X18", ("fig7",))
+    yield PaperFigure("relative2021", "Fig. 8", "gap over relative flatness of another layer", "X18", ("fig8",))
+
+
+FIGURES: tuple[PaperFigure, ...] = (*_compression(), *_sharpening(), *_reparam2019(), *_relative2021())
+"""All figures and tables of the four papers."""
