@@ -10,7 +10,9 @@ from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHAR
 from flatlens.experiments.tables import groupings, values_table
 from flatlens.statistics import relate_all, relate_within
 
-STUDY = Study.digits("laptop")
+STUDY = (
+    Study.digits("laptop").over("lr", 0.02, 0.05, 0.1, 0.2).over("seed", 0, 1, 2, 3)
+)  # 48 networks: sentences say when seeds are few
 
 
 def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):

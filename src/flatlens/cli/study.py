@@ -20,7 +20,7 @@ STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
-EXPECTED = {"smoke": "8 networks, under 30 s", "laptop": "48 networks, about 5 minutes"}
+EXPECTED = {"smoke": "8 networks, under 30 s", "laptop": "99 networks, about 4 minutes"}
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
 
