@@ -138,7 +138,7 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     yield _row("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
     for row in rows:
         outcome, again = row.outcome, row.again
-        runs = [f"{again.marked} {again.statistic.in_words}"] if again else []
+        runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
         statistic = outcome.statistic
         yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
                    statistic.in_words, statistic.size)  # fmt: skip

@@ -148,7 +148,9 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     link, picture = "[X3 at smoke scale](#x3-at-smoke-scale)", "[picture](images/atlas/X3_at_smoke_scale-tightness.svg)"
     assert f"| Fig. G.4 | an MLP through training: A, B, C and D of Eq. 48 | {link}, {picture} |" in page
     assert "| Fig. 1 | a network as feature extractor and model | none | a drawing" in page
-    assert "re-run |" in atlas.page([replace(found, again=found.outcomes)])
+    twice, first = atlas.page([replace(found, again=found.outcomes)]), found.outcomes[0].statistic
+    assert "re-run |" in twice
+    assert f"{found.outcomes[0].marked} {first.in_words}, n = {first.size} |" in twice
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(tightness, tmp_path, monkeypatch):
