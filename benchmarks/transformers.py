@@ -5,7 +5,7 @@ the first embedding's output), in one call with `is_grads_batched`, with weight 
 chunk. Tables of embeddings are left out of the floor, as their gradients are dense there, which would make it slower.
 It runs with torch's own choice of attention, and with the plain one; the faster of both is the floor. `floor, one by
 one` has N separate backward passes. The pass gives, per sample, G, K, R and C of every layer and K of every other
-parameter, with certificates. Some five minutes.
+parameter, with certificates. Seconds are processor time: run it with OMP_NUM_THREADS=1. Some five minutes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Timed:
 NETWORKS = {
     "nn.TransformerEncoder, d 64, 4 layers, 2048 hidden": Timed(partial(Encoder, 2048), 128, (64, 64)),
     "nn.TransformerEncoder, d 64, 4 layers, 256 hidden": Timed(partial(Encoder, 256), 128, (64, 64)),
-    "timm ViT-Tiny 224": Timed(vit, 8, (3, 224, 224)),
+    "timm ViT-Tiny 224": Timed(vit, 4, (3, 224, 224)),
     "transformers BERT, d 256, 4 layers": Timed(
         partial(hugging_face, "Bert", hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
                 intermediate_size=1024), 32, tokens=64,
@@ -165,7 +166,7 @@ def contestants(name: str) -> dict[str, Callable[[], Any]]:
 
 def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the rows of each contestant."""
-    seconds = machine.interleaved(contestants(name), repeats)
+    seconds = machine.interleaved(contestants(name), repeats, time.process_time)
     floors = [who for who in ("floor", "floor, plain attention") if who in seconds]
     least = min(floors, key=lambda who: statistics.median(seconds[who]))
     for who, times in seconds.items():

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import flatlens as fl
+from flatlens.grams import lay_out
+from flatlens.grams.record import run_recorded
 
 X = torch.randn(7, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(2))  # three tokens
 Y = torch.tensor([0, 1, 2, 0, 1, 2, 1])
@@ -67,6 +69,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], set[str]]] = {
                     place=nn.Embedding(6, 4, padding_idx=0)), {"place.weight"},
     ),
     "a table of distances": (lambda: Net(with_distances, table=free(5)), {"table"}),
+    "a weight and its transpose": (lambda: Net(lambda s, h: F.linear(F.linear(h, s.w).tanh(), s.w.T), w=free(5, 4)),
+                                   {"w"}),
     "a temperature": (lambda: Net(lambda s, h: h * s.t.exp(), t=free()), {"t"}),
 }  # fmt: skip
 
@@ -110,6 +114,47 @@ def test_sums_over_parameters_are_those_of_explicit_jacobians(name: str, memory:
     assert report["adaptive_sharpness_ggn"].value == pytest.approx(adaptive, rel=1e-10)
 
 
+class Tied(nn.Module):
+    """A causal model in small: its table is read by ids, and multiplies the last features; ids 0 are padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(5, 4, padding_idx=0), nn.Embedding(6, 4)
+        self.mix, self.head = nn.Linear(4, 4), nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids) + self.place(torch.arange(ids.shape[1])[None])
+        return self.head(self.mix(h).tanh().mean(1))
+
+
+def test_a_tied_head_is_one_weight() -> None:
+    """Sums are those of explicit Jacobians, and relative flatness is Definition 3 by explicit double backward."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Tied().double().eval()
+        with torch.no_grad():
+            net.embed.weight[0] = torch.randn(4)
+    ids, y = torch.tensor([[1, 2, 2], [3, 0, 4], [4, 4, 1], [2, 1, 0]]), torch.tensor([1, 4, 0, 2])
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (ids, y)))
+    assert set(lens.layout.made) == {"embed.weight", "place.weight"}
+    report = fl.measure(lens, ["interpolation_sharpness", "relative_flatness", "relative_flatness_ggn", "kappa_trace"])
+    S = sum(float(M.square().sum((1, 2)).mean()) for M in jacobians(net, ids).values())
+    assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
+    W = net.head.weight
+    (g,) = torch.autograd.grad(F.cross_entropy(net(ids), y), W, create_graph=True)
+    H = torch.stack([torch.autograd.grad(e, W, retain_graph=True)[0] for e in g.flatten()]).reshape(5, 4, 5, 4)
+    literal = float(torch.einsum("si,ti,sktk->", W.detach(), W.detach(), H))
+    assert report["relative_flatness", "head"].value == pytest.approx(literal, rel=1e-9)
+    kappa = float(W.detach().square().sum()) * float(torch.einsum("sksk->", H))
+    assert report["kappa_trace", "head"].value == pytest.approx(kappa, rel=1e-9)
+    p = net(ids).detach().softmax(1)
+    C = torch.diag_embed(p) - p[:, :, None] * p[:, None]
+    M = torch.einsum("si,nksj->nkij", W.detach(), jacobians(net, ids)["embed.weight"].reshape(4, 5, 5, 4)).flatten(2)
+    ggn = float(torch.einsum("nka,nkl,nla->n", M, C, M).mean())
+    assert report["relative_flatness_ggn", "head"].value == pytest.approx(ggn, rel=1e-10)
+
+
 def test_what_depends_on_the_sample_is_not_taken_for_made() -> None:
     """A weight times a number of each sample goes through per-sample autograd, or is right all the same."""
     net = Net(lambda s, h: F.linear(h, s.w) * (s.w * h.detach().mean()).exp().sum(), w=free(4, 4)).double()
@@ -117,3 +162,16 @@ def test_what_depends_on_the_sample_is_not_taken_for_made() -> None:
     report = fl.measure(fl.Lens(problem), "interpolation_sharpness")
     S = sum(float(J.square().sum()) for J in jacobians(net, X[:1]).values())
     assert report["interpolation_sharpness"].value == pytest.approx(S, rel=1e-10)
+
+
+def test_a_chunk_of_one_sample_keeps_the_plan() -> None:
+    """A token expanded to one sample is not repeated, and is still read with samples."""
+    net = Net(lambda s, h: torch.cat([s.token.expand(len(h), 1, 4), h], 1), token=free(1, 1, 4)).double()
+    problem = fl.Problem(net, "cross_entropy", (X, Y))
+    layout = lay_out(problem, net)
+    assert layout.small_parameters.count("token") == 1
+    for raw in problem.batches(1):
+        batch = problem.place(raw)
+        with problem.measuring(net):
+            tape, inputs, _, _ = run_recorded(problem, net, batch)
+        layout.require_same(tape, inputs, net, batch)

@@ -86,7 +86,7 @@ class ChunkJacobians:
         return layers
 
     def _put_weight(self, grams: LayerGrams, weight: Weight, scale: Tensor | None) -> None:
-        if not weight.products and weight.parameter not in self.explicit:
+        if not weight.products and self._whole(weight.parameter) is None:
             grams.has_derivative = False
             return
         grams.weight = self.jacobian(weight)
@@ -119,7 +119,8 @@ class ChunkJacobians:
         needs = needs - {"R"} if weight.layer in layout.outside else needs  # R is read of layers alone
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in needs)
         if not weight.products:
-            M = self.explicit[weight.parameter or ""]
+            M = self._whole(weight.parameter)
+            assert M is not None
             stored = M.reshape(*M.shape[:2], *weight.value.shape)
             return SharedJacobian(
                 torch.vmap(torch.vmap(weight.adapter.matrix))(stored), None, weight.matrix, self.C, wanted, self.convex
@@ -139,6 +140,13 @@ class ChunkJacobians:
 
         J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
         return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, self._at_tokens(weight))
+
+    def _whole(self, parameter: str | None) -> Tensor | None:
+        """Return the Jacobian in a parameter stored entry by entry, (n, N, size); None if it is not."""
+        if parameter in self.layout.made:
+            M, ids = self.made[parameter]
+            return M if ids is None else None
+        return None if parameter is None else self.explicit.get(parameter)
 
     def _at_tokens(self, weight: Weight) -> Tensor | None:
         """Return the Jacobian at the input of a layer's only call, (n, N, 1, m, P), if its tokens are in order."""
@@ -160,7 +168,7 @@ class ChunkJacobians:
             found[name] = self.jacobian(weight)
         for name in layout.small_parameters:
             found[name] = self._small(name, named[name].detach())
-        for name in layout.made:
+        for name in (name for name in layout.made if name not in mine):
             found[name] = as_explicit(*self.made[name], named[name].detach(), self.C)
         for name in layout.embeddings:
             parts: list[tuple[Operation | None, Tensor, Tensor]] = [
@@ -200,8 +208,9 @@ class ChunkJacobians:
         """Return the gradients of sum_ik u_ik f_ik in parameters that tensors are made from, with their terms' size."""
         found = {}
         for name, (M, ids) in self.made.items():
-            terms = u.to(M)[..., None] * M
-            found[name] = whole_gradient(terms.sum((0, 1)), ids, self.named[name]), terms.square().sum().sqrt()
+            gradient = torch.einsum("nk,nkp->p", u.to(M), M)
+            size = (u.to(M) * torch.linalg.vector_norm(M, dim=2)).norm()
+            found[name] = whole_gradient(gradient, ids, self.named[name]), size
         return found
 
     def rebuilt(self, totals: Mapping[str, Tensor], weights: bool) -> dict[str, tuple[Tensor, Tensor]]:

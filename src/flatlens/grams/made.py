@@ -7,7 +7,7 @@ a table, only the rows that are looked up are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,9 +78,9 @@ def _taken_back(
     kept: Kept,
 ) -> list[Tensor]:
     """Return the derivatives at the goals, (n, N, size) float64 each, from those at the made tensors."""
+    found: list[Tensor | None] = [None] * len(goals)
     like = next(iter(output_jacobians.values()))
     n, N = like.shape[:2]
-    found = [like.new_zeros(n, N, size.numel(), dtype=torch.float64) for size in sizes]
     at: list[Place] = []
     onto: list[Tensor] = []
     k = 0
@@ -88,16 +88,18 @@ def _taken_back(
         parts = []
         for read, place in reads:
             J, factor = output_jacobians[place], kept.get((name, k))
-            parts.append(
-                _product_jacobian(read, J, factor)
-                if isinstance(read, Product) and factor is not None
-                else entrywise_jacobian(read, layout.rows[place], J, factor)
-            )
+            if factor is not None and isinstance(read, Product):
+                parts.append(_product_jacobian(read, J, factor))
+            elif factor is not None and isinstance(read, Lookup):
+                parts.append(_lookup_jacobian(read, J, factor, made.shape[0]))
+            else:
+                entries = entrywise_jacobian(read, layout.rows[place], J, factor)
+                parts.append(entries.clone() if entries is J else entries)
             k += 1
-        M = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        M = _sum(parts)
         goal = _same_entries(made, goals)
         if goal is not None:
-            found[goal] = found[goal] + M
+            found[goal] = _sum([found[goal], M])
         else:
             at.append(made.edge)
             onto.append(M.reshape(-1, *made.shape).to(made.dtype))
@@ -106,8 +108,19 @@ def _taken_back(
             rows = torch.autograd.grad(at, goals, onto, retain_graph=True, allow_unused=True, is_grads_batched=True)
         for number, row in enumerate(rows):
             if row is not None:
-                found[number] = found[number] + row.reshape(n, N, -1)
-    return found
+                found[number] = _sum([found[number], row.reshape(n, N, -1).to(torch.float64)])
+    return [
+        like.new_zeros(n, N, size.numel(), dtype=torch.float64) if M is None else M
+        for M, size in zip(found, sizes, strict=True)
+    ]
+
+
+def _sum(parts: Sequence[Tensor | None]) -> Tensor:
+    """Return the sum of new tensors, in the memory of the first: each may be N times as large as a weight."""
+    first, *others = [part for part in parts if part is not None]
+    for part in others:
+        first += part
+    return first
 
 
 def _product_jacobian(read: Product, J: Tensor, x: Tensor) -> Tensor:
@@ -118,6 +131,15 @@ def _product_jacobian(read: Product, J: Tensor, x: Tensor) -> Tensor:
         J = J[:, :, None, :, None]
     M = torch.einsum("nkgdp,ngmp->nkgdm", J, phi.to(J))
     return read.adapter.as_stored(M, read.stored).reshape(*J.shape[:2], -1).to(torch.float64)
+
+
+def _lookup_jacobian(read: Lookup, J: Tensor, ids: Tensor, size: int) -> Tensor:
+    """Return df/dE of a table with `size` rows, (n, N, size D) float64, from J (n, N, T, D) at its rows `ids`."""
+    n, N, T, D = J.shape
+    ids = ids.reshape(n, T)
+    J = J.to(torch.float64) * (ids != read.padding)[:, None, :, None]
+    M = J.new_zeros(n, N, size, D)
+    return M.scatter_add_(2, ids[:, None, :, None].expand_as(J), J).flatten(2)
 
 
 def _same_entries(made: Made, goals: list[Place]) -> int | None:

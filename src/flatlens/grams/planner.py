@@ -7,6 +7,7 @@ place where they differ is distrusted, and the plan is made again without it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -84,18 +85,16 @@ class _Planner:
             if name in of_layers or name not in self.problem.parameters:
                 continue
             operations = self._acts_through(name)
-            if operations is None:
-                if (through := self._acts_through_made(name)) is not None:
-                    made[name] = through
-                continue
             kinds = {type(read) for read in self.first.tape.reads[name] or ()}
-            if kinds == {Product}:
+            if operations is not None and kinds == {Product}:
                 if (found := self._outside(name)) is not None:
                     outside[name] = found
-            elif kinds == {Lookup}:
+            elif operations is not None and kinds == {Lookup}:
                 embeddings[name] = operations
-            elif kinds <= {Bias, Entrywise}:
+            elif operations is not None and kinds <= {Bias, Entrywise}:
                 small[name] = operations
+            if name not in (*outside, *embeddings, *small) and (through := self._acts_through_made(name)) is not None:
+                made[name] = through
         known = of_layers | outside.keys() | small.keys() | embeddings.keys() | made.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
         unexplained = tuple(name for name in sizes if name not in known)
@@ -107,7 +106,7 @@ class _Planner:
         shapes = [(op.shape, op.dtype) for name, op in self.first.operations.items() if name in needed]
         shapes += [(calls[key].x.shape, calls[key].x.dtype) for key in axes]
         return Layout(
-            structure=self.structure,
+            structure=replace(self.structure, made={name: self.structure.made[name] for name in made}),
             weights=weights,
             outside=outside,
             small_parameters=tuple(small),

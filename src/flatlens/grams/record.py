@@ -82,7 +82,7 @@ class Tape:
         sampled = sampled_nodes(graph, [node for node in sources if node is not None])
         for name, p in model.named_parameters():
             reads, leaf = self.reads.get(name, ()), graph.leaves.get(id(p))
-            if leaf is None or (reads is not None and all(read.node in sampled for read in reads)):
+            if leaf is None or (reads is not None and _alike_reads(reads) and all(r.node in sampled for r in reads)):
                 continue
             if reads is not None and all(isinstance(read, Lookup) for read in reads):
                 found = [made_of(graph, read.node, read.shape, sampled) for read in reads]
@@ -105,6 +105,11 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
         assert isinstance(weight, Tensor)
         found = [product for product, W in inside if W.shape == weight.shape and _alike(W, weight.detach())]
     return found[0] if len(found) == 1 else None
+
+
+def _alike_reads(reads: tuple[Read, ...]) -> bool:
+    """Return whether all reads are of one kind, products with one orientation of the weight."""
+    return len({(type(read), read.adapter if isinstance(read, Product) else None) for read in reads}) <= 1
 
 
 def _alike(W: Tensor, weight: Tensor) -> bool:

@@ -72,7 +72,7 @@ def made_of(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Nod
                 return None  # the derivative would take conjugates and real parts
             read = read_of(graph, reader, operand, shape)
             if reader in sampled or _repeats(read):
-                if read is None or isinstance(read, Lookup):
+                if read is None or (isinstance(read, Lookup) and len(shape) != 2):
                     return None
                 reads.append(read)
                 continue
@@ -89,4 +89,6 @@ def made_of(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Nod
 
 def _repeats(read: Read | None) -> bool:
     """Return whether an operation repeats the tensor along an axis, which may be that of the samples."""
-    return isinstance(read, Entrywise) and read.broadcast != read.shape
+    if not isinstance(read, Entrywise):
+        return False
+    return read.broadcast != read.shape or bool(read.node.name() == "ExpandBackward0")  # to a chunk of one sample, too
