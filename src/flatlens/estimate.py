@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Literal, Self, TypeAlias
 
 import pandas as pd
@@ -99,6 +100,10 @@ class Report(Result, Mapping[Key, Estimate]):
     def measures(self) -> list[str]:
         """Return the measures' names, in the order they were asked for."""
         return list(dict.fromkeys(name for name, _ in self._estimates))
+
+    def plot(self) -> Any:
+        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
+        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
 
     def frame(self) -> pd.DataFrame:
         """Return a tidy table: one row for each estimate; `layer` is empty for the network's answer."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from typing import Any, Self, overload
 
 import pandas as pd
@@ -71,6 +72,10 @@ class Comparison(Result):
     def survives(self, measure: str) -> bool:
         """Return whether both rescalings of the weights leave the measure unchanged: it is about the function."""
         return self.measures[measure].invariant_under >= RESCALINGS
+
+    def plot(self) -> Any:
+        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
+        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per measure and network.

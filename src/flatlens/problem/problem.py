@@ -137,6 +137,14 @@ class Problem:
                 with measuring(copied), torch.no_grad():
                     check_all(self, copied, self.test)
 
+    def __repr__(self) -> str:
+        count = sum(p.numel() for name, p in self.model.named_parameters() if name in self.parameters)
+        held_out = "" if self.test is None else ", held-out data"
+        return (
+            f"Problem: {type(self.model).__name__} of {count:,} parameters, {self.loss.description}, "
+            f"{self.n:,} samples, {self.outputs:,} outputs{held_out}"
+        )
+
     @property
     def coupled(self) -> bool:
         """Return whether samples depend on each other, through the statistics of their batch."""

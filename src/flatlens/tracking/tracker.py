@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Literal, final
 
 import numpy as np
@@ -174,6 +175,10 @@ class Tracker:
         `attrs["reproducible"]` is False where a budget of time made it skip; `attrs["note"]` says how often.
         """
         return self._history.frame()
+
+    def plot(self) -> Any:
+        """Return an Altair chart (report.pictures); a notebook shows it by itself."""
+        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""
