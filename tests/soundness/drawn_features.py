@@ -122,7 +122,59 @@ def _packed(s: Stage, h: Tensor, x: Tensor) -> Tensor:
     return z.index_put((seen,), s.b(h[seen])) if bool(seen.any()) else z
 
 
+class Attending(nn.Module):
+    """nn.MultiheadAttention of tokens to others, perhaps behind a causal mask."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.mha, self.causal = nn.MultiheadAttention(width, heads, batch_first=True), causal
+
+    def forward(self, h: Tensor, others: Tensor) -> Tensor:
+        mask = torch.ones(h.shape[1], others.shape[1], dtype=torch.bool).triu(1) if self.causal else None
+        return self.mha(h, others, others, attn_mask=mask, need_weights=False)[0]
+
+
+def _grouped(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """Two heads of queries share one of keys and values, behind a causal mask."""
+    q, kv = s.q(h).unflatten(2, (2, -1)).transpose(1, 2), s.kv(h)[:, None]
+    key, v = kv.chunk(2, -1)
+    z = F.scaled_dot_product_attention(q, key.expand_as(q), v.expand_as(q), is_causal=True)
+    return s.o(z.transpose(1, 2).flatten(2))
+
+
+def _rotary(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """Queries and keys are turned by an angle that grows with the position."""
+    angle = torch.arange(h.shape[1], dtype=h.dtype)[:, None] * h.new_tensor([1.0, 0.1]).repeat(2)
+    q, key = (z * angle.cos() + torch.cat([-z[..., 2:], z[..., :2]], -1) * angle.sin() for z in s.qk(h).chunk(2, -1))
+    return s.o(F.scaled_dot_product_attention(q, key, s.v(h)))
+
+
+def _positioned(s: Stage, h: Tensor, x: Tensor) -> Tensor:
+    """A part of a table is added, and rows of another one that are the same for all samples."""
+    T = h.shape[1]
+    return s.act(s.a(h + s.place[:, :T] + s.rows(torch.arange(T).flip(0)[None])))
+
+
 ATTENTION: dict[str, Factory] = {
+    "masked": lambda k: Stage(
+        lambda s, h, x: s.o(h + s.a(h, h)), a=Attending(k.i, 2 - k.i % 2, True), o=nn.Linear(k.i, k.o)
+    ),
+    "cross-attention": lambda k: Stage(
+        lambda s, h, x: s.o(h + s.a(h, s.act(s.b(h)))), a=Attending(k.i, 1, k.pick % 2 == 0), b=nn.Linear(k.i, k.i),
+        act=k.act(), o=nn.Linear(k.i, k.o),
+    ),
+    "grouped queries": lambda k: Stage(
+        _grouped, q=nn.Linear(k.i, 4), kv=nn.Linear(k.i, 4), o=nn.Linear(4, k.o)
+    ),
+    "rotary positions": lambda k: Stage(
+        _rotary, qk=nn.Linear(k.i, 8, bias=False), v=nn.Linear(k.i, 3), o=nn.Linear(3, k.o)
+    ),
+    "a block twice": lambda k: Stage(
+        lambda s, h, x: s.o(s.a(s.a(h))), a=_encoder(k.i, k.pick), o=nn.Linear(k.i, k.o)
+    ),
+    "positions": lambda k: Stage(
+        _positioned, a=k.layer(), act=k.act(), place=nn.Parameter(torch.randn(1, 5, k.i)), rows=nn.Embedding(4, k.i)
+    ),
     "multihead": lambda k: Stage(
         lambda s, h, x: s.o(h + s.a(h)), a=Attended(k.i, 2 - k.i % 2, k.pick % 2 == 0), o=nn.Linear(k.i, k.o)
     ),

@@ -206,7 +206,7 @@ def networks(draw: Callable[..., object], family: str) -> Drawn:
     before, after = one_of(None, None, *every), one_of(*reversed(every), None, None, None)
     stages = tuple(stage for stage in (before, mine, after) if stage is not None)
     second = one_of("", "", "", "", "", "product", "trace", "layers")
-    small = second or {"encoder layer", "lstm"} & set(dict(stages))
+    small = second or {"encoder layer", "a block twice", "lstm"} & set(dict(stages))
     outputs = one_of(2, 3, 1) if small else one_of(2, 3, 4, 1)
     n = one_of(9, 12, 6) if small else one_of(12, 20, 33, 40)
     losses = [name for name in LOSS_OF if outputs > 1 or name != "cross_entropy"]
