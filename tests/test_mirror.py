@@ -101,7 +101,7 @@ ELSEWHERE = {
     "tracking/test_tracker.py": "tracking/history tracking/isolated tracking/schedule",
     # Used everywhere
     "measures/test_registry.py": "registry",
-    "test_result.py": "estimate files",
+    "test_result.py": "estimate files version",
     "test_options.py": "former",
     "test_extras.py": "errors",
 }

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import time
 
 import pandas as pd
 import pytest
@@ -13,7 +15,7 @@ from flatlens.bounds import Verdict
 from flatlens.errors import BadFolder, BadInput, UnknownName
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import Measure, per_sample
-from flatlens.result import Result
+from flatlens.result import SCHEMA, Result
 from flatlens.transforms import Cell
 
 MEASURES = ["mls", "weight_norm", "local_volume(top_k=1)", "loss", "hessian_trace"]
@@ -53,6 +55,54 @@ def results() -> dict[str, Result]:
         "invariance report": fl.check_invariance(lens(), ["mls", "weight_norm"]),
         "comparison": comparison(["mls", "weight_norm", own(power=2)]),
     }
+
+
+def test_identical_runs_write_the_same_bytes_but_for_the_times(results: dict[str, Result], tmp_path) -> None:
+    files = []
+    for _ in range(2):
+        fl.measure(lens(), MEASURES).save(tmp_path / "r")
+        raw = (tmp_path / "r").read_bytes()
+        length = int.from_bytes(raw[:8], "little")
+        header = json.loads(raw[8 : 8 + length])
+        assert list(header) == sorted(header)
+        times = json.loads(header["__metadata__"].pop("flatlens.seconds"))["values"]
+        assert sum(time for time in times if isinstance(time, float)) > 0
+        assert next(time for time in times if isinstance(time, dict))["pass"] > 0
+        table = json.loads(header["__metadata__"]["flatlens.report"])
+        assert (table["schema"], table["flatlens"]) == (SCHEMA, fl.__version__)
+        files.append((json.dumps(header), raw[8 + length :]))
+    assert files[0] == files[1]
+
+
+def test_a_file_has_the_permissions_that_the_umask_leaves(results: dict[str, Result], tmp_path) -> None:
+    before = os.umask(0o027)
+    try:
+        results["report"].save(tmp_path / "r")
+        assert (tmp_path / "r").stat().st_mode & 0o777 == 0o640
+    finally:
+        os.umask(before)
+
+
+def test_times_are_counted_once() -> None:
+    seen = lens()
+    report = fl.measure(seen, ["mls", "nmls", "relative_flatness", "weight_norm"])
+    rows = report.frame()
+    assert report.about["seconds"] == {"pass": seen.pass_seconds}
+    assert seen.pass_seconds > 0
+    assert rows.groupby("measure")["seconds"].apply(lambda each: (each > 0).sum()).max() == 1
+    start = time.perf_counter()
+    again = fl.measure(seen, ["mls", "nmls", "relative_flatness", "weight_norm"])
+    assert again.about["seconds"] == report.about["seconds"]  # no further pass
+    assert again.frame()["seconds"].sum() <= time.perf_counter() - start
+
+
+def test_a_problem_made_in_python_says_where_it_is_from(results: dict[str, Result]) -> None:
+    origin = results["report"].about["origin"]
+    assert origin["model"] == "torch.nn.modules.container.Sequential"
+    assert origin["data"].startswith("tensors of shape (5, 3) and (5,), checksum ")
+    assert fl.measure(lens(), "loss").about["origin"] == origin
+    assert fl.measure(lens(1), "loss").about["origin"] != origin
+    assert results["report"].about["versions"]["flatlens"] == fl.__version__
 
 
 KINDS = ["report", "bounds report", "invariance report", "comparison"]

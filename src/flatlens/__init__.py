@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from flatlens.transforms import InvarianceReport as InvarianceReport
     from flatlens.transforms import check_invariance as check_invariance
 
-__version__ = "0.1.0"
+from flatlens.version import __version__ as __version__
 
 # Imported on first use (PEP 562), so that `flatlens --help` never waits for torch.
 _HOME = {

@@ -37,7 +37,7 @@ class Estimate:
     arrays: Mapping[str, Tensor] = field(default_factory=dict)  #: vectors and curves by name
     source: str = ""  #: the paper and the equation of the definition
     unit: str = ""
-    seconds: float = 0.0  #: duration of the computation that gave it (one pass serves many measures)
+    seconds: float = 0.0  #: duration for all rows of its measure, in the first; passes are in about["seconds"]
     products: int = 0  #: curvature-vector products used
 
     def __repr__(self) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,10 +18,13 @@ from torch import Tensor
 
 from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.files import write_whole
+from flatlens.version import __version__
 
 MOST_ROWS = 80  #: rows of a table that the terminal and a notebook show
 
-_DIGEST = "flatlens.digest"
+SCHEMA = 1  #: number of the form of saved results and of the command line's JSON; it grows when a reader must change
+
+_DIGEST, _SECONDS = "flatlens.digest", "flatlens.seconds"
 
 
 class Result(ABC):
@@ -58,14 +61,18 @@ class Result(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write one file, whole or not at all: the arrays as safetensors, the rest in its header.
 
+        Two runs with the same results write the same bytes, except for the field "flatlens.seconds" of the header.
+
         Raises:
             BadFolder: the file cannot be written.
         """
         try:
             content, tensors = self._content()
-            table = json.dumps({**content, "about": self.about})
-            header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors)}
-            write_whole(Path(path), save(tensors, metadata=header))
+            taken: list[Any] = []
+            made_by = {"schema": SCHEMA, "flatlens": __version__}
+            table = json.dumps(_without_seconds({**made_by, **content, "about": self.about}, taken))
+            header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors), _SECONDS: _guarded(taken)}
+            write_whole(Path(path), _in_order(save(tensors, metadata=header)))
         except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
             where = f"{type(self).__name__}.save({str(path)!r})"
             raise BadFolder(f"{where}: the file cannot be written ({one_line(error)})") from error
@@ -82,16 +89,63 @@ class Result(ABC):
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
             if f"flatlens.{cls._KIND}" not in header:
-                held = [key.removeprefix("flatlens.") for key in set(header) - {_DIGEST} if key.startswith("flatlens.")]
+                kinds = set(header) - {_DIGEST, _SECONDS}
+                held = [key.removeprefix("flatlens.") for key in kinds if key.startswith("flatlens.")]
                 raise ValueError(f"it is a saved {held[0]}" if held else "it holds something else")
             table = header[f"flatlens.{cls._KIND}"]
             digest = _digest(table, tensors)
             if header.get(_DIGEST, digest) != digest:  # earlier versions wrote none
                 raise ValueError("its checksum is not that of its contents: it was damaged, or written by other hands")
-            return cls._restored(json.loads(table), tensors)
+            plain = json.loads(table)
+            times = _unguarded(header[_SECONDS]) if _SECONDS in header else []  # earlier versions wrote none
+            plain = _with_seconds(plain, iter(times))
+            return cls._restored(plain, tensors)
         except (SafetensorError, LookupError, TypeError, AttributeError, ValueError, OSError, RecursionError) as error:
             where = f"{cls.__name__}.load({str(path)!r})"
             raise BadInput(f"{where}: not a saved {cls._KIND} ({one_line(error)})") from error
+
+
+def _without_seconds(plain: Any, taken: list[Any]) -> Any:
+    """Return a table with null in place of everything called "seconds", which is appended to `taken`."""
+    if isinstance(plain, Mapping):
+        taken += [each for key, each in plain.items() if key == "seconds"]
+        return {key: None if key == "seconds" else _without_seconds(each, taken) for key, each in plain.items()}
+    return [_without_seconds(each, taken) for each in plain] if isinstance(plain, list | tuple) else plain
+
+
+def _with_seconds(plain: Any, taken: Iterator[Any]) -> Any:
+    """Return the table that `_without_seconds` was given."""
+    if isinstance(plain, Mapping):
+        own = {key: _next(taken) for key, each in plain.items() if key == "seconds" and each is None}
+        return {key: own[key] if key in own else _with_seconds(each, taken) for key, each in plain.items()}
+    return [_with_seconds(each, taken) for each in plain] if isinstance(plain, list) else plain
+
+
+def _next(taken: Iterator[Any]) -> Any:
+    for value in taken:
+        return value
+    raise ValueError("it lacks its times: it was damaged")
+
+
+def _guarded(taken: list[Any]) -> str:
+    """Return values as JSON with a checksum of their own: that of the results must not depend on them."""
+    return json.dumps({"values": taken, "sha256": hashlib.sha256(json.dumps(taken).encode()).hexdigest()})
+
+
+def _unguarded(text: str) -> list[Any]:
+    held = json.loads(text)
+    values: list[Any] = held["values"]
+    if hashlib.sha256(json.dumps(values).encode()).hexdigest() != held["sha256"]:
+        raise ValueError("the checksum of its times is not that of its contents: it was damaged")
+    return values
+
+
+def _in_order(content: bytes) -> bytes:
+    """Return a safetensors file with its header in order: safetensors writes metadata in any order."""
+    length = int.from_bytes(content[:8], "little")
+    header = json.dumps(json.loads(content[8 : 8 + length]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
 
 
 def _digest(table: str, tensors: Mapping[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from flatlens.errors import BadInput, StaleLens
 from flatlens.measures import MEASURES
 from flatlens.report.cards import FAMILIES, by_family, plain
 from flatlens.report.reference import page
+from flatlens.result import SCHEMA
 
 
 def test_help_leaves_torch_alone():
@@ -187,7 +188,8 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 def test_json_has_no_nan(capsys):
     show_json({"a": [float("nan"), float("inf"), 1.5], "b": None})
-    assert json.loads(capsys.readouterr().out) == {"a": [None, None, 1.5], "b": None}
+    told = {"schema": SCHEMA, "flatlens": flatlens.__version__}
+    assert json.loads(capsys.readouterr().out) == {**told, "a": [None, None, 1.5], "b": None}
     import numpy as np
 
     assert output.plain(np.float64("nan")) is None

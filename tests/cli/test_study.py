@@ -265,3 +265,18 @@ def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):
     assert said in told
     assert told.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_are(tmp_path):
+    from flatlens.data.named import IMAGES, SYNTHETIC
+    from flatlens.models import ARCHITECTURES as KINDS
+
+    study_command = sys.modules["flatlens.cli.study"]
+    assert set(study_command._DATA_SETS) == {*SYNTHETIC, *IMAGES}
+    assert set(study_command._ARCHITECTURES) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
+    for slip, said in (["digit"], "did you mean digits"), (["digits", "--model", "MPL"], "did you mean MLP"):
+        code = f"import sys; from flatlens.cli import run; run({['study', *slip, '--out', str(tmp_path / 'x')]!r})"
+        code += "; sys.exit('torch' in sys.modules)"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert said in found.stderr
+        assert found.returncode == 0, "torch was imported, which takes seconds"

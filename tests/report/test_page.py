@@ -61,6 +61,8 @@ def specs_of(html: str) -> dict[str, dict]:
 
 def test_every_figure_has_its_place_and_its_chart(html):
     slots = [attrs["data-spec"] for attrs in Elements(html).all("div") if "data-spec" in attrs]
+    first, *slots = slots  # the picture of the first screen is one of the panels below
+    assert first in slots
     assert sorted(slots) == sorted(specs_of(html))
     for name, panels in (
         ("correlations_with_gap", 2),
@@ -96,6 +98,23 @@ def test_it_says_what_was_run_and_found(html, laptop):
     assert "1 of 48 networks is left out" in html
     assert f"<code>{laptop.excluded[0][0]}</code>: out of steps" in html
     assert "2.13.0" in html
+
+
+def test_the_first_screen_is_the_answer_and_one_picture_and_the_rest_is_folded(laptop, laptop_figures):
+    result = replace(laptop, answers=[("What", "one line & more"), ("How surely", "two"), ("Beware", "three")])
+    html = study_html(result, laptop_figures, CARDS)
+    first = html[html.index('<section id="answer"') :].partition("</section>")[0]
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", first) == [
+        ("What", "one line &amp; more"), ("How surely", "two"), ("Beware", "three"),
+    ]  # fmt: skip
+    picture = re.search(r'data-spec="against_gap-(\d+)"', first).group(1)
+    strongest = laptop.relations[laptop.relations["x"] == "generalisation gap"].set_index("y")["pearson"].abs()
+    measures = [q.name for q in laptop.quantities if q.role == "measure"]
+    assert measures[int(picture)] == strongest[measures].idxmax()
+    assert html.index('<section id="answer"') < html.index("<details>")
+    folded = re.findall(r'<section id="(\w+)">\n<details><summary><h2>', html)
+    assert len(folded) == html.count("<section id=") - 1
+    assert html.count("<details>") == html.count("</details>") == len(folded)
 
 
 def test_failed_and_unfinished_networks_are_said(smoke):
@@ -155,7 +174,7 @@ def test_files_are_whole_and_linked(folder):
     out, written = folder
     page = out / "report.html"
     assert written[0] == page
-    assert len(written) == 1 + 5 * 3
+    assert len(written) == 1 + 5 * 4
     assert not list(out.rglob("*.partial"))
     links = {attrs["href"] for attrs in Elements(page.read_text()).all("a")} - {"figures/"}
     files = {link for link in links if not link.startswith("#")}
@@ -164,6 +183,7 @@ def test_files_are_whole_and_linked(folder):
     for link in files:
         assert (out / link).stat().st_size > 0
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in out.glob("figures/*.png"))
+    assert all(path.read_bytes().startswith(b"%PDF-") for path in out.glob("figures/*.pdf"))
     assert all(b"<svg" in path.read_bytes()[:200] for path in out.glob("figures/*.svg"))
 
 

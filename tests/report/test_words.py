@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from flatlens.data import DataSettings
 from flatlens.experiments import Study
 from flatlens.experiments.settings import Axis
 from flatlens.report.words import what_was_run
@@ -57,3 +58,19 @@ def test_architectures_are_counted_and_not_listed(laptop):
         "48 networks (ViT), at their initial weights on 600 training samples of digits with the mean squared error"
     )
     assert told == f"{trained}: 36 models."
+
+
+def test_an_end_by_epochs_is_said_and_data_that_are_an_axis_are_named():
+    base = Study.digits("smoke").base
+    training = replace(base.training, max_epochs=50)
+    study = Study("told", replace(base, training=training), (Axis("lr", (0.1, 0.2)),))
+    networks = pd.DataFrame({"seed": [0, 0]})
+    told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=networks))
+    assert told.endswith("was under 0.01, or for 10,000 steps or 50 epochs, whichever came first.")
+    alone = Study("told", replace(base, training=replace(training, max_steps=None)), (Axis("lr", (0.1, 0.2)),))
+    assert what_was_run(SimpleNamespace(settings=alone.as_json(), networks=networks)).endswith("or for 50 epochs.")
+    pairs = ((DataSettings("digits", train=200), 4), (DataSettings("clusters"), 8))
+    both = Study("told", base, (Axis("data+batch_size", pairs),))
+    told = what_was_run(SimpleNamespace(settings=both.as_json(), networks=networks))
+    assert "digits with 4 and clusters with 8" in told
+    assert "None" not in told

@@ -1,5 +1,7 @@
 """Correlations beside scipy's, on ties; intervals that cover, p-values that are uniform; exclusions are told."""
 
+import itertools
+import math
 from functools import partial
 
 import numpy as np
@@ -202,3 +204,26 @@ def test_twenty_quantities_of_a_hundred_networks_take_seconds():
     start = time.process_time()  # not the clock's, which a busy machine stretches
     assert len(all_pairs(table, resampled=1000)) == 570
     assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("name", ["pearson", "spearman", "kendall"])
+@pytest.mark.parametrize("n", [4, 6])
+def test_p_is_exact_for_few_networks(name, n):
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(size=n), rng.integers(0, 4, size=n).astype(float)  # with ties
+    own = abs(SCIPY[name](x, y).statistic)
+    every = [abs(SCIPY[name](x, y[list(order)]).statistic) for order in itertools.permutations(range(n))]
+    found = correlate(x, y, name, resampled=0)
+    assert found.p == pytest.approx(np.mean(np.array(every) >= own - 1e-12), rel=1e-12)
+    assert f"all {math.factorial(n)} permutations" in found.method
+
+
+def test_the_smallest_p_of_six_networks_is_two_of_720():
+    assert correlate(range(6), range(6), resampled=0).p == pytest.approx(2 / 720, rel=1e-12)
+
+
+def test_every_order_within_groups():
+    orders = permutations(6, 0, 99, np.array([0, 1, 0, 1, 1, 0]))
+    assert len({tuple(order) for order in orders}) == len(orders) == 35
+    assert (np.sort(orders[:, [0, 2, 5]], axis=1) == [0, 2, 5]).all()
+    assert not (orders == np.arange(6)).all(1).any()

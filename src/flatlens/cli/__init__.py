@@ -23,7 +23,6 @@ from typing import Any
 
 from cyclopts import App, CycloptsError
 
-from flatlens import __version__
 from flatlens.cli.bounds import bounds
 from flatlens.cli.compare import compare
 from flatlens.cli.data import data
@@ -38,6 +37,7 @@ from flatlens.cli.study import report, study
 from flatlens.errors import FlatlensError, typed_line
 from flatlens.former import FormerName
 from flatlens.userfile import said
+from flatlens.version import __version__
 
 TRACEBACK = "--traceback"
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA out of memory")
@@ -59,6 +59,10 @@ app.command(reproduce)
 app.command(list_names, name="list")
 app.command(report)
 app.command(data)
+app.register_install_completion_command(
+    help="Complete commands and options with the Tab key: writes a script for bash, zsh or fish, and a line in its "
+    "startup file that reads it."
+)
 
 
 def main() -> None:

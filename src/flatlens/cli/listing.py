@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.output import Flag, show, show_json
+from flatlens.cli.output import Flag, show, show_rows
 from flatlens.cli.study import STUDIES
 from flatlens.errors import BadInput
 
@@ -51,7 +51,7 @@ def list_names(
         return
     rows = _rows(kind)
     if as_json:
-        show_json(rows)
+        show_rows(rows)
     elif kind == "measures":
         show(*_measures(), KEY, _papers())
     else:

@@ -86,7 +86,11 @@ def measure(
             bar.stage(DRAWING)
             note(f"page written: {write_measure_page(found, fl.catalogue(), page)}")
     if as_json:
-        show_json({"about": found.about, "estimates": found.frame().to_dict("records")})
+        about = {name: value for name, value in found.about.items() if name != "seconds"}
+        rows = found.frame()
+        seconds = {**found.about["seconds"], **rows[rows["seconds"] > 0].set_index("measure")["seconds"].to_dict()}
+        estimates = rows.drop(columns="seconds").to_dict("records")
+        show_json({"about": about, "estimates": estimates, "seconds": seconds})
         return
     from flatlens.report.tables import measure_screen
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, Token, convert
 
 from flatlens.errors import BadFolder, needs
+from flatlens.version import __version__
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType
@@ -108,9 +109,16 @@ def bullets(sentences: Iterable[str]) -> RenderableType:
     return table
 
 
-def show_json(value: object) -> None:
-    """Print one JSON document on stdout; numbers that JSON lacks (NaN, inf) become null."""
-    print(json.dumps(plain(value), indent=1, allow_nan=False))
+def show_json(value: Mapping[str, object]) -> None:
+    """Print one JSON document on stdout, with its schema and flatlens's version; NaN and inf become null."""
+    from flatlens.result import SCHEMA
+
+    print(json.dumps(plain({"schema": SCHEMA, "flatlens": __version__, **value}), indent=1, allow_nan=False))
+
+
+def show_rows(rows: Sequence[object]) -> None:
+    """Print one JSON array on stdout."""
+    print(json.dumps(plain(rows), indent=1, allow_nan=False))
 
 
 def plain(value: object) -> Any:

@@ -12,6 +12,9 @@ from flatlens.cli.bar import Bar
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
+from flatlens.errors import UnknownName
+from flatlens.progress import in_words
+from flatlens.userfile import is_userfile
 
 if TYPE_CHECKING:
     from flatlens.experiments.study import Study, StudyResult
@@ -20,7 +23,15 @@ STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
-EXPECTED = {"smoke": "8 networks, under 30 s", "laptop": "99 networks, about 4 minutes"}
+_DATA_SETS = (
+    "digits", "patches", "clusters", "inverted_clusters", "eight_points", "waves_interval", "waves_square",
+    "waves_cube", "waves_circle", "waves_sphere", "waves_sheet", "imagenet", "mnist", "fashion_mnist", "cifar10",
+    "cifar100",
+)  # fmt: skip
+_ARCHITECTURES = ("MLP", "LeNet5", "VGG11", "SmallVGG", "ResNet18", "ViT", "CoordinateNet", "Published")
+"""Names that are checked before torch is imported, which takes seconds."""
+SECONDS = {"smoke": 3.0, "laptop": 2.5}
+"""Seconds for a network of the digits study, with two workers."""
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
 
 
@@ -69,6 +80,7 @@ def study(
         as_json: Print JSON.
     """
     running.check()
+    _require_known(data, model)
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.building import study_of
 
@@ -119,15 +131,32 @@ def report(
     _conclude(result, files, as_json)
 
 
+def _require_known(data: str, model: str | None) -> None:
+    """Refuse a mistyped data set or architecture at once."""
+    own = data.endswith((".yaml", ".yml")) or is_userfile(data) or Path(data).expanduser().is_dir()
+    if not own and data not in _DATA_SETS:
+        raise UnknownName.among("data set to study (nor is it a folder, nor file.py:NAME)", data, _DATA_SETS)
+    name = (model or "").partition("(")[0].strip()
+    if name.isidentifier() and name not in _ARCHITECTURES:
+        raise UnknownName.among("architecture", name, _ARCHITECTURES)
+
+
 def _expected(chosen: Study) -> str:
     """Return what work follows, in words."""
     memory = "about 0.5 GiB of memory for each worker"
-    if chosen.name in STUDIES and chosen.scale in EXPECTED and len(chosen.axes) == 3:
-        return f"{chosen.name} at {chosen.scale} scale: {EXPECTED[chosen.scale]} on two cores, {memory}"
+    if chosen.base == _digits(chosen):
+        networks = len(chosen.networks())
+        told = f"{networks} networks, about {in_words(SECONDS[chosen.scale] * networks)}"
+        return f"{chosen.name} at {chosen.scale} scale: {told} on two cores, {memory}"
     if any("+" in axis.name for axis in chosen.axes):
         return f"{chosen.name}: {len(chosen.networks())} networks, {memory}"
     axes = " x ".join(f"{len(axis.values)} {axis.name}" for axis in chosen.axes)
     return f"{chosen.name}: {len(chosen.networks())} networks ({axes}), {memory}"
+
+
+def _digits(chosen: Study) -> object:
+    """Return the settings of the digits study of the same scale; None if there is none."""
+    return type(chosen).digits(chosen.scale).base if chosen.scale in SECONDS else None  # type: ignore[arg-type]
 
 
 def _conclude(result: StudyResult, files: list[Path], as_json: bool) -> None:
@@ -154,6 +183,7 @@ def _facts(result: StudyResult) -> dict[str, Any]:
     return {
         "networks": result.networks.to_dict("records"),
         "relations": result.relations.to_dict("records"),
+        "answers": [{"what": what, "answer": line} for what, line in result.answers],
         "findings": result.findings,
         "excluded": [{"key": key, "why": why} for key, why in result.excluded],
         "failed": [{"key": key, "why": why} for key, why in result.failed],

@@ -43,12 +43,12 @@ def _intervals(study: Study, networks: pd.DataFrame) -> str:
     kept = networks[networks["outcome"].isin(REACHED)]
     column = unit_column(study.varied)
     units, unit = kept[column].nunique(), "seed" if column == "seed" else "network"
-    said = f"The intervals are 95% intervals over {_count(units, f'independent {unit}')}"
+    said = f"The intervals are 95% intervals over {count_of(units, f'independent {unit}')}"
     if unit == "seed":
         said += ": networks of one seed share their initial weights and the order of their batches"
     if units < FEWEST_DESCRIBED:
         return f"{said}, and {units} are too few for an interval. A correlation here is no proof of anything."
-    rough = f" With {_count(units, unit)} they are rough at best." if units < FEW else ""
+    rough = f" With {count_of(units, unit)} they are rough at best." if units < FEW else ""
     return f"{said}. A correlation in this population is no proof of a cause.{rough}"
 
 
@@ -71,11 +71,11 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
     for outcome in ("out of steps", "diverged"):
         if number := int((networks["outcome"] == outcome).sum()):
             how = "ran out of steps" if outcome == "out of steps" else outcome
-            sentences.append(f"{_count(number, 'network')} {how} and {_is(number)} left out of every relation below.")
+            sentences.append(f"{count_of(number, 'network')} {how} and {_is(number)} left out of every relation below.")
     if failed:
-        sentences.append(f"{_count(failed, 'network')} ended in an error and {_is(failed)} missing.")
+        sentences.append(f"{count_of(failed, 'network')} ended in an error and {_is(failed)} missing.")
     if unfinished:
-        sentences.append(f"{_count(unfinished, 'network')} {_is(unfinished)} not finished: this is a partial result.")
+        sentences.append(f"{count_of(unfinished, 'network')} {_is(unfinished)} not finished: this is a partial result.")
     return sentences
 
 
@@ -98,7 +98,7 @@ def _goal(study: Study) -> str:
     return f"reach {told} on their {samples}" if told else f"are trained to the end of their steps on their {samples}"
 
 
-def _held_fixed(study: Study) -> dict[str, str]:
+def trained_alike(study: Study) -> dict[str, str]:
     """Return each way of holding settings fixed, in words."""
     axes = study.varied
     told = {}
@@ -114,23 +114,23 @@ def _held_fixed(study: Study) -> dict[str, str]:
 def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[str]:
     """Return each measure's relation with the gap: intervals without zero first, strongest first, then the others."""
     names = [q.name for q in quantities if q.role == "measure"]
-    rows = [row for name in names if (row := _relation(relations, GAP.name, name)) is not None]
-    clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
-    unclear = [r for r in rows if not _clear(r, "pearson") and r["pearson"] == r["pearson"]]
+    rows = [row for name in names if (row := relation_of(relations, GAP.name, name)) is not None]
+    clear = sorted((r for r in rows if is_clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
+    unclear = [r for r in rows if not is_clear(r, "pearson") and r["pearson"] == r["pearson"]]
     sentences = []
     if clear:
         best = clear[0]
         verb = "rises" if best["pearson"] > 0 else "falls"
         sentences.append(
-            f"Across {best['n']} networks the generalisation gap {verb} with {_other(best)} most closely: Pearson r = "
-            f"{_interval(best, 'pearson')}, Kendall tau = {_interval(best, 'kendall')}."
+            f"Across {best['n']} networks the generalisation gap {verb} with {other_than_gap(best)} most closely: "
+            f"Pearson r = {interval_of(best, 'pearson')}, Kendall tau = {interval_of(best, 'kendall')}."
         )
     for verb, sign in (("rises", 1), ("falls", -1)):
         if group := [r for r in clear[1:] if r["pearson"] * sign > 0]:
-            listed = "; ".join(f"{_other(r)}, r = {_interval(r, 'pearson')}" for r in group)
+            listed = "; ".join(f"{other_than_gap(r)}, r = {interval_of(r, 'pearson')}" for r in group)
             sentences.append(f"The gap {verb} also with {listed}.")
     if unclear:
-        listed = "; ".join(f"{_other(r)}, r = {_interval(r, 'pearson')}" for r in unclear)
+        listed = "; ".join(f"{other_than_gap(r)}, r = {interval_of(r, 'pearson')}" for r in unclear)
         sentences.append(f"No clear relation with the gap (the interval contains zero): {listed}.")
     return sentences
 
@@ -141,11 +141,11 @@ def _settings(quantities: Sequence[Quantity], relations: pd.DataFrame) -> list[s
     for setting in (q for q in quantities if q.role == "setting"):
         name = setting.name.removesuffix(" (log)")
         for target, low, high in ((SHARPNESS, "flatter", "sharper"), (GAP, "smaller gaps", "larger gaps")):
-            row = _relation(relations, setting.name, target.name)
+            row = relation_of(relations, setting.name, target.name)
             if row is None or row["kendall"] != row["kendall"]:
                 continue
-            tau = f"Kendall tau of {name} and {target.name} = {_interval(row, 'kendall')} (n = {row['n']})"
-            if not _clear(row, "kendall"):
+            tau = f"Kendall tau of {name} and {target.name} = {interval_of(row, 'kendall')} (n = {row['n']})"
+            if not is_clear(row, "kendall"):
                 sentences.append(f"No clear effect of the {name} on the {target.name}: {tau}.")
             elif target is SHARPNESS:
                 sentences.append(f"A larger {name} goes with {low if row['kendall'] < 0 else high} minima: {tau}.")
@@ -158,13 +158,13 @@ def _within(study: Study, within: pd.DataFrame) -> list[str]:
     """Return the relations with the gap that remain when settings are held fixed."""
     names = {q.name for q in study.quantities if q.role == "measure"}
     sentences = []
-    for group, words in _held_fixed(study).items():
+    for group, words in trained_alike(study).items():
         rows = [r for _, r in within[within["group"] == group].iterrows() if r["x"] in names]
         rows = [r for r in rows if r["pearson"] == r["pearson"]]
         if not rows:
             continue
-        clear = sorted((r for r in rows if _clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
-        listed = "; ".join(f"{r['x']}, r = {_interval(r, 'pearson')}" for r in clear[:3])
+        clear = sorted((r for r in rows if is_clear(r, "pearson")), key=lambda r: -abs(r["pearson"]))
+        listed = "; ".join(f"{r['x']}, r = {interval_of(r, 'pearson')}" for r in clear[:3])
         more = f": {'the three strongest are ' if len(clear) > 3 else ''}{listed}" if clear else ""
         go = "goes" if len(clear) == 1 else "go"
         sentences.append(
@@ -177,15 +177,15 @@ def _within(study: Study, within: pd.DataFrame) -> list[str]:
 def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> list[str]:
     """Return the measures whose clear relation with the gap changes its sign clearly when settings are held fixed."""
     sentences = []
-    for group, words in _held_fixed(study).items():
+    for group, words in trained_alike(study).items():
         turned = []
         for name in (q.name for q in study.quantities if q.role == "measure"):
-            overall = _relation(relations, GAP.name, name)
+            overall = relation_of(relations, GAP.name, name)
             inside = within[(within["x"] == name) & (within["group"] == group)]
             if overall is None or inside.empty or overall["pearson"] * inside["pearson"].iloc[0] >= 0:
                 continue
-            if _clear(overall, "pearson") and _clear(inside.iloc[0], "pearson"):
-                turned.append(f"{name}, {overall['pearson']:.2f} overall but {_interval(inside.iloc[0], 'pearson')}")
+            if is_clear(overall, "pearson") and is_clear(inside.iloc[0], "pearson"):
+                turned.append(f"{name}, {overall['pearson']:.2f} overall but {interval_of(inside.iloc[0], 'pearson')}")
         if turned:
             more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
             sentences.append(f"Within {words}, the sign of r changes for {'; '.join(turned[:4])}{more}.")
@@ -201,21 +201,24 @@ def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:
     return [f"On these networks {b} is the same number as {a}, for this loss and activation." for a, b in pairs]
 
 
-def _relation(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
+def relation_of(relations: pd.DataFrame, a: str, b: str) -> pd.Series | None:
     """Return the row of a pair, in either order; None if there is none."""
     either = ((relations["x"] == a) & (relations["y"] == b)) | ((relations["x"] == b) & (relations["y"] == a))
     return relations[either].iloc[0] if either.any() else None
 
 
-def _other(row: pd.Series) -> str:
+def other_than_gap(row: pd.Series) -> str:
+    """Return the quantity of a relation that is not the gap."""
     return str(row["y"] if row["x"] == GAP.name else row["x"])
 
 
-def _clear(row: pd.Series, coefficient: str) -> bool:
+def is_clear(row: pd.Series, coefficient: str) -> bool:
+    """Return whether a coefficient's interval leaves out zero."""
     return bool(row[f"{coefficient}_low"] > 0 or row[f"{coefficient}_high"] < 0)
 
 
-def _interval(row: pd.Series, coefficient: str) -> str:
+def interval_of(row: pd.Series, coefficient: str) -> str:
+    """Return a coefficient with its interval."""
     return f"{row[coefficient]:.2f} [{row[f'{coefficient}_low']:.2f}, {row[f'{coefficient}_high']:.2f}]"
 
 
@@ -224,7 +227,8 @@ def _range(values: pd.Series) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _count(number: int, noun: str) -> str:
+def count_of(number: int, noun: str) -> str:
+    """Return a number and its noun."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 

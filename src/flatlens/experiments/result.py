@@ -57,6 +57,8 @@ class StudyResult:
     """(why, how many) of the networks that could not be trained in a stack with others."""
     varied: list[str] = field(default_factory=list)
     """The settings in which the networks differ: columns of `networks`."""
+    answers: list[tuple[str, str]] = field(default_factory=list)
+    """The study in three lines, each with its heading: what goes with the gap, how surely, what to beware of."""
 
     @property
     def against(self) -> pd.DataFrame:

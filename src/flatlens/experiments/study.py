@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
+from flatlens.experiments.answers import answers
 from flatlens.experiments.findings import findings
 from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.network import ComputeInto
@@ -176,6 +177,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         unfinished=unfinished,
         alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
         varied=study.varied,
+        answers=answers(study, relations, within, len(records) - len(included) + len(failed), unfinished),
     )
 
 

@@ -7,7 +7,7 @@ import platform
 import numpy as np
 import torch
 
-import flatlens
+from flatlens.version import __version__
 
 
 def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
@@ -17,7 +17,7 @@ def versions(threads: int = 1, device: str = "cpu") -> dict[str, str]:
     ['device', 'flatlens', 'instructions', 'numpy', 'python', 'threads', 'torch']
     """
     return {
-        "flatlens": flatlens.__version__,
+        "flatlens": __version__,
         "torch": torch.__version__,
         "numpy": np.__version__,
         "python": ".".join(platform.python_version_tuple()[:2]),

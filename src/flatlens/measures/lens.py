@@ -65,10 +65,11 @@ class Lens:
         self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
-        self.seconds: dict[str, float] = {}
+        self.pass_seconds = 0.0  #: duration of all passes, which serve many measures each
         self.remembered = _remembered(after)  #: leading eigenpairs, by search and layer
         self.residuals: dict[Key, Tensor] = {}  #: relative residuals of largest eigenvalues found matrix-free, (n,)
         self._values: dict[Key, Tensor] = {}
+        self._passed: set[str] = set()  #: measures that a pass has had
         self._met: list[Batch] = []  #: batches on which an earlier plan did not hold
         self._distrusted: frozenset[str] = frozenset()  #: places whose axis of samples differed from the plan
         self._outcomes: dict[str, Outcomes] = {}
@@ -102,11 +103,11 @@ class Lens:
 
         For measures that sum over samples: the mean. For measures estimated with probes: one row per probe.
         """
-        missing = [measure for measure in measures if measure.key not in self.seconds]
+        missing = [measure for measure in measures if measure.key not in self._passed]
         if missing:
             self.require_fresh()
             if self.probes is None:
-                missing += [measure for measure in comes_along(missing) if measure.key not in self.seconds]
+                missing += [measure for measure in comes_along(missing) if measure.key not in self._passed]
             self._run(missing, progress, generator)
         return self._values
 
@@ -126,7 +127,8 @@ class Lens:
             if generator is not None and state is not None:
                 generator.set_state(state)  # the pass starts again with the same draws
             raise
-        self.seconds |= dict.fromkeys([measure.key for measure in measures], time.perf_counter() - start)
+        self._passed |= {measure.key for measure in measures}
+        self.pass_seconds += time.perf_counter() - start
 
     def _gather(
         self, measures: list[PassMeasure], progress: Progress | None, generator: torch.Generator | None

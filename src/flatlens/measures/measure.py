@@ -22,11 +22,12 @@ from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, by_probes
 from flatlens.measures.registry import MEASURES, named
-from flatlens.problem import measuring
+from flatlens.problem import Problem, measuring
 from flatlens.problem.checks import drawing
 from flatlens.problem.data import finite
 from flatlens.problem.state import device_of
 from flatlens.progress import LIMIT, Watch, or_line
+from flatlens.version import __version__
 
 
 def measure(
@@ -86,17 +87,18 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         for one in chosen:
             if isinstance(run.progress, Watch):
                 run.progress.begin(one.key)
-            start = time.perf_counter()
+            start, passed = time.perf_counter(), lens.pass_seconds
             found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
             if one in defined:
                 found = lens.planned(partial(_answers, lens, one, asked, run))
             if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
                 why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
                 found = dict.fromkeys(found, undefined(why))
-            seconds = lens.seconds.get(one.key, 0.0) + time.perf_counter() - start
+            seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
                 estimates[key] = replace(_finite(lens, estimate), source=one.card.source, unit=unit, seconds=seconds)
+                seconds = 0.0  # that of all rows of the measure stands in the first
     return Report(estimates, about(lens))
 
 
@@ -156,7 +158,7 @@ def about(lens: Lens) -> dict[str, Any]:
     return {
         "model": type(problem.model).__name__,
         "parameters": sum(p.numel() for name, p in problem.model.named_parameters() if name in problem.parameters),
-        "origin": dict(problem.origin),
+        "origin": dict(problem.origin) or _origin(problem),
         "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
@@ -169,9 +171,21 @@ def about(lens: Lens) -> dict[str, Any]:
         "device": str(device_of(problem.model)),
         "combinations_of_outputs": lens.probes,
         "passes": lens.passes,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "versions": {
+            "flatlens": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
         "threads": torch.get_num_threads(),
+        "seconds": {"pass": lens.pass_seconds},
     }
+
+
+def _origin(problem: Problem) -> dict[str, str]:
+    """Return the origin of a problem that was made in Python: the class of the network, and the data in words."""
+    kind = type(problem.model)
+    test = {} if problem.test is None else {"test": problem.test.told}
+    return {"model": f"{kind.__module__}.{kind.__qualname__}", "data": problem.data.told, **test}
 
 
 def _assemble(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[tuple[Key, Estimate]]:

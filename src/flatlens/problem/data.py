@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any, TypeAlias, cast, final
 
 import numpy as np
@@ -139,6 +140,18 @@ class Data:
         self._prints: dict[int, tuple[int, int]] = {}  #: checksum and samples, by the batch's number
         self._held: dict[Ranks, int] = {}  #: samples of a complete reading, by rank
         self._readings = 0
+
+    @cached_property
+    def told(self) -> str:
+        """The data in words: shapes and checksum of tensors, the type of anything else."""
+        if self._tensors is None:
+            return f"batches of a {type(self._source).__name__}"
+        leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
+        total = 0
+        for leaf in leaves:
+            total = checksum(leaf, total)
+        shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves)
+        return f"tensors of shape {shapes}, checksum {total:08x}"
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Yield batches of at most `most` samples, in the data's order."""

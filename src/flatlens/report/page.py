@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from flatlens.column import Column
 from flatlens.errors import needs
 from flatlens.estimate import Progress
+from flatlens.experiments.answers import closest
 from flatlens.files import write_whole
 from flatlens.measures import Card, catalogue
 from flatlens.measures.papers import PAPERS
 from flatlens.report import blocks, words
 from flatlens.report.cards import MOVES, card_of, spelling, survives
-from flatlens.report.figures import Figure, Grid, study_figures
-from flatlens.report.frames import NETWORK, NOT_MEASURES, spoken
+from flatlens.report.figures import GAP_PANELS, Figure, Grid, study_figures
+from flatlens.report.frames import NETWORK, NOT_MEASURES, measures_of, spoken
 from flatlens.report.palette import MODES, ordered_colours, theme
 from flatlens.report.render import script_json, write_figure
 from flatlens.training import REACHED
@@ -89,6 +90,8 @@ def study_html(
     return environment().get_template("study.html.j2").render(
         title=words.title(result),
         summary=words.what_was_run(result),
+        answers=result.answers,
+        picture=_picture(result, figures),
         findings=result.findings,
         caveats=words.caveats(result),
         figures=figures,
@@ -114,6 +117,14 @@ def study_html(
         themes=script_json({mode: theme(mode, len(grid.colours)) for mode in MODES}),
         bundle=bundle(),
     )  # fmt: skip
+
+
+def _picture(result: StudyResult, figures: Sequence[Figure]) -> str | None:
+    """Return the name of the panel of the measure that goes most closely with the gap; None without one."""
+    names = [q.name for q in measures_of(result)]
+    best = closest(names, result.relations)
+    shown = next((f for f in figures if f.name == GAP_PANELS and len(f.panels) == len(names)), None)
+    return None if best is None or shown is None else f"{GAP_PANELS}-{names.index(best)}"
 
 
 def table_columns(result: StudyResult) -> list[_Shown]:

@@ -28,11 +28,13 @@ def svg_of(figure: Figure, colours: int = 1) -> str:
 
 
 def write_figure(figure: Figure, folder: Path, colours: int) -> list[Path]:
-    """Write `folder/<name>.svg`, `.png` and `.csv`: the picture twice, and its data."""
+    """Write `folder/<name>.svg`, `.pdf`, `.png` and `.csv`: the picture three times, and its data."""
     svg = svg_of(figure, colours)
     png: bytes = vl_convert.svg_to_png(svg, scale=_scale(svg))
+    pdf: bytes = vl_convert.svg_to_pdf(svg)
     return [
         write_whole(folder / f"{figure.name}.svg", svg.encode()),
+        write_whole(folder / f"{figure.name}.pdf", pdf),
         write_whole(folder / f"{figure.name}.png", png),
         write_whole(folder / f"{figure.name}.csv", csv_bytes(figure.data)),
     ]

@@ -87,6 +87,8 @@ def _value(value: Any) -> str:
         return " with ".join(map(_value, value))
     if isinstance(value, Mapping) and {"type", "lr"} <= set(value):
         return f"{value['type']} at {value['lr']:g}"
+    if isinstance(value, Mapping):
+        return str(short(value["source"]) if "source" in value else value.get("name", value.get("type")))
     return f"{value:g}" if isinstance(value, float) else _item(value)
 
 
@@ -122,11 +124,14 @@ def _on_data(base: Mapping[str, Any]) -> str:
 
 def _stop(base: Mapping[str, Any]) -> str:
     training = base.get("training", {})
-    until, steps = training.get("until", {}), training.get("max_steps")
-    if until.get("loss_below") is None or steps is None:
+    until, steps, epochs = training.get("until", {}), training.get("max_steps"), training.get("max_epochs")
+    if until.get("loss_below") is None or steps is epochs is None:
         return ""
+    ends = [f"{steps:,} steps"] if steps is not None else []
+    ends += [counted(epochs, "epoch")] if epochs is not None else []
+    first = ", whichever came first" if len(ends) > 1 else ""
     right = "every training sample was right and " if until.get("accuracy") == 1 else ""
-    return f" Each ran until {right}the loss was under {until['loss_below']:g}, or for {steps:,} steps."
+    return f" Each ran until {right}the loss was under {until['loss_below']:g}, or for {' or '.join(ends)}{first}."
 
 
 def caveats(result: StudyResult) -> list[str]:

@@ -16,7 +16,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.bootstrap import FEWEST_POINTS, Coefficient, with_interval
 from flatlens.statistics.clustered import clustered
 from flatlens.statistics.coefficients import Array, kendall, pearson, signs, spearman, standardised
-from flatlens.statistics.draws import Seed, generator, permutations, resamples
+from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import Retained, as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
@@ -46,7 +46,8 @@ def correlate(
 
     The interval is a bias-corrected and accelerated bootstrap of networks, from `resampled` resamples. p is two-sided,
     from `permuted` random orders of y: (1 + number as far from 0) / (1 + number); the null hypothesis is that x and y
-    are independent. 0 leaves out the interval or p. Quantities named in `log` are replaced by their logarithms.
+    are independent. With at most 7 networks p is exact: all orders are taken. 0 leaves out the interval or p.
+    Quantities named in `log` are replaced by their logarithms.
 
     Both take networks for independent. Where they are not, `units` has the label of each network's independent unit,
     such as its seed, and `unit` says what a unit is: interval and p are then those of `clustered`.
@@ -156,7 +157,7 @@ def _related(
         return Statistic(title, NAN, len(x), excluded=excluded, note=why)
     found = with_interval(partial(COEFFICIENTS[statistic], x, y), counts)
     p = p_value(found.value, permuted_values(statistic, x, y, orders))
-    method = methods(len(counts), len(orders))
+    method = methods(len(counts), len(orders), every=is_every(len(x)))
     return Statistic(title, found.value, found.n, found.low, found.high, p, excluded, method)
 
 
@@ -200,10 +201,11 @@ def p_value(value: float, under_null: Array) -> float:
     return float((1 + (np.abs(under_null) >= abs(value) - ALIKE).sum()) / (1 + len(under_null)))
 
 
-def methods(resampled: int, permuted: int, of: str = "permutations") -> str:
-    """Return in words how the interval and p were computed."""
+def methods(resampled: int, permuted: int, of: str = "permutations", *, every: bool = False) -> str:
+    """Return in words how the interval and p were computed; `every` says that all permutations were taken."""
+    number = f"all {permuted + 1}" if every else permuted
     parts = [f"95% interval: BCa bootstrap over networks, {resampled} resamples"] if resampled else []
-    return "; ".join([*parts, *([f"p: two-sided, {permuted} {of}"] if permuted else [])])
+    return "; ".join([*parts, *([f"p: two-sided, {number} {of}"] if permuted else [])])
 
 
 def require_counts(**counts: int) -> None:

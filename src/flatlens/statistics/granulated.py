@@ -17,7 +17,7 @@ from flatlens.errors import BadInput
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import Array, GroupNumbers, signs
 from flatlens.statistics.correlations import UNIT_LABELS, methods, of_units, over_units, p_value, require_counts
-from flatlens.statistics.draws import Seed, generator, permutations, resamples
+from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
@@ -88,7 +88,7 @@ def granulated_kendall(
         found = with_interval(psi, counts)
         within = permutations(n, rng, permuted, groups)
         p = p_value(found.value, _permuted(a, b, [(groups, compared)], within))
-        method = methods(resampled, permuted, "permutations within groups")
+        method = methods(resampled, len(within), "permutations within groups", every=is_every(n, groups))
         parts[name] = Statistic(along, found.value, n, found.low, found.high, p, kept.excluded, method, remark)
     counted = [groupings[name] for name, part in parts.items() if part.value == part.value]
     skipped = [f"{name} not counted: {part.note}" for name, part in parts.items() if part.value != part.value]
@@ -103,7 +103,7 @@ def granulated_kendall(
         return replace(over_units(title, whole, kept, unit, note=note), parts=parts)
     found = with_interval(whole, counts)
     p = p_value(found.value, _permuted(a, b, counted, orders))
-    method = methods(resampled, permuted)
+    method = methods(resampled, len(orders), every=is_every(n))
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, note, parts)
 
 

@@ -14,7 +14,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.statistics.bootstrap import FEWEST_POINTS, with_interval
 from flatlens.statistics.coefficients import CONSTANT, Array, centred_ranks, ratio, standardised
 from flatlens.statistics.correlations import methods, of_units, over_units, p_value, require_counts, undefined_because
-from flatlens.statistics.draws import Seed, generator, permutations, resamples
+from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import NAN, Statistic
 
@@ -75,8 +75,9 @@ def partial_correlation(
     found = with_interval(of_counts, counts, fewest)
     if np.isnan(found.value):
         return Statistic(title, NAN, n, excluded=kept.excluded, note=_EXPLAINED)
-    p = p_value(found.value, _under_null(values, permutations(n, rng, permuted), statistic == "spearman"))
-    method = methods(resampled, permuted, "permutations of residuals (Freedman-Lane)")
+    orders = permutations(n, rng, permuted)
+    p = p_value(found.value, _under_null(values, orders, statistic == "spearman"))
+    method = methods(resampled, len(orders), "permutations of residuals (Freedman-Lane)", every=is_every(n))
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method)
 
 

@@ -12,7 +12,7 @@ from flatlens.errors import BadInput
 from flatlens.statistics.bootstrap import with_interval
 from flatlens.statistics.coefficients import pearson, standardised
 from flatlens.statistics.correlations import methods, p_value, require_counts
-from flatlens.statistics.draws import Seed, generator, permutations, resamples
+from flatlens.statistics.draws import Seed, generator, is_every, permutations, resamples
 from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.relations import FEWEST_WITHIN
 from flatlens.statistics.statistic import NAN, Statistic
@@ -55,8 +55,9 @@ def within_groups(
         note = f"{names[0]} or {names[1]} is constant within each group"
         return Statistic(title, NAN, n, excluded=kept.excluded, note=note)
     inside_a, inside_b = (standardised(v - _means(v, labels)) for v in (a, b))
-    drawn = inside_b[permutations(n, rng, permuted, labels)] @ inside_a / n
-    method = methods(resampled, permuted, "permutations within groups")
+    orders = permutations(n, rng, permuted, labels)
+    drawn = inside_b[orders] @ inside_a / n
+    method = methods(resampled, len(orders), "permutations within groups", every=is_every(n, labels))
     p = p_value(found.value, drawn)
     return Statistic(title, found.value, n, found.low, found.high, p, kept.excluded, method, f"{len(known)} groups")
 

@@ -8,7 +8,7 @@ from flatlens.errors import needs
 
 with needs("study", "a figure or a page"):
     from flatlens.report.figures.figure import Figure, Grid
-    from flatlens.report.figures.gap import gap_forest, gap_panels
+    from flatlens.report.figures.gap import GAP_PANELS, gap_forest, gap_panels
     from flatlens.report.figures.matrix import scatter_matrix
     from flatlens.report.figures.networks import layer_profiles, training_curves
     from flatlens.report.figures.tracked import tracked_figure, tracked_frame
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
 __all__ = [
+    "GAP_PANELS",
     "Figure",
     "Grid",
     "gap_forest",

@@ -23,6 +23,7 @@ from flatlens.report.figures.figure import (
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
 
+GAP_PANELS = "against_gap"
 _PANELS_A_ROW = 3
 HUES = (
     "#2f7fc1",
@@ -50,7 +51,7 @@ def gap_panels(result: StudyResult) -> Figure:
             *(_panel(data, relations, q, gap, grid, 300) for q in measures), columns=_PANELS_A_ROW
         ).resolve_scale(fill="shared", shape="shared")
     return Figure(
-        name="against_gap",
+        name=GAP_PANELS,
         title="Each measure against the generalisation gap",
         caption="One mark a network; the line is the least-squares fit. Over each panel: Pearson's r and Kendall's "
         f"tau with 95% intervals over independent seeds. {EXCLUDED_HOLLOW}",

@@ -4,26 +4,40 @@
   const specs = read("specs");
   const themes = read("themes");
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
-  let views = [];
+  let views = new Map();
 
-  async function draw() {
+  async function drawSlot(slot, mode) {
+    const options = {
+      mode: "vega-lite", actions: false, config: themes[mode], tooltip: { theme: mode },
+      renderer: slot.dataset.renderer,
+      ast: true, // Vega interprets its expressions instead of compiling them: the page forbids eval
+    };
+    try {
+      views.set(slot, await vegaEmbed(slot, specs[slot.dataset.spec], options));
+    } catch (error) {
+      slot.textContent = "This figure could not be drawn here; its picture is linked below.";
+      console.error(slot.dataset.spec, error);
+    }
+  }
+
+  async function draw() { // what is folded has no width: it is drawn when it is opened
     const mode = dark.matches ? "dark" : "light";
-    views.forEach((drawn) => drawn.finalize());
-    views = [];
     for (const slot of document.querySelectorAll("[data-spec]")) {
-      const options = {
-        mode: "vega-lite", actions: false, config: themes[mode], tooltip: { theme: mode },
-        renderer: slot.dataset.renderer,
-        ast: true, // Vega interprets its expressions instead of compiling them: the page forbids eval
-      };
-      try {
-        views.push(await vegaEmbed(slot, specs[slot.dataset.spec], options));
-      } catch (error) {
-        slot.textContent = "This figure could not be drawn here; its picture is linked below.";
-        console.error(slot.dataset.spec, error);
-      }
+      if (!views.has(slot) && !slot.closest("details:not([open])")) await drawSlot(slot, mode);
     }
     document.documentElement.dataset.drawn = "yes";
+  }
+
+  function redraw() {
+    views.forEach((drawn) => drawn.finalize());
+    views = new Map();
+    draw();
+  }
+
+  function unfold() { // the section that the address names
+    const target = location.hash && document.getElementById(location.hash.slice(1));
+    const fold = target && target.querySelector("details");
+    if (fold) fold.open = true;
   }
 
   function sortable(table) {
@@ -59,6 +73,10 @@
   const layers = document.getElementById("layers");
   if (layers) layers.addEventListener("change", () => table.classList.toggle("layers", layers.checked));
 
-  dark.addEventListener("change", draw);
+  document.querySelectorAll("details").forEach((fold) => fold.addEventListener("toggle", draw));
+  window.addEventListener("hashchange", unfold);
+  window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((fold) => { fold.open = true; }));
+  dark.addEventListener("change", redraw);
+  unfold();
   draw();
 })();
