@@ -93,7 +93,7 @@ NETWORKS = {
     "timm ViT-Tiny 224": Timed(vit, 2, (3, 224, 224)),
     "transformers BERT, d 256, 4 layers": Timed(
         partial(hugging_face, "Bert", hidden_size=256, num_hidden_layers=4, num_attention_heads=4,
-                intermediate_size=1024), 8, tokens=64,
+                intermediate_size=1024), 32, tokens=64,
     ),
     "transformers GPT-2, d 768, 2 layers": Timed(
         partial(hugging_face, "GPT2", n_layer=2, pad_token_id=0), 6, tokens=64
