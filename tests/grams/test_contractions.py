@@ -46,6 +46,7 @@ def test_jacobians_at_the_input_of_a_dense_layer(layout: str, shape: tuple[int, 
     below = J @ W[0]
     assert torch.allclose(WeightMatrix(W).at_input(J), below, rtol=1e-12, atol=1e-12)
     assert torch.allclose(WeightMatrix(W).gram_at_input(J), below @ below.mT, rtol=1e-11, atol=1e-11)
+    assert torch.allclose(WeightMatrix(W, rounded=True).gram_at_input(J), below @ below.mT, rtol=1e-11, atol=1e-11)
 
 
 def test_a_pass_in_float32_is_that_in_float64_up_to_rounding_of_the_jacobians() -> None:

@@ -56,7 +56,8 @@ class Weight:
     def matrix(self) -> WeightMatrix:
         """Return W as (g, d, m), and the bias if it acts in the layer only, in float64."""
         bias = None if self.bias is None or self.bias_value is None else self.bias_value.to(torch.float64)
-        return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias)
+        rounded = self.value.dtype != torch.float64
+        return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias, rounded)
 
     @property
     def has_derivative(self) -> bool:
@@ -76,14 +77,14 @@ class Weight:
     @cached_property
     def kernel_norm(self) -> float:
         """Return ||W||_2 of the weight as a matrix; for a convolution, of its kernel, the largest over groups."""
-        return blocks_norm(self.matrix.W)
+        return blocks_norm(self.matrix.row_factor)
 
     @cached_property
     def spectral_norm(self) -> float:
         """Return ||W||_2 of the map from one sample's input to its output: of the convolution, not of its kernel."""
         assert self.linear_map is not None
         adapter, size = self.linear_map
-        rtol = 1e-10 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
+        rtol = 1e-8 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
         return map_norm(adapter, self.value, size, rtol)
 
 
