@@ -6,6 +6,9 @@ with weight gradients summed over the samples of a chunk. The pass gives, per sa
 R, C and ||x||^2; `with diagonals` also gives the Gauss-Newton diagonal, the column sums and the adaptive sums. `without
 certificates` does not check chunks against the plan: the difference is the certificates' cost, at most 1/N + 5%. Peak
 memory is the growth above the resident size just before, in a child process. About ten minutes.
+
+`--report` takes the default report alone beside the floor, by the processor time of one thread, which other work on the
+machine changes little. It writes benchmarks/results/default_report.json.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -126,11 +130,39 @@ def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
         )
 
 
+def report(only: str, repeats: int) -> None:
+    """Write the default report's processor time in units of the floor's, on one thread."""
+    torch.set_num_threads(1)
+    networks = machine.earlier("default_report").get("networks", {})
+    for name, timed in NETWORKS.items():
+        if only not in name:
+            continue
+        runs = {who: run for who, run in contestants(name).items() if who in ("floor", "fl.measure")}
+        seconds = machine.interleaved(runs, repeats, time.process_time)
+        floors, reports = seconds["floor"], seconds["fl.measure"]
+        networks[name] = {
+            "machine": machine.describe(),
+            "n": timed.n,
+            "shape": timed.shape,
+            "repeats": repeats,
+            "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
+            "ratio_to_floor": round(statistics.median(reports) / statistics.median(floors), 3),
+            "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0])).items()
+                         if one.note.startswith("ask for it by name")],
+        }  # fmt: skip
+        print(name, json.dumps(networks[name], indent=1))
+        machine.save("default_report", {"outputs": OUTPUTS, "networks": networks})
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=7)
     options.add_argument("--only", default="", help="networks whose names hold this")
+    options.add_argument("--report", action="store_true", help="the default report alone, by processor time")
     chosen = options.parse_args()
+    if chosen.report:
+        report(chosen.only, chosen.repeats)
+        return
     networks = machine.earlier("one_pass").get("networks", {}) if chosen.only else {}
     for name, timed in NETWORKS.items():
         if chosen.only not in name:

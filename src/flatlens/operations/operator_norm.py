@@ -23,7 +23,7 @@ _SQUARED = 1024  #: up to this many columns, their Gram matrix takes less time t
 _ROUGHLY = 1e-6  #: relative residual that a search in float32 reaches
 _CORRECTED = 1e-4  #: share of a residual that a correction in float32 leaves
 _ROUGH_PRODUCTS = 150  #: largest number of products of a search or correction in float32
-_KEPT = 2**26  #: largest number of entries of the vectors that such a search keeps
+_KEPT = 2**24  #: largest number of entries of the vectors that such a search keeps
 _LARGE = 2**16  #: entries of a kernel from which on a product in float32 is several times as fast
 
 
@@ -63,7 +63,8 @@ def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol:
     into account: Lanczos on the smaller of A^T A and A A^T, from a fixed start, where A^T is the vector-Jacobian
     product of A. Lanczos stops when the residual of sigma^2 is below `rtol` sigma^2, or after `_MOST` products.
     Then a singular value lies within half of the residual; it is the largest one unless the start is orthogonal to its
-    vector. The result is never above the norm, except for rounding.
+    vector. The result is never above the norm, except for rounding. For large kernels the vector is searched in float32
+    and corrected in float64, to the same residual.
 
     >>> layer = torch.nn.Conv1d(1, 1, 2, padding="same", padding_mode="circular", bias=False)
     >>> _ = torch.nn.init.ones_(layer.weight)
@@ -161,6 +162,8 @@ def _searched(gram: _Product, rough: _Product, like: Tensor, rtol: float) -> flo
         before = size
         t = _krylov(rough, r, shape, theta)
         t = t - v * v.dot(t)
+        if not vector_norm(t) > 0:
+            return _largest_root(gram, like, rtol, v)
         t = t / vector_norm(t)
         mapped = gram(t.reshape(shape)).flatten()
         between = float(v.dot(mapped))
