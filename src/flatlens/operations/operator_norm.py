@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -202,16 +202,14 @@ def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | No
     return length * found.to(torch.float64)
 
 
-def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tuple[NDArray[np.float64], float]:
+def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tuple[NDArray[Any], float]:
     """Return the eigenvector of the tridiagonal matrix's largest eigenvalue, and its relative residual."""
     k = len(diagonal)
     values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
     return vectors[:, 0], beta * abs(float(vectors[-1, 0])) / max(float(values[0]), 1e-300)
 
 
-def _solution(
-    diagonal: list[float], beside: list[float], beta: float, theta: float
-) -> tuple[NDArray[np.float64], float]:
+def _solution(diagonal: list[float], beside: list[float], beta: float, theta: float) -> tuple[NDArray[Any], float]:
     """Return the y of smallest residual in (T - theta) y = -e_1, with T one row longer than wide, and its residual."""
     k = len(diagonal)
     T = np.zeros((k + 1, k))
