@@ -1,7 +1,7 @@
 """The gallery of reproductions, from their folders: `python docs/atlas.py runs/atlas > docs/atlas.md`.
 
 `runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment; one that
-was run at paper scale, too, has a second folder, X12-paper. The pictures go to docs/images/atlas/.
+was run at desk or paper scale, too, has a folder more, X12-paper. The pictures go to docs/images/atlas/.
 """
 
 from __future__ import annotations
@@ -133,13 +133,15 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     yield " ".join(what_was_run(result) for result in one.results.values())
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
-    second = ("re-run",) * bool(one.again)
+    second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
     yield _row("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
     yield _row("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
     for row in rows:
         outcome, again = row.outcome, row.again
         runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
         statistic = outcome.statistic
+        if row.halves:
+            runs.append(" and ".join(half.statistic.in_words for half in row.halves))
         yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
                    statistic.in_words, statistic.size)  # fmt: skip
     yield ""
@@ -204,7 +206,7 @@ def draw(found: list[Reproduction], into: Path) -> None:
 
 def main(runs: Path) -> None:
     """Write the page to the standard output and the pictures beside it."""
-    named = [runs / f"{name}{scale}" for name in EXPERIMENTS for scale in ("", "-paper")]
+    named = [runs / f"{name}{scale}" for name in EXPERIMENTS for scale in ("", "-desk", "-paper")]
     found = [load_reproduction(folder) for folder in named if is_reproduction(folder)]
     draw(found, HERE / PICTURES)
     sys.stdout.write(page(found))
