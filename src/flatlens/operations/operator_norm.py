@@ -206,7 +206,10 @@ def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tup
     """Return the eigenvector of the tridiagonal matrix's largest eigenvalue, and its relative residual."""
     k = len(diagonal)
     values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
-    return vectors[:, 0], beta * abs(float(vectors[-1, 0])) / max(float(values[0]), 1e-300)
+    first = np.asarray(vectors[:, 0], dtype=np.float64)
+    return first, beta * abs(float(vectors[-1, 0])) / max(
+        float(values[0]), 1e-300
+    )
 
 
 def _solution(diagonal: list[float], beside: list[float], beta: float, theta: float) -> tuple[NDArray[Any], float]:
@@ -217,7 +220,7 @@ def _solution(diagonal: list[float], beside: list[float], beta: float, theta: fl
     T[k, k - 1] = beta
     right = np.zeros(k + 1)
     right[0] = -1.0
-    y = np.linalg.lstsq(T, right, rcond=None)[0]
+    y = np.asarray(np.linalg.lstsq(T, right, rcond=None)[0], dtype=np.float64)
     return y, float(np.linalg.norm(T @ y - right))
 
 
