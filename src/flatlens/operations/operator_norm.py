@@ -207,9 +207,7 @@ def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tup
     k = len(diagonal)
     values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
     first = np.asarray(vectors[:, 0], dtype=np.float64)
-    return first, beta * abs(float(vectors[-1, 0])) / max(
-        float(values[0]), 1e-300
-    )
+    return first, beta * abs(float(vectors[-1, 0])) / max(float(values[0]), 1e-300)
 
 
 def _solution(diagonal: list[float], beside: list[float], beta: float, theta: float) -> tuple[NDArray[Any], float]:
