@@ -131,7 +131,9 @@ def test_data_sets_in_feature_space_are_others_in_a_rerun(smoke_of):
     table = features_only(results)
     assert table.groupby("separation").size().to_dict() == {1.0: 80, 4.0: 80}
     assert table["unit"].nunique() == 80
-    again = SimpleNamespace(settings=rerun(EXPERIMENTS["X16"].studies("smoke")["clusters"]).as_json())
+    settings = rerun(EXPERIMENTS["X16"].studies("smoke")["clusters"])
+    networks = pd.DataFrame([{"separation": n.data.separation, "seed": n.data.seed} for n in settings.networks()])
+    again = SimpleNamespace(settings=settings.as_json(), networks=networks)
     others = features_only({"clusters": again})
     assert not set(table["seed"]) & set(others["seed"])
     assert len(others) == len(table)
