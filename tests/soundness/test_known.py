@@ -330,20 +330,21 @@ def test_a_loader_with_too_few_targets_is_refused(loss: object) -> None:
 
 def test_a_dataset_that_ends_early_is_refused() -> None:
     class Ending(IterableDataset[tuple[Tensor, Tensor]]):
-        """Whole twice, then a fifth of it."""
+        """Whole while the problem is made, then a fifth of it."""
 
-        def __init__(self) -> None:
-            self.readings = 0
+        size = 320
 
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            self.readings += 1
-            most = 320 if self.readings <= 3 else 64
             x = normal(320, 4)
-            return iter([(x[i], torch.tensor(i % 3)) for i in range(most)])
+            return iter([(x[i], torch.tensor(i % 3)) for i in range(self.size)])
 
-    loader = torch.utils.data.DataLoader(Ending(), batch_size=64)
+    data = Ending()
+    loader = torch.utils.data.DataLoader(data, batch_size=64)
+    problem = fl.Problem(made(lambda: nn.Linear(4, 3))(), "cross_entropy", loader)
+    assert problem.n == 320
+    data.size = 64
     with pytest.raises(BadData):
-        fl.measure(fl.Lens(fl.Problem(made(lambda: nn.Linear(4, 3))(), "cross_entropy", loader)), "loss")
+        fl.measure(fl.Lens(problem), "loss")
 
 
 # 12. probabilities below zero

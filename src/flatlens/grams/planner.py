@@ -41,12 +41,18 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
     with clear_autograd_errors(), measuring(model), differentiable(model.parameters()):
         batches = [*(problem.place(probe) for probe in problem.probes), *also]
         trials = [Trial(problem, model, batch) for batch in batches]
-        structure = common_structure(trial.structure for trial in trials)
-        for trial in trials:
-            trial.find_rows(structure, generator)
-        layout = _Planner(problem, model, trials, structure, distrusted).plan()
+
+        def planned(structure: Structure, distrusted: Collection[str]) -> Layout:
+            for trial in trials:
+                trial.find_rows(structure, generator)
+            layout = _Planner(problem, model, trials, structure, distrusted).plan()
+            # names of operations depend on the tensors made: where the plan drops one, names are given anew
+            same = layout.structure.made.keys() == structure.made.keys()
+            return layout if same else planned(layout.structure, distrusted)
+
+        layout = planned(common_structure(trial.structure for trial in trials), distrusted)
         wrong = {place for trial in trials for place in unproved(problem, model, layout, trial, generator)}
-        return layout if not wrong else _Planner(problem, model, trials, structure, {*distrusted, *wrong}).plan()
+        return layout if not wrong else planned(layout.structure, {*distrusted, *wrong})
 
 
 class _Planner:

@@ -25,8 +25,6 @@ from flatlens.papers.reproduce import AGAIN, MARK, Reproduction, concluded, from
 
 _TABLES = tuple(field.name for field in fields(StudyResult) if field.type == "pd.DataFrame")
 _OTHERS = tuple(field.name for field in fields(StudyResult) if field.name not in (*_TABLES, "quantities"))
-_PAIRS = ("excluded", "failed", "alone")
-"""Lists of tuples, which JSON turns into lists of lists."""
 _DATE = (1980, 1, 1, 0, 0, 0)
 """Date of every member: equal tables make equal bytes."""
 
@@ -83,6 +81,7 @@ def _studies(archive: zipfile.ZipFile, prefix: str) -> Results:
 
 def _read(archive: zipfile.ZipFile, name: str) -> StudyResult:
     values: dict[str, Any] = json.loads(archive.read(f"{name}/result.json"))
-    values |= {key: [tuple(pair) for pair in values[key]] for key in _PAIRS}
+    pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
+    values |= {key: [tuple(one) if isinstance(one, list) else one for one in value] for key, value in pairs.items()}
     values |= {table: pd.read_parquet(io.BytesIO(archive.read(f"{name}/{table}.parquet"))) for table in _TABLES}
     return StudyResult(**values, quantities=Study.from_json(values["settings"]).quantities)
