@@ -43,7 +43,7 @@ def test_the_figure_has_a_panel_a_measure_and_can_be_drawn(tmp_path):
     assert len(figure.panels) == 2
     alt.ConcatChart.from_dict(figure.whole.to_dict())
     files = write_figure(figure, tmp_path, 2)
-    assert {p.suffix for p in files} == {".svg", ".png", ".csv"}
+    assert {p.suffix for p in files} == {".svg", ".png", ".pdf", ".csv"}
     svg = (tmp_path / "tracked.svg").read_text()
     for word in ("sharpness", "hessian_trace", "step", "stroke-dasharray"):
         assert word in svg
