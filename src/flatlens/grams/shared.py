@@ -24,6 +24,7 @@ from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
 
+FEW_COLUMNS = 8  #: with fewer, a product for each sample and output would take longer to read T than to compute
 _COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns", "along"})  #: what sums sum_s W_sj M_sj give
 
 
@@ -50,9 +51,10 @@ class SharedJacobian:
         _, N, _, d, P = self.J.shape
         return self.phi is not None and N * d * (self._m - P) > 3 * self._m * P
 
-    def _pieces(self) -> Iterator[slice]:
+    def _pieces(self, m: int | None = None) -> Iterator[slice]:
+        """Return slices of samples, so that their M, with m columns, fits in the scratch memory."""
         _, N, g, d, P = self.J.shape
-        return pieces(len(self.J), (N * d * (self._m + P) + self._m * P) * g * 8)
+        return pieces(len(self.J), (N * d * ((m or self._m) + P) + self._m * P) * g * 8)
 
     def _rows(self, d: int, m: int | None = None) -> list[slice]:
         """Return slices of d rows, so that one sample's M, with m columns, fits in the scratch memory for a slice."""
@@ -201,7 +203,7 @@ class SharedJacobian:
         """Return the Gram matrices of T M for each T (g, r, d), None for I, with phi divided by `scale` (g, m)."""
         n, N, _, d, P = self.J.shape
         grams = tuple(self.J.new_empty(n, N, N, dtype=torch.float64) for _ in factors)
-        for piece in self._pieces():
+        for piece in self._pieces(P if self._narrow else None):
             phi, J = self._features(piece, scale), self.J[piece]
             if phi is None and scale is not None:
                 J = J / scale[:, None].to(J.dtype)
@@ -282,6 +284,8 @@ def _gram_of_product(T: Tensor, M: Tensor) -> Tensor:
     T, (n, N, g, d, m) = T.to(M.dtype), M.shape
     if g > 1:
         return gram(T @ M)
+    if m <= FEW_COLUMNS:
+        return gram(times_triangle(M[:, :, 0].mT.reshape(-1, d), T[0]).view(n, N, -1))
     rows, half = M.reshape(n * N, d, m), T.shape[1] // 2  # T is 0 left of its diagonal
     upper = torch.bmm(T[0, :half].expand(n * N, -1, -1), rows)
     lower = torch.bmm(T[0, half:, half:].expand(n * N, -1, -1), rows[:, half:])
