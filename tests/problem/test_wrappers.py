@@ -73,3 +73,8 @@ def test_only_torch_s_wrappers_are_taken_off() -> None:
     holds = Holds()
     assert unwrapped(holds) is holds
     assert unwrapped(7) == 7
+
+
+def test_a_scripted_network_is_no_wrapper() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(3, 2)))
+    assert unwrapped(scripted) is scripted

@@ -20,13 +20,19 @@ def unwrapped(model: _T) -> _T:
     >>> unwrapped(nn.DataParallel(net)) is net
     True
     """
-    while isinstance(model, nn.Module):
-        parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
-        inner = model._modules.get("module" if parallel else "_orig_mod")  # the latter: torch.compile's
-        if inner is None or (not parallel and type(model).__name__ != "OptimizedModule"):
-            break
-        model = inner  # type: ignore[assignment]
-    return model
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif _is_compiled(model):
+            model = model._orig_mod  # type: ignore[attr-defined]
+        else:
+            return model
+
+
+def _is_compiled(model: object) -> bool:
+    """Return whether torch.compile made this; without its module, whose import takes a second, nothing is compiled."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(model, dynamo.OptimizedModule)
 
 
 @contextmanager
@@ -35,7 +41,7 @@ def eager() -> Iterator[None]:
 
     Compiled code calls no hooks and has no second derivative.
     """
-    if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import takes a second
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
         yield
         return
     with torch.compiler.set_stance("force_eager"):
