@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.errors import BadData, BadLoss
-from flatlens.problem.apart import require_apart
+from flatlens.problem.forms import OfForm
 from flatlens.problem.loss import Loss
 
 
@@ -98,39 +98,12 @@ class HeadLosses(Loss):
 
 
 @final
-class OfStructure(Loss):
+class OfStructure(OfForm):
     """A callable of all heads: it gets the outputs and the targets as the network and the data give them."""
 
-    def __init__(self, each: Loss) -> None:
-        self.each, self.name, self.whole = each, each.name, True
-
-    @property
-    def description(self) -> str:
-        """Return the callable's own."""
-        return self.each.description
-
-    def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose callable is settled."""
-        return OfStructure(self.each.settled(y.structured(f), y.targets))
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the callable's losses, (n,)."""
-        return self.each.values(y.structured(f), y.targets)
-
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a callable that couples samples."""
-        if getattr(self.each, "singly", False):
-            self.each.require_apart(y.structured(f), y.targets)
-            return
-
-        def losses(f: Tensor, targets: Any) -> Tensor:
-            return self.each.values(y.structured(f), targets)
-
-        require_apart(self.name, losses, f, y.targets)
-
-    def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return None: a callable of several heads has no classes."""
-        return None
+    def form(self, f: Tensor, y: Any) -> Any:
+        """Return the outputs in the network's structure."""
+        return y.structured(f)
 
 
 @final

@@ -31,6 +31,7 @@ class Loss(ABC):
     apart: bool = False  #: whether it is known to treat samples separately, so that no check on data is needed
     convex: bool = False  #: whether it is known to be convex in the outputs, so that C has no negative eigenvalue
     whole: bool = False  #: whether it takes outputs in the shape that the network gives them
+    singly: bool = False  #: whether it is computed for each sample alone, from a callable that returns a batch's mean
 
     @property
     def settings(self) -> Mapping[str, object]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from flatlens.errors import BadData
-from flatlens.problem.apart import require_apart
+from flatlens.problem.forms import OfForm
 from flatlens.problem.loss import Loss
 
 
@@ -108,45 +108,21 @@ def of_sequences(loss: Loss) -> Loss:
 
 
 @final
-class OfSequence(Loss):
+class OfSequence(OfForm):
     """A callable of whole sequences: (n, T, V) and the targets to losses (n,). Masked rows are zeros."""
 
-    def __init__(self, each: Loss) -> None:
-        self.each, self.name, self.whole = each, each.name, True
+    def form(self, f: Tensor, y: Any) -> Tensor:
+        """Return the outputs, (n, T, V), of the tokens that the batch has."""
+        return f.reshape(*y.counted.shape, -1)[:, : y.length]
 
-    @property
-    def description(self) -> str:
-        """Return the callable's own."""
-        return self.each.description
-
-    def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose callable is settled."""
-        return OfSequence(self.each.settled(_rows_of(f, y), y.targets))
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the callable's losses, (n,)."""
-        return self.each.values(_rows_of(f, y), y.targets)
-
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a loss that couples sequences."""
-        if getattr(self.each, "singly", False):
-            self.each.require_apart(_rows_of(f, y), y.targets)
-            return
-
-        def losses(f: Tensor, parts: Any) -> Tensor:
-            return self.values(f, Tokens(parts[0], parts[1], y.length))
-
-        require_apart(self.name, losses, f, (y.targets, y.counted))
+    def by_sample(self, y: Any) -> tuple[Any, Callable[[Any], Any]]:
+        """Return the targets and the mask."""
+        return (y.targets, y.counted), lambda some: replace(y, targets=some[0], counted=some[1])
 
     def correct(self, f: Tensor, y: Any) -> Tensor | None:
         """Return the share of a sample's tokens that are correct, if every token has a label."""
         labelled = isinstance(y.targets, Tensor) and y.targets.shape == (len(f), y.length)
         return TokenWise(self.each).correct(f, y) if labelled else None
-
-
-def _rows_of(f: Tensor, y: Tokens) -> Tensor:
-    """Return the outputs (n, T, V) of a batch as the network gives them, masked rows zero."""
-    return f.reshape(*y.counted.shape, -1)[:, : y.length]
 
 
 @final

@@ -8,7 +8,7 @@ from typing import Any, final
 from torch import Tensor
 
 from flatlens.errors import BadData, BadModel
-from flatlens.problem.apart import require_apart
+from flatlens.problem.forms import OfForm
 from flatlens.problem.heads import Heads, heads_joined, of_heads
 from flatlens.problem.loss import Loss, one_each
 from flatlens.problem.sequences import Tokens, by_token, of_sequences
@@ -23,35 +23,12 @@ class Shaped:
 
 
 @final
-class OfShape(Loss):
+class OfShape(OfForm):
     """A callable of outputs in the shape that the network gives them."""
 
-    def __init__(self, each: Loss) -> None:
-        self.each, self.name, self.whole = each, each.name, True
-
-    @property
-    def description(self) -> str:
-        """Return the callable's own."""
-        return self.each.description
-
-    def settled(self, f: Tensor, y: Any) -> Loss:
-        """Return the loss whose callable is settled."""
-        return OfShape(self.each.settled(f.reshape(-1, *y.shape), y.targets))
-
-    def values(self, f: Tensor, y: Any) -> Tensor:
-        """Return the callable's losses, (n,)."""
-        return self.each.values(f.reshape(-1, *y.shape), y.targets)
-
-    def require_apart(self, f: Tensor, y: Any) -> None:
-        """Refuse a callable that couples samples."""
-        if getattr(self.each, "singly", False):
-            self.each.require_apart(f.reshape(-1, *y.shape), y.targets)
-            return
-        require_apart(self.name, lambda f, targets: self.values(f, Shaped(targets, y.shape)), f, y.targets)
-
-    def correct(self, f: Tensor, y: Any) -> Tensor | None:
-        """Return None: what the outputs mean is not known."""
-        return None
+    def form(self, f: Tensor, y: Any) -> Tensor:
+        """Return the outputs in the network's shape."""
+        return f.reshape(-1, *y.shape)
 
 
 def of_form(loss: Loss, y: Any) -> Loss:
