@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 
 import pytest
 import torch
@@ -51,37 +50,6 @@ def test_without_names_it_is_every_exact_measure_of_the_pass() -> None:
     assert {name.partition(".")[0] for name in report.measures()} == {m.key for m in known}
     assert {estimate.kind for estimate in report.values()} <= {"exact", "undefined"}
     assert report.about["passes"] == 1
-
-
-def test_what_is_slow_for_shared_weights_runs_when_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 outputs x 3 x 2 x 4 entries at 3 positions; a dense layer has none."""
-    names = ["adaptive_sharpness_ggn", "normalized_sharpness", "neuron_flatness", "neuron_flatness_ggn"]
-    net = nn.Sequential(nn.Conv1d(2, 3, 4), nn.Flatten(), nn.Linear(9, 4)).double()
-    x = torch.randn(5, 2, 6, generator=torch.Generator().manual_seed(0)).double()
-    problem = fl.Problem(net, "cross_entropy", (x, torch.arange(5) % 4))
-    assert fl.Lens(problem).layout.shared_products(4) == 4 * 3 * 2 * 4 * 3
-    whole = fl.measure(fl.Lens(problem))
-    assert {whole[name].kind for name in names} == {"exact"}
-    for most, kind in ((288, "exact"), (287, "undefined")):
-        monkeypatch.setattr(sys.modules["flatlens.measures.measure"], "SHARED_PRODUCTS", most)
-        report = fl.measure(fl.Lens(problem))
-        assert {report[name].kind for name in names} == {kind}
-    assert "ask for it by name" in report[names[0]].note
-    assert "2.9e+02 multiplications" in report[names[0]].note
-    for key, one in report.items():
-        assert one.kind == "undefined" or one.value == pytest.approx(whole[key].value, rel=1e-12)
-    named = fl.measure(fl.Lens(problem), names)
-    for name in names:
-        assert named[name].value == pytest.approx(whole[name].value, rel=1e-12)
-
-
-def test_a_number_of_the_network_stands_beside_those_of_its_layers() -> None:
-    """NMLS is the sum of each layer's MLS; relative flatness is that of the last layer, `.sum` the sum."""
-    report = fl.measure(lens_on(chain([3, 4, 2], 5), normal(8, 3, seed=3)), ["mls", "nmls", "relative_flatness"])
-    assert report["nmls"].value == pytest.approx(report["mls", "0"].value + report["mls", "2"].value)
-    assert report["relative_flatness"].value == report["relative_flatness", "2"].value
-    both = report["relative_flatness", "0"].value + report["relative_flatness", "2"].value
-    assert report["relative_flatness.sum"].value == pytest.approx(both)
 
 
 def test_what_is_no_lens_or_no_measure_is_one_line() -> None:
