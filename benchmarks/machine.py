@@ -67,6 +67,31 @@ def spread(seconds: list[float]) -> dict[str, float]:
     return {"median": round(middle, 4), "quartile_low": round(low, 4), "quartile_high": round(high, 4)}
 
 
+def beside_the_floor(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Return by contestant its spread, the ratio of its median to the floor's, and the range of ratios in turn."""
+    least = statistics.median(seconds["floor"])
+    found: dict[str, dict[str, Any]] = {}
+    for who, times in seconds.items():
+        ratios = sorted(mine / one for mine, one in zip(times, seconds["floor"], strict=True))
+        found[who] = {
+            **spread(times),
+            "ratio_to_floor": round(statistics.median(times) / least, 3),
+            "ratios_in_turn": [round(ratios[0], 3), round(ratios[-1], 3)],
+        }
+    return found
+
+
+def each_network(name: str, outputs: int, chosen: dict[str, Callable[[], dict[str, Any]]], *, whole: bool) -> Path:
+    """Measure networks one by one, and save after each; unless `whole`, earlier results of the others are kept."""
+    networks, path = {} if whole else earlier(name).get("networks", {}), RESULTS / f"{name}.json"
+    for network, measured in chosen.items():
+        networks[network] = {"machine": describe(), **measured()}
+        print(network, json.dumps(networks[network], indent=1))
+        path = save(name, {"outputs": outputs, "networks": networks})
+    print(f"written to {path}", file=sys.stderr)
+    return path
+
+
 def resident() -> int:
     """Return the bytes resident now."""
     return int(psutil.Process().memory_info().rss)

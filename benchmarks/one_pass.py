@@ -14,12 +14,12 @@ machine changes little. It writes benchmarks/results/default_report.json.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,9 +78,8 @@ def without_certificates() -> Iterator[None]:
         module.output_jacobians, Layout.require_same = output_jacobians, require_same
 
 
-def on_trust(problem: fl.Problem) -> Callable[[], None]:
-    """Return a run of the pass alone, without its certificates."""
-    run = the_pass(problem)
+def on_trust(run: Callable[[], None]) -> Callable[[], None]:
+    """Return a run of the pass without its certificates."""
 
     def trusting() -> None:
         with without_certificates():
@@ -96,7 +95,7 @@ def contestants(name: str) -> dict[str, Callable[[], Any]]:
     if chunk > SMALLER:
         runs[f"floor in chunks of {SMALLER}"] = lambda: floor(problem.model, x, SMALLER)
     runs["pass"] = the_pass(problem)
-    runs["without certificates"] = on_trust(problem)
+    runs["without certificates"] = on_trust(runs["pass"])
     if chunk > SMALLER:  # on a large network it takes minutes
         runs["with diagonals"] = the_pass(problem, DIAGONALS)
     runs["fl.measure"] = lambda: fl.measure(fl.Lens(problem))
@@ -113,45 +112,30 @@ def memory(name: str, who: str) -> int:
     return int(machine.in_a_child(code))
 
 
-def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of each contestant."""
-    seconds = machine.interleaved(contestants(name), repeats)
-    least = statistics.median(seconds["floor"])
-    for who, times in seconds.items():
-        ratios = sorted(mine / one for mine, one in zip(times, seconds["floor"], strict=True))
-        yield (
-            who,
-            {
-                **machine.spread(times),
-                "ratio_to_floor": round(statistics.median(times) / least, 3),
-                "ratios_in_turn": [round(ratios[0], 3), round(ratios[-1], 3)],
-                "memory_growth_mib": round(memory(name, who) / 2**20, 1),
-            },
-        )
+def measured(name: str, repeats: int) -> dict[str, Any]:
+    """Return a network's sizes and what each contestant takes."""
+    rows = machine.beside_the_floor(machine.interleaved(contestants(name), repeats))
+    for who, row in rows.items():
+        row["memory_growth_mib"] = round(memory(name, who) / 2**20, 1)
+    timed = NETWORKS[name]
+    return {"n": timed.n, "chunk": chunk_of(timed.case()[0]), "repeats": repeats, "contestants": rows}
 
 
-def report(only: str, repeats: int) -> None:
-    """Write the default report's processor time in units of the floor's, on one thread."""
+def report(name: str, repeats: int) -> dict[str, Any]:
+    """Return the default report's processor time in units of the floor's, on one thread."""
     torch.set_num_threads(1)
-    networks = machine.earlier("default_report").get("networks", {})
-    for name, timed in NETWORKS.items():
-        if only not in name:
-            continue
-        runs = {who: run for who, run in contestants(name).items() if who in ("floor", "fl.measure")}
-        seconds = machine.interleaved(runs, repeats, time.process_time)
-        floors, reports = seconds["floor"], seconds["fl.measure"]
-        networks[name] = {
-            "machine": machine.describe(),
-            "n": timed.n,
-            "shape": timed.shape,
-            "repeats": repeats,
-            "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
-            "ratio_to_floor": round(statistics.median(reports) / statistics.median(floors), 3),
-            "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0])).items()
-                         if one.note.startswith("ask for it by name")],
-        }  # fmt: skip
-        print(name, json.dumps(networks[name], indent=1))
-        machine.save("default_report", {"outputs": OUTPUTS, "networks": networks})
+    runs = {who: run for who, run in contestants(name).items() if who in ("floor", "fl.measure")}
+    seconds = machine.interleaved(runs, repeats, time.process_time)
+    timed = NETWORKS[name]
+    return {
+        "n": timed.n,
+        "shape": timed.shape,
+        "repeats": repeats,
+        "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
+        "ratio_to_floor": machine.beside_the_floor(seconds)["fl.measure"]["ratio_to_floor"],
+        "left_out": [key for (key, _), one in fl.measure(fl.Lens(timed.case()[0])).items()
+                     if one.note.startswith("ask for it by name")],
+    }  # fmt: skip
 
 
 def main() -> None:
@@ -160,20 +144,9 @@ def main() -> None:
     options.add_argument("--only", default="", help="networks whose names hold this")
     options.add_argument("--report", action="store_true", help="the default report alone, by processor time")
     chosen = options.parse_args()
-    if chosen.report:
-        report(chosen.only, chosen.repeats)
-        return
-    networks = machine.earlier("one_pass").get("networks", {}) if chosen.only else {}
-    for name, timed in NETWORKS.items():
-        if chosen.only not in name:
-            continue
-        found = dict(rows(name, chosen.repeats))
-        chunk = chunk_of(timed.case()[0])
-        told = {"machine": machine.describe(), "n": timed.n, "chunk": chunk, "repeats": chosen.repeats}
-        networks[name] = {**told, "contestants": found}
-        print(name, json.dumps(networks[name], indent=1))
-        path = machine.save("one_pass", {"outputs": OUTPUTS, "networks": networks})
-    print(f"written to {path}", file=sys.stderr)
+    what, name = (report, "default_report") if chosen.report else (measured, "one_pass")
+    networks = {network: partial(what, network, chosen.repeats) for network in NETWORKS if chosen.only in network}
+    machine.each_network(name, OUTPUTS, networks, whole=not (chosen.only or chosen.report))
 
 
 if __name__ == "__main__":

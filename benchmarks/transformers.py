@@ -12,11 +12,8 @@ minutes.
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +24,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from benchmarks import machine
-from benchmarks.one_pass import chunk_of, without_certificates
+from benchmarks.one_pass import chunk_of, on_trust
 from benchmarks.zoo.shim import operators_of_torchvision
 from flatlens.grams import lay_out, one_pass
 
@@ -145,36 +142,23 @@ def the_pass(problem: fl.Problem) -> Callable[[], None]:
     return run
 
 
-def contestants(name: str) -> dict[str, Callable[[], Any]]:
+def contestants(problem: fl.Problem, chunk: int) -> dict[str, Callable[[], Any]]:
     """Return what is timed on a network."""
-    problem = NETWORKS[name].case()
-    chunk, run = chunk_of(problem), the_pass(problem)
-
-    def on_trust() -> None:
-        with without_certificates():
-            run()
-
+    run = the_pass(problem)
     return {
         "floor": partial(floor, problem, chunk),
         "floor, one by one": partial(floor, problem, chunk, batched=False),
         "pass": run,
-        "without certificates": on_trust,
+        "without certificates": on_trust(run),
     }
 
 
-def rows(name: str, repeats: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of each contestant."""
-    seconds = machine.interleaved(contestants(name), repeats, time.process_time)
-    for who, times in seconds.items():
-        ratios = sorted(mine / one for mine, one in zip(times, seconds["floor"], strict=True))
-        yield (
-            who,
-            {
-                **machine.spread(times),
-                "ratio_to_floor": round(statistics.median(ratios), 3),
-                "ratios_in_turn": [round(ratios[0], 3), round(ratios[-1], 3)],
-            },
-        )
+def measured(name: str, repeats: int) -> dict[str, Any]:
+    """Return a network's sizes and what each contestant takes."""
+    problem = NETWORKS[name].case()
+    chunk = chunk_of(problem)
+    rows = machine.beside_the_floor(machine.interleaved(contestants(problem, chunk), repeats, time.process_time))
+    return {"n": problem.n, "chunk": chunk, "repeats": repeats, "contestants": rows}
 
 
 def main() -> None:
@@ -182,16 +166,8 @@ def main() -> None:
     options.add_argument("--repeats", type=int, default=5)
     options.add_argument("--only", default="", help="networks whose names hold this")
     chosen = options.parse_args()
-    networks = machine.earlier("transformers").get("networks", {}) if chosen.only else {}
-    for name, timed in NETWORKS.items():
-        if chosen.only not in name:
-            continue
-        found = dict(rows(name, chosen.repeats))
-        told = {"machine": machine.describe(), "n": timed.n, "chunk": chunk_of(timed.case()), "repeats": chosen.repeats}
-        networks[name] = {**told, "contestants": found}
-        print(name, json.dumps(networks[name], indent=1))
-        path = machine.save("transformers", {"outputs": OUTPUTS, "networks": networks})
-    print(f"written to {path}", file=sys.stderr)
+    networks = {name: partial(measured, name, chosen.repeats) for name in NETWORKS if chosen.only in name}
+    machine.each_network("transformers", OUTPUTS, networks, whole=not chosen.only)
 
 
 if __name__ == "__main__":
