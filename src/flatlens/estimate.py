@@ -21,7 +21,7 @@ Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "un
 
 @dataclass(frozen=True, eq=False)  # eq would compare tensors
 class Estimate:
-    """One number, how far to trust it, and what it cost.
+    """A number with its error, its kind and its cost.
 
     >>> Estimate(2.0, source="compression Def. 3.7")
     2 (exact)

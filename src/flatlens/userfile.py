@@ -102,12 +102,8 @@ def said(error: BaseException) -> str:
 
 def needed_arguments(function: Callable[..., object]) -> list[str]:
     """Return the names of the arguments that have no default."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built in: calling it will tell
-        return []
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in variadic]
+    return [p.name for p in _parameters(function) if p.default is p.empty and p.kind not in variadic]
 
 
 def arguments(function: Callable[..., object]) -> dict[str, Any]:
@@ -118,14 +114,17 @@ def arguments(function: Callable[..., object]) -> dict[str, Any]:
     >>> arguments(lambda width, depth=2, activation=print: None)
     {'width': None, 'depth': 2}
     """
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return {}
-    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    named = [p for p in _parameters(function) if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     return {
         p.name: None if p.default is p.empty else p.default for p in named if p.default is p.empty or _plain(p.default)
     }
+
+
+def _parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # built in: calling it will tell
+        return []
 
 
 def _plain(value: object) -> bool:

@@ -55,7 +55,7 @@ class UserData:
 
     @property
     def has_test(self) -> bool:
-        """Whether the user's data comes with test data."""
+        """Return whether the user gives test data."""
         return _read(self.source, self.held_out)[1] is not None
 
     def load(self) -> Split:

@@ -36,8 +36,7 @@ def answers(
         unfinished: number of networks that are not finished.
     """
     names = [q.name for q in study.quantities if q.role == "measure"]
-    rows = [row for name in names if (row := relation_of(relations, GAP.name, name)) is not None]
-    rows = sorted((r for r in rows if r["pearson"] == r["pearson"]), key=lambda r: -abs(r["pearson"]))
+    rows = sorted(_with_gap(names, relations), key=lambda r: -abs(r["pearson"]))
     certain = [row for row in rows if is_clear(row, "pearson")]
     alike, words = _among_alike(study, within, names)
     return [
@@ -49,10 +48,15 @@ def answers(
 
 def closest(names: Sequence[str], relations: pd.DataFrame) -> str | None:
     """Return the measure that goes most closely with the gap: of those that clearly do, if there are any."""
-    rows = [row for name in names if (row := relation_of(relations, GAP.name, name)) is not None]
-    rows = [row for row in rows if row["pearson"] == row["pearson"]]
+    rows = _with_gap(names, relations)
     best = max(rows, key=lambda row: (is_clear(row, "pearson"), abs(row["pearson"])), default=None)
     return None if best is None else other_than_gap(best)
+
+
+def _with_gap(names: Sequence[str], relations: pd.DataFrame) -> list[pd.Series]:
+    """Return the relations of these measures with the gap, without those that are undefined."""
+    rows = [row for name in names if (row := relation_of(relations, GAP.name, name)) is not None]
+    return [row for row in rows if row["pearson"] == row["pearson"]]
 
 
 def _what(rows: Sequence[pd.Series], certain: Sequence[pd.Series]) -> str:

@@ -48,7 +48,7 @@ def _study(study: Study) -> Cost:
     step = (
         (long - short) / (TRIED - WARM) if long > short else long / TRIED
     )  # noise, where a step takes next to nothing
-    steps = sum(_steps(one, samples) for one in networks)
+    steps = sum(one.training.steps(samples) for one in networks)
     moments = sum(_moments(one, samples) for one in networks)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
     return Cost(len(networks), step * steps, measured)
@@ -62,14 +62,10 @@ def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
     return result["seconds_training"], result["seconds_measuring"], result["samples"]
 
 
-def _steps(settings: NetworkSettings, samples: int) -> int:
-    return settings.training.steps(samples) if isinstance(settings.training, Training) else 0
-
-
 def _moments(settings: NetworkSettings, samples: int) -> int:
     if (followed := settings.followed) is None:
         return 0
-    steps = _steps(settings, samples)
+    steps = settings.training.steps(samples)
     return 1 + steps // followed.every if isinstance(followed.every, int) else len(followed.every)
 
 

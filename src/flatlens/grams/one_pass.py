@@ -151,11 +151,8 @@ class _Pass:
         problem, layout, needs, tape = self.problem, self.layout, self.needs, forward.tape
         live = None if tokens is None else _live_outputs(f, tokens)
         named: dict[str, Tensor] = dict(self.model.named_parameters())
-        checked = (
-            *layout.unexplained,
-            *layout.small_parameters,
-            *layout.made,
-        )  # weights were checked on the trials, see `proof`
+        # weights were checked on the trials, see `proof`
+        checked = (*layout.unexplained, *layout.small_parameters, *layout.made)
         asked = {name: named[name] for name in checked}
         generator = torch.Generator().manual_seed(forward.number) if certify else None
         computed = output_jacobians(

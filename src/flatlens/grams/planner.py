@@ -16,12 +16,12 @@ from flatlens.grams.broken import BATCHING, clear_autograd_errors
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.made import lookups_of
 from flatlens.grams.proof import unproved
-from flatlens.grams.record import Call
+from flatlens.grams.record import Call, made_reads
 from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
 from flatlens.operations.layers import Adapter, layer_of
-from flatlens.operations.reads import Bias, Entrywise, Lookup, Product
+from flatlens.operations.reads import Bias, Entrywise, Lookup, Product, Read
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.state import differentiable
 
@@ -153,16 +153,18 @@ class _Planner:
         """Return the operations through which a parameter acts; None if one is unknown or has no known samples."""
         if self.structure.reads[parameter] is None:
             return None
-        operations = tuple(self.first.names[read.node] for read in self.first.tape.reads[parameter] or ())
-        return operations if all(operation in self.rows for operation in operations) else None
+        return self._known(self.first.tape.reads[parameter] or ())
 
     def _acts_through_made(self, parameter: str) -> tuple[str, ...] | None:
         """Return the operations that read the tensors made from a parameter; None if one has no known samples."""
         if parameter not in self.structure.made:
             return None
-        reads = [read for made in self.first.tape.made[parameter] or () for read in made.reads]
+        return self._known(made_reads(self.first.tape, parameter)) or None
+
+    def _known(self, reads: Iterable[Read]) -> tuple[str, ...] | None:
+        """Return the names of operations; None if one has no known samples."""
         operations = tuple(self.first.names[read.node] for read in reads)
-        return operations if operations and all(operation in self.rows for operation in operations) else None
+        return operations if all(operation in self.rows for operation in operations) else None
 
     def _made_entries(self, parameter: str) -> int:
         """Return the entries of a sample's derivatives in a parameter and in the tensors made from it."""

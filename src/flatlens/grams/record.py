@@ -107,6 +107,11 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
     return found[0] if len(found) == 1 else None
 
 
+def made_reads(tape: Tape, parameter: str) -> list[Read]:
+    """Return the operations that read the tensors made from a parameter."""
+    return [read for made in tape.made[parameter] or () for read in made.reads]
+
+
 def _alike_reads(reads: tuple[Read, ...]) -> bool:
     """Return whether all reads are of one kind, products with one orientation of the weight."""
     return len({(type(read), read.adapter if isinstance(read, Product) else None) for read in reads}) <= 1

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadModel
-from flatlens.grams.record import Tape, run_recorded
+from flatlens.grams.record import Tape, made_reads, run_recorded
 from flatlens.grams.rows import CANDIDATES, Rows, independent_rows
 from flatlens.grams.structure import Structure, structure_of
 from flatlens.operations.graph import Node, Place
@@ -33,11 +33,7 @@ def operations_of(tape: Tape, structure: Structure) -> dict[str, Operation]:
         for name, reads in tape.reads.items()
         for k, read in enumerate(reads or () if structure.reads[name] is not None else ())
     ]
-    claimed += [
-        (f"{name}~{k}", read)
-        for name in structure.made
-        for k, read in enumerate(read for made in tape.made[name] or () for read in made.reads)
-    ]
+    claimed += [(f"{name}~{k}", read) for name in structure.made for k, read in enumerate(made_reads(tape, name))]
     # Products first: a bias that is added in the same operation then shares the product's entry.
     for name, read in sorted(claimed, key=lambda one: not isinstance(one[1], Product)):
         if read.node not in known:

@@ -204,10 +204,8 @@ def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | No
 
 def _eigenvector(diagonal: list[float], beside: list[float], beta: float) -> tuple[NDArray[Any], float]:
     """Return the eigenvector of the tridiagonal matrix's largest eigenvalue, and its relative residual."""
-    k = len(diagonal)
-    values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
-    first = np.asarray(vectors[:, 0], dtype=np.float64)
-    return first, beta * abs(float(vectors[-1, 0])) / max(float(values[0]), 1e-300)
+    top, vector = _top(diagonal, beside)
+    return vector, beta * abs(float(vector[-1])) / max(top, 1e-300)
 
 
 def _solution(diagonal: list[float], beside: list[float], beta: float, theta: float) -> tuple[NDArray[Any], float]:
@@ -239,15 +237,15 @@ def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | Non
         w.sub_(v, alpha=diagonal[-1])
         before, beta = v, float(vector_norm(w))
         if len(diagonal) % CHECKED == 0 or beta <= _EPS * diagonal[0]:
-            top, last = _top(diagonal, beside)
-            if beta * last <= rtol * top or len(diagonal) >= _MOST:
+            top, vector = _top(diagonal, beside)
+            if beta * abs(float(vector[-1])) <= rtol * top or len(diagonal) >= _MOST:
                 return math.sqrt(top)
         beside.append(beta)
         v = w / beta
 
 
-def _top(diagonal: list[float], beside: list[float]) -> tuple[float, float]:
-    """Return the largest eigenvalue of a tridiagonal matrix, and the absolute value of its eigenvector's last entry."""
+def _top(diagonal: list[float], beside: list[float]) -> tuple[float, NDArray[Any]]:
+    """Return the largest eigenvalue of a tridiagonal matrix, at least 0, and its eigenvector."""
     k = len(diagonal)
     values, vectors = eigh_tridiagonal(diagonal, beside, select="i", select_range=(k - 1, k - 1))
-    return max(0.0, float(values[0])), abs(float(vectors[-1, 0]))
+    return max(0.0, float(values[0])), np.asarray(vectors[:, 0], dtype=np.float64)

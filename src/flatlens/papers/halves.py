@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.tables import unit_column
 from flatlens.papers.predictions import Results
+from flatlens.papers.units import column_of_units
 
 HALVES = "each half of the independent units by itself: every other seed"
 _TABLES = ("networks", "layers", "curves", "histories", "functions", "values")
@@ -22,9 +22,8 @@ def halves(results: Results) -> tuple[Results, Results]:
 
 
 def _half(result: StudyResult, odd: bool) -> StudyResult:
-    varied = [axis["name"] for axis in result.settings["axes"] if len(axis["values"]) > 1]
     networks = result.networks
-    numbers = networks[unit_column(varied)].rank(method="dense")
+    numbers = networks[column_of_units(result)].rank(method="dense")
     keys = networks.loc[numbers % 2 != odd, "key"]
     tables = {name: getattr(result, name) for name in _TABLES}
     return replace(

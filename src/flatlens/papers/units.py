@@ -24,13 +24,17 @@ LEARNT = 0.1
 """Share of the way from chance to accuracy 1 that a network has to come, or it never trained."""
 
 
+def column_of_units(result: StudyResult) -> str:
+    """Return the column of the networks that says which are one unit: "seed" if the study varies it, else "key"."""
+    return unit_column([axis["name"] for axis in result.settings["axes"] if len(axis["values"]) > 1])
+
+
 def with_units(result: StudyResult, networks: pd.DataFrame) -> pd.DataFrame:
     """Return the networks with their units: the seed, or the network itself if the study does not vary the seed.
 
     Networks are rows with a column `key`, and a column `seed` if the study varies it.
     """
-    varied = [axis["name"] for axis in result.settings["axes"] if len(axis["values"]) > 1]
-    column = unit_column(varied)
+    column = column_of_units(result)
     return labelled(networks, [column], "seed" if column == "seed" else _NETWORK)
 
 

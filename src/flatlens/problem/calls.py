@@ -19,7 +19,7 @@ _IGNORED = -100  #: a label that counts as no target, in torch and in transforme
 
 @dataclass(frozen=True)
 class Convention:
-    """How a network reads a dict with labels, found on the first batch."""
+    """The way in which a network reads a dict with labels, found on the first batch."""
 
     fed: bool = False  #: whether it gets the labels: an encoder-decoder makes its decoder's inputs from them
     shifted: bool = False  #: whether its outputs at a token are about the next token's label, as a causal model's are

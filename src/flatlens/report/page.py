@@ -39,7 +39,7 @@ TABLES = ("table.csv", "relations.csv", "gap.csv", "study.json")  # written by t
 
 @dataclass(frozen=True)
 class _Shown:
-    """One column of the table of networks."""
+    """A column of the table of networks."""
 
     name: str
     by_layer: bool  #: a value of one layer; its column is hidden until the reader shows it

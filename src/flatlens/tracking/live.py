@@ -17,7 +17,7 @@ _PAUSE = 15.0
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """One measurement of a training run."""
+    """A measurement of a training run."""
 
     step: int
     report: Report

@@ -36,12 +36,16 @@ class TrainedElsewhere:
         """The loss under which the network is measured."""
         return TrainingLoss(self.loss)
 
+    def steps(self, samples: int) -> int:
+        """Return the number of steps that it takes here: none."""
+        return 0
+
     @property
     def settings(self) -> dict[str, Any]:
-        """What is known, without results."""
+        """Return all that is known but the results."""
         return {name: value for name, value in self.known.items() if name not in RESULTS}
 
     @property
     def results(self) -> dict[str, Any]:
-        """The known results."""
+        """Return the known results."""
         return {name: value for name, value in self.known.items() if name in RESULTS}

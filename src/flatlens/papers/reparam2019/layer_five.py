@@ -250,6 +250,7 @@ CONVERGED = (
     '"Until convergence" is taken as in relative2021, a mean loss of an epoch below 0.1: the paper says no more, and '
     "the authors' later code stops on the last layer's gradient."
 )
+_ON_FEWER = (SCHEMES, GAPS, COEFFICIENT, CONVERGED, _FACTORS, FIFTH_LAYER)
 
 EXPERIMENTS = (
     Experiment(
@@ -265,22 +266,12 @@ EXPERIMENTS = (
                 "Patches of two photographs in place of CIFAR-10, 200 to train on.",
                 "Batches of 2 to 16 and learning rates to match, in the paper's ratio, for so few samples; 3 networks "
                 "of each setup.",
-                SCHEMES,
-                GAPS,
-                COEFFICIENT,
-                CONVERGED,
-                _FACTORS,
-                FIFTH_LAYER,
+                *_ON_FEWER,
             ),
             "desk": (
                 "1000 images of CIFAR-10 to train on, batches of 4 to 32 with the paper's ratio, four times as large; "
                 "6 networks of each setup; 300 epochs at most.",
-                SCHEMES,
-                GAPS,
-                COEFFICIENT,
-                CONVERGED,
-                _FACTORS,
-                FIFTH_LAYER,
+                *_ON_FEWER,
             ),
             "paper": (
                 SCHEMES,

@@ -26,7 +26,7 @@ EXCLUDED_HOLLOW = "A hollow mark is a network that is left out of the correlatio
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
 class Figure:
-    """One figure of the page and of the figures folder."""
+    """A figure of the page and of the figures folder."""
 
     name: str  #: name of its files, without the ending
     title: str
