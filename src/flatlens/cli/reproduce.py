@@ -95,7 +95,7 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
         for v, again, halves in zip_longest(one.outcomes, one.again, one.halves):
             second = [again.conclusion] if again else []
-            second += [" and ".join(f"{half.statistic.value:.2g}" for half in halves)] if halves else []
+            second += [" and ".join(half.statistic.in_words for half in halves)] if halves else []
             table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, v.statistic.size)
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
