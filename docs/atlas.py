@@ -1,7 +1,8 @@
-"""The gallery of reproductions, from their folders: `python docs/atlas.py runs/atlas > docs/atlas.md`.
+"""The gallery of reproductions, from their stored tables: `python docs/atlas.py > docs/atlas.md`.
 
-`runs/atlas` is the folder of `flatlens reproduce all --again --out runs/atlas`, with a folder an experiment; one that
-was run at desk or paper scale, too, has a folder more, X12-paper. The pictures go to docs/images/atlas/.
+docs/tables/ has an archive for each experiment and scale. `python docs/atlas.py runs/atlas > docs/atlas.md` first makes
+those of the experiments in `runs/atlas`, a folder of `flatlens reproduce`, which have run to the end (twice at laptop
+scale). The pictures go to docs/images/atlas/.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 from flatlens.errors import BadFolder
 from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.experiment import Plot
+from flatlens.papers.archive import load_archive, save_archive
+from flatlens.papers.experiment import SCALES, Plot
 from flatlens.papers.figures import FIGURES, PaperFigure
 from flatlens.papers.predictions import MARKS, Prediction
 from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
@@ -26,6 +28,7 @@ from flatlens.report.reproduction import DRAWN_COLOURS
 from flatlens.report.words import what_was_run
 
 HERE = Path(__file__).parent
+TABLES = Path("tables")
 PICTURES = Path("images") / "atlas"
 LARGEST, MOST = 60_000, 4_000_000
 """Bytes of one picture, and of all of them, at most."""
@@ -38,7 +41,8 @@ INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
 
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
-what needs no more than a laptop; the page is made from the folders (`python docs/atlas.py runs/atlas > docs/atlas.md`).
+what needs no more than a laptop. Their tables are kept in [docs/tables](tables): `python docs/atlas.py > docs/atlas.md`
+weighs and draws all that is here again, without training, in a minute.
 A row is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*; it is decided where two runs agree ({IN_WORDS}).
 Intervals are over independent units, such as seeds, whose number stands beside that of the networks; fewer than 6
@@ -48,11 +52,13 @@ changes is said below each title: an outcome is about that data and size.
 """
 
 
-def page(found: list[Reproduction]) -> str:
-    """The whole page as Markdown."""
+def page(stored: list[Reproduction]) -> str:
+    """Return the whole page as Markdown."""
+    found, laptops = apart(stored)
     rows = rows_of(found)
     every = [row for each in rows for row in each]
-    sections = [line for one, mine in zip(found, rows, strict=True) for line in _section(one, mine)]
+    sections = [line for one, mine in zip(found, rows, strict=True)
+                for line in _section(one, mine, laptops.get(_name(one), []))]  # fmt: skip
     return "\n".join(
         [
             INTRODUCTION,
@@ -64,6 +70,14 @@ def page(found: list[Reproduction]) -> str:
             *_versions(found),
         ]
     )
+
+
+def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, list[Row]]]:
+    """Return those that have a section, and by their names the rows at laptop scale that stand beside those at desk."""
+    desk = {one.experiment.id: _name(one) for one in stored if one.scale == "desk"}
+    beside = [one for one in stored if one.scale == "laptop" and one.experiment.id in desk]
+    laptops = dict(zip((desk[one.experiment.id] for one in beside), rows_of(beside), strict=True))
+    return [one for one in stored if not any(one is other for other in beside)], laptops
 
 
 def _kinds(rows: list[Row]) -> Iterator[str]:
@@ -126,7 +140,7 @@ def _link(one: Reproduction) -> str:
     return f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
 
 
-def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
+def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[str]:
     yield f"## {_name(one)}"
     yield ""
     yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
@@ -134,14 +148,17 @@ def _section(one: Reproduction, rows: list[Row]) -> Iterator[str]:
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
     second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
+    second += ("at laptop scale",) * bool(laptop)
     yield _row("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
     yield _row("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
-    for row in rows:
+    for row, small in zip(rows, laptop or [None] * len(rows), strict=True):
         outcome, again = row.outcome, row.again
         runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
         statistic = outcome.statistic
         if row.halves:
             runs.append(" and ".join(half.statistic.in_words for half in row.halves))
+        if small:
+            runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
         yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
                    statistic.in_words, statistic.size)  # fmt: skip
     yield ""
@@ -204,13 +221,24 @@ def draw(found: list[Reproduction], into: Path) -> None:
         raise BadFolder(f"the pictures take {total:,} bytes, more than the {MOST:,} that docs/ may hold: draw fewer")
 
 
-def main(runs: Path) -> None:
-    """Write the page to the standard output and the pictures beside it."""
-    named = [runs / f"{name}{scale}" for name in EXPERIMENTS for scale in ("", "-desk", "-paper")]
-    found = [load_reproduction(folder) for folder in named if is_reproduction(folder)]
-    draw(found, HERE / PICTURES)
+def keep(runs: Path, into: Path) -> None:
+    """Write an archive of each experiment in `runs` that has run to the end; twice, where its scale asks for that."""
+    into.mkdir(parents=True, exist_ok=True)
+    for folder in sorted(filter(is_reproduction, runs.iterdir())):
+        found = load_reproduction(folder)
+        if not found.unfinished and (found.second or found.scale != "laptop"):
+            save_archive(found, into / f"{found.experiment.id}-{found.scale}.zip")
+
+
+def main(*runs: str) -> None:
+    """Keep the tables of these runs; write the page to the standard output and the pictures beside it."""
+    for folder in runs:
+        keep(Path(folder), HERE / TABLES)
+    named = [HERE / TABLES / f"{name}-{scale}.zip" for name in EXPERIMENTS for scale in SCALES]
+    found = [load_archive(path) for path in named if path.is_file()]
+    draw(apart(found)[0], HERE / PICTURES)
     sys.stdout.write(page(found))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(*sys.argv[1:])

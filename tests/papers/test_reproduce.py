@@ -11,8 +11,10 @@ import pytest
 
 from flatlens.errors import BadFolder, UnknownName
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.archive import save_archive
 from flatlens.papers.predictions import Prediction
 from flatlens.papers.reproduce import load_reproduction, reproduce, selected
+from flatlens.papers.summary import rows_of
 from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas
 from flatlens.statistics import Statistic
@@ -151,6 +153,44 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     twice, first = atlas.page([replace(found, again=found.outcomes)]), found.outcomes[0].statistic
     assert "re-run |" in twice
     assert f"{found.outcomes[0].marked} {first.in_words}, n = {first.size} |" in twice
+
+
+def test_the_page_is_made_from_kept_tables(tightness, tmp_path, monkeypatch, capsys):
+    out, found = tightness
+    atlas = atlas_script()
+    monkeypatch.setattr(atlas, "HERE", tmp_path / "docs")
+    shutil.copytree(out, tmp_path / "runs" / "X3")
+    atlas.main(str(tmp_path / "runs"))
+    assert capsys.readouterr().out == atlas.page([found])
+    shutil.rmtree(tmp_path / "runs")
+    kept = tmp_path / "docs" / "tables" / "X3-smoke.zip"
+    assert kept.read_bytes() == save_archive(found, tmp_path / "X3.zip").read_bytes()
+    atlas.main()
+    assert capsys.readouterr().out == atlas.page([found])
+
+
+def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness, tmp_path, monkeypatch):
+    _, found = tightness
+    atlas = atlas_script()
+    (tmp_path / "runs" / "X3").mkdir(parents=True)
+    monkeypatch.setattr(atlas, "is_reproduction", lambda _: True)
+    for half in (replace(found, results={"a": replace(found.results["tightness"], unfinished=1)}),
+                 replace(found, scale="laptop")):  # fmt: skip
+        monkeypatch.setattr(atlas, "load_reproduction", lambda _, half=half: half)
+        atlas.keep(tmp_path / "runs", tmp_path / "kept")
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_laptop_scale_stands_beside_desk_scale(tightness):
+    _, found = tightness
+    atlas = atlas_script()
+    laptop, desk = replace(found, scale="laptop", again=found.outcomes), replace(found, scale="desk")
+    page = atlas.page([laptop, desk])
+    assert "## X3 at desk scale" in page
+    assert "## X3\n" not in page
+    assert "| here | at laptop scale | value" in page
+    row = rows_of([laptop])[0][0]
+    assert f"| {row.marked} {row.outcome.statistic.in_words} | {found.outcomes[0].statistic.in_words} |" in page
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(tightness, tmp_path, monkeypatch):

@@ -53,15 +53,7 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     try:
         with zipfile.ZipFile(path) as archive, needs("data", "an archive"):
             experiment, scale = from_mark(json.loads(archive.read(MARK)))
-            names = [name.removesuffix("/result.json") for name in archive.namelist() if name.endswith("/result.json")]
-            first, second = (
-                {
-                    name.removeprefix(prefix): _read(archive, name)
-                    for name in names
-                    if name.startswith(AGAIN + "/") == bool(prefix)
-                }
-                for prefix in ("", f"{AGAIN}/")
-            )
+            first, second = _studies(archive, ""), _studies(archive, f"{AGAIN}/")
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise BadFolder(
             f"{str(path)!r} is no archive of a reproduction, or a damaged one ({one_line(error)})"
