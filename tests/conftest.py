@@ -37,3 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_thorough(item, shares):
             item.add_marker("thorough")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List how long each task of docs/thirty.md took."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    took = [str(told) for report in reports for name, told in report.user_properties if name == "thirty"]
+    if took:
+        terminalreporter.write_sep("=", "thirty things people do")
+        terminalreporter.write_line("\n".join(sorted(took, key=lambda line: int(line.split()[2].rstrip(".")))))

@@ -47,8 +47,8 @@ def test_a_fifth_is_held_out_where_there_is_no_test_data(file):
 
 
 def test_test_data_and_numbers_of_samples(file):
-    both = UserData.of(f"{file}:Both")
-    assert both.has_test
+    both, (_, test) = UserData.read(f"{file}:Both")
+    assert test is not None
     assert (len(both.load().x), len(both.load().test_x)) == (20, 5)
     some = replace(both, train=9, test=2).load()
     assert (len(some.x), len(some.test_x)) == (9, 2)

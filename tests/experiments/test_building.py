@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from user_study import NET
@@ -8,7 +9,7 @@ from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Study, run_study
 from flatlens.experiments.building import study_of
 from flatlens.models import MLP, LeNet5, UserNetwork
-from flatlens.training import SAM, SGD, RelativeFlatness
+from flatlens.training import SAM, SGD, RelativeFlatness, Until
 
 
 def test_a_name_alone_is_the_study_of_that_name():
@@ -123,7 +124,7 @@ def own(tmp_path_factory):
     return folder
 
 
-SMALL = ["max_steps=20", "loss_below=None", "accuracy=None"]
+SMALL = ["max_steps=20"]
 
 
 def test_arguments_of_the_users_function_are_settings_and_axes(own, tmp_path):
@@ -141,6 +142,27 @@ def test_arguments_of_the_users_function_are_settings_and_axes(own, tmp_path):
     assert result.varied == ["width", "seed"]
     assert result.failed == []
     assert result.networks["mls"].gt(0).all()
+
+
+def test_an_end_of_training_that_is_given_is_the_only_one(own):
+    samples, build = f"{own}/net.py:samples", f"{own}/net.py:build"
+
+    def training(*settings):
+        return study_of(samples, model=build, settings=["seed=0:2", *settings]).networks()[-1].training
+
+    assert (training("max_steps=20").until, training("max_steps=20").max_steps) == (Until(), 20)
+    assert (training("max_epochs=3,4").max_epochs, training("max_epochs=3,4").max_steps) == (4, None)
+    assert training("max_steps=20", "loss_below=0.1").until == Until(loss_below=0.1)
+    assert training().until != Until()  # otherwise to interpolation
+
+
+def test_data_are_read_once_before_a_study_begins(own, tmp_path, monkeypatch):
+    counting = "\n\ndef counted():\n    Path('read.txt').open('a').write('x')\n    return samples()\n"
+    (tmp_path / "net.py").write_text("from pathlib import Path\n" + (own / "net.py").read_text() + counting)
+    monkeypatch.chdir(tmp_path)
+    study = study_of("net.py:counted", model="net.py:build", settings=["train=8", "data.test=4", *SMALL])
+    assert Path("read.txt").read_text() == "x"
+    assert (study.base.data.train, study.base.data.test) == (8, 4)
 
 
 def test_sizes_of_the_data_reach_the_users_function_and_the_rest_is_asked_for(own):

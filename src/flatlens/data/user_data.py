@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ ONE_IN = 5
 """One of this many samples is held out as test data, where there is none."""
 _SEED = 0
 """Seed of the random numbers that the user's function draws."""
+ReadSamples: TypeAlias = tuple[Pair, Pair | None]
+"""All training samples, and the test samples if the user gives any."""
 
 
 @dataclass(frozen=True)
@@ -40,36 +43,46 @@ class UserData:
 
     @classmethod
     def of(cls, source: str, held_out: str | None = None) -> UserData:
-        """Return the data that `source` names, as `flatlens measure --data` does, with the hash of its contents.
+        """Return the data that `source` names, as `flatlens measure --data` does, with the hash of its contents."""
+        return cls.read(source, held_out)[0]
+
+    @classmethod
+    def read(cls, source: str, held_out: str | None = None) -> tuple[UserData, ReadSamples]:
+        """Return the same, and all its samples: `split` takes them in place of another reading.
 
         Raises:
             BadData: it cannot be read as pairs of tensors, one row for each sample.
         """
         source, held_out = _whole_path(source), None if held_out is None else _whole_path(held_out)
-        return cls(source, _contents(*_read(source, held_out)), held_out)
+        samples = _read(source, held_out)
+        return cls(source, _contents(*samples), held_out), samples
 
     @property
     def name(self) -> str:
         """The file and the function, without folders."""
         return userfile.short(self.source)
 
-    @property
-    def has_test(self) -> bool:
-        """Return whether the user gives test data."""
-        return _read(self.source, self.held_out)[1] is not None
-
     def load(self) -> Split:
-        """Return the data.
+        """Read the data again and return it.
 
         Raises:
             BadData: the samples are others than those the study began with, or fewer than asked for.
         """
-        train, test = _read(self.source, self.held_out)
-        if _contents(train, test) != self.contents:
+        samples = _read(self.source, self.held_out)
+        if _contents(*samples) != self.contents:
             raise BadData(
                 f"data: {self.name} gives other samples than when the study began: was it changed, or does it draw "
                 f"random numbers from a generator without a seed? Each call must give the same samples"
             )
+        return self.split(samples)
+
+    def split(self, samples: ReadSamples) -> Split:
+        """Return the training and test data, of all the samples that were read.
+
+        Raises:
+            BadData: there are fewer samples than asked for.
+        """
+        train, test = samples
         told = [f"what {self.name} gives"]
         if test is None:
             total = len(train[0])
@@ -95,7 +108,7 @@ def _whole_path(spec: str) -> str:
     return f"{file}:{spec.rpartition(':')[2]}" if ".py:" in spec else str(file)
 
 
-def _read(source: str, held_out: str | None) -> tuple[Pair, Pair | None]:
+def _read(source: str, held_out: str | None) -> ReadSamples:
     """Return the training data, and the test data if there are any."""
     with seeded(_SEED):
         found = load_data(source, "data")

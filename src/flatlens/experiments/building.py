@@ -22,6 +22,7 @@ from typing import Any
 from flatlens import userfile
 from flatlens.data import Split, UserData
 from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
+from flatlens.data.user_data import ReadSamples
 from flatlens.errors import BadInput
 from flatlens.experiments.checkpoints import checkpoint_axis
 from flatlens.experiments.parts import data_of, in_its_folder, pairs, part_of
@@ -39,6 +40,7 @@ from flatlens.training.ridge import Ridge
 from flatlens.training.run import TrainingRun
 
 PARTS = ("name", "data", "test", "model", "checkpoints", "training", "set", "measures")
+ENDS = ("max_steps", "max_epochs")
 YAML = (".yaml", ".yml")
 DEFAULT_AXES = (Axis("lr", (0.02, 0.05, 0.1)), Axis("seed", (0, 1, 2)))
 
@@ -65,7 +67,9 @@ def study_of(
     Raises:
         BadInput: a part is unknown or impossible, or parts do not fit together.
     """
-    file = in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(YAML) else {"data": data}
+    file: dict[str, Any] = (
+        in_its_folder(load_yaml(Path(data)), Path(data).parent) if data.endswith(YAML) else {"data": data}
+    )
     given_here = {"model": model, "test": test, "checkpoints": checkpoints}
     file = {**file, **{part: text for part, text in given_here.items() if text is not None}}
     if unknown := [part for part in file if part not in PARTS]:
@@ -79,10 +83,12 @@ def study_of(
     if data == "digits" and not (any(given_here.values()) or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
-    base, split = _base(file, scale, tuple(one.key for one in named(named_measures)))
+    given = [*pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
+    if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
+        file["training"] = {**file.get("training", {}), **ends}
+    base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
     axes: list[Axis] = []
-    given = [*pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
     for name, several in given:
         if len(several) == 1:
             base = vary(base, name, several[0])
@@ -92,7 +98,7 @@ def study_of(
     if _is_flattened(base):
         base = vary(base, "data.flat", True)
     if base.data != loaded:
-        split = base.data.load()
+        split = _loaded(base.data, read)
     base = vary(base, "model", fitted(base.model, split))
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
@@ -157,15 +163,25 @@ def _is_flattened(base: NetworkSettings) -> bool:
     return base.data.flat is None and base.data.name != "digits" and takes_flat
 
 
-def _base(file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...]) -> tuple[NetworkSettings, Split]:
-    """Return the settings that all networks share, before `set` and the command line change them, and the data."""
+def _loaded(data: DataSettings | UserData, read: ReadSamples | None) -> Split:
+    """Return the data, of samples that were read already where it is the user's own: that can take long."""
+    return data.split(read) if isinstance(data, UserData) and read is not None else data.load()
+
+
+def _base(
+    file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...]
+) -> tuple[NetworkSettings, Split, ReadSamples | None]:
+    """Return the settings that all networks share, before `set` and the command line change them, and the data.
+
+    With data of the user's own, all samples come third.
+    """
     elsewhere = "checkpoints" in file
-    data = data_of(file["data"], file.get("test"))
+    data, read = data_of(file["data"], file.get("test"))
     if data.name == "digits" and isinstance(data, DataSettings) and data.train is None:
         data = vary(data, "train", 600 if scale == "laptop" else 200)
-    if elsewhere and isinstance(data, UserData) and data.test is None and not data.has_test:
+    if elsewhere and isinstance(data, UserData) and data.test is None and read is not None and read[1] is None:
         data = vary(data, "test", 0)  # they may have been trained on all samples
-    split = data.load()
+    split = _loaded(data, read)
     given_model = part_of("model", file.get("model", _model_for(split)))
     if not isinstance(given_model, ARCHITECTURES):
         raise BadInput(
@@ -173,13 +189,13 @@ def _base(file: Mapping[str, Any], scale: StudyScale, measures: tuple[str, ...])
         )
     architecture: Any = given_model
     if elsewhere:
-        return NetworkSettings(data, architecture, _untrained(file, split), measures), split
+        return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
     given = file.get("training", {})
     defaults = _training_for(split, scale)
-    if {"max_steps", "max_epochs"} & set(given):  # the user gave an end of training: no other condition
+    if set(ENDS) & set(given):  # the user gave an end of training: no other condition
         defaults = {name: value for name, value in defaults.items() if name not in ("until", "max_steps")}
     training = part_of("training", {**defaults, **given})
-    return NetworkSettings(data, architecture, training, measures), split
+    return NetworkSettings(data, architecture, training, measures), split, read
 
 
 def _untrained(file: Mapping[str, Any], split: Split) -> TrainedElsewhere:

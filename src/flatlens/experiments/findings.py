@@ -56,7 +56,7 @@ def _population(study: Study, networks: pd.DataFrame, unfinished: int, failed: i
     kept = networks[networks["outcome"].isin(REACHED)]
     total = len(study.networks())
     elsewhere = isinstance(study.base.training, TrainedElsewhere)
-    steps = "" if elsewhere or not len(kept) else f", after {kept['steps'].min():,} to {kept['steps'].max():,} steps"
+    steps = "" if elsewhere or not len(kept) else f", after {_range(kept['steps'], ',')} steps"
     sentences = [f"{len(kept)} of {total} networks {_goal(study)}{steps}."]
     if {"test_accuracy", GAP.column} <= set(kept) and len(kept):
         sentences[0] += (
@@ -95,7 +95,7 @@ def _goal(study: Study) -> str:
         "" if until.gradient_norm is None else f"gradient norm at most {until.gradient_norm:g}",
     ]
     told = " and ".join(condition for condition in conditions if condition)
-    return f"reach {told} on their {samples}" if told else f"are trained to the end of their steps on their {samples}"
+    return f"reach {told} on their {samples}" if told else f"are trained on their {samples} to the end of their steps"
 
 
 def trained_alike(study: Study) -> dict[str, str]:
@@ -222,8 +222,8 @@ def interval_of(row: pd.Series, coefficient: str) -> str:
     return f"{row[coefficient]:.2f} [{row[f'{coefficient}_low']:.2f}, {row[f'{coefficient}_high']:.2f}]"
 
 
-def _range(values: pd.Series) -> str:
-    low, high = f"{values.min():.3g}", f"{values.max():.3g}"
+def _range(values: pd.Series, form: str = ".3g") -> str:
+    low, high = f"{values.min():{form}}", f"{values.max():{form}}"
     return low if low == high else f"{low} to {high}"
 
 

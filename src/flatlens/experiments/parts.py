@@ -9,6 +9,7 @@ from typing import Any
 from flatlens import userfile
 from flatlens.data import UserData
 from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
+from flatlens.data.user_data import ReadSamples
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments.reading import expression, values
 from flatlens.experiments.settings import KNOWN
@@ -29,15 +30,15 @@ _SIZES: dict[str, Any] = {"inputs": 1, "widths": (64, 64, 64), "outputs": 1}
 """Sizes of an MLP, which the data and the user replace."""
 
 
-def data_of(part: Any, test: str | None) -> DataSettings | UserData:
-    """Return the data of a study: a named set, or the user's own."""
+def data_of(part: Any, test: str | None) -> tuple[DataSettings | UserData, ReadSamples | None]:
+    """Return the data of a study: a named set, or the user's own with all its samples."""
     plain: Any = {"name": part} if isinstance(part, str) else part
     name = str(plain.get("name", "")) if isinstance(plain, Mapping) else ""
     if userfile.is_userfile(name) or (name not in (*SYNTHETIC, *IMAGES) and Path(name).is_dir() and name):
-        data = UserData.of(name, test)
+        data, samples = UserData.read(name, test)
         for key, value in plain.items():
             data = data if key == "name" else vary(data, str(key), value)
-        return data
+        return data, samples
     found = part_of("data", plain)
     if not isinstance(found, DataSettings):
         raise BadInput(
@@ -46,7 +47,7 @@ def data_of(part: Any, test: str | None) -> DataSettings | UserData:
         )
     if test is not None:
         raise BadInput(f"--test: {found.name} has test data of its own; it goes with data of your own, file.py:NAME")
-    return found
+    return found, None
 
 
 def part_of(name: str, plain: Any) -> Any:
