@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from literal import parameter_jacobian
+from literal import matrices, parameter_jacobian
 from networks import NETWORKS, network
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -62,12 +62,13 @@ def test_gauss_newton_diagonal_and_column_sums(name: str, with_loss: bool) -> No
         for layer, grams in chunk.layers.items():
             if grams.weight is None:
                 continue
-            weight = net.get_submodule(layer).weight.detach()
-            M = J[f"{layer}.weight"].reshape(len(x), 3, weight.shape[0], -1)
+            parameter, module = matrices(net)[layer]
+            weight = module.weight.detach()
+            M = J[parameter].reshape(len(x), 3, weight.shape[0], -1)
             diagonal = torch.einsum("nkdm,nkl,nldm->dm", M, C, M)
             ours = grams.weight.diagonal(plain=not with_loss)
             assert torch.allclose(ours, diagonal, rtol=1e-10, atol=1e-13)
-            g = getattr(net.get_submodule(layer), "groups", 1)
+            g = getattr(module, "groups", 1)
             W = weight.reshape(g, weight.shape[0] // g, -1)
             column = torch.einsum("nkgdm,gdm->nkgm", M.reshape(*M.shape[:2], *W.shape), W).flatten(2)
             sums = torch.einsum("nka,nkl,nla->na", column, C, column)
@@ -203,7 +204,8 @@ def test_parameters_outside_layers_are_found() -> None:
     assert "scale" in layout.small_parameters
     net, x, y = network("attention")
     layout = lay_out(fl.Problem(net, "cross_entropy", (x, y)), net)
-    assert set(layout.outside) == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
+    bare = {name for name, weight in layout.weights.items() if not weight.calls}
+    assert bare == {"encoder.self_attn.in_proj_weight", "encoder.self_attn.out_proj.weight"}
     assert {"encoder.norm1.weight", "encoder.norm2.bias", "encoder.self_attn.in_proj_bias"} <= set(
         layout.small_parameters
     )

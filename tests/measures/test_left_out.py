@@ -74,6 +74,6 @@ def test_the_note_names_three_matrices_and_counts_the_others() -> None:
     one = fl.Lens(fl.Problem(net, "mse", (torch.ones(3, 2), torch.ones(3, 2))))
     assert (
         left_out(one, ["4"])
-        == "left out, because they are not the weight of a linear layer alone: 0.weight, 1.weight, 2.weight and 1 more"
+        == "left out, because they are no matrix of a linear layer or product: 0.weight, 1.weight, 2.weight and 1 more"
     )
     assert left_out(one, ["0", "1", "2", "3", "4"]) == ""

@@ -14,6 +14,25 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
+def matrices(net: nn.Module) -> dict[str, tuple[str, nn.Module]]:
+    """(parameter, a layer with this weight) of every matrix that multiplies features, by its row, in order.
+
+    The linear layers that are called as modules, and attention's projections, which are bare parameters to the network.
+    """
+    found = {}
+    for name, p in net.named_parameters():
+        owner, _, last = name.rpartition(".")
+        module = net.get_submodule(owner)
+        if isinstance(module, nn.MultiheadAttention) or (isinstance(module, LINEAR) and "self_attn" in owner):
+            if p.ndim == 2:
+                held = nn.Linear(p.shape[1], p.shape[0], bias=False)
+                held.weight = p
+                found[name] = (name, held)
+        elif isinstance(module, LINEAR) and last == "weight":
+            found[owner] = (name, module)
+    return found
+
+
 def risk(net: nn.Module, loss, x: Tensor, y: Tensor):
     """parameters by name -> mean loss."""
     return lambda named: loss(functional_call(net, named, (x,)), y).mean()

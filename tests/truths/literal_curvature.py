@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -113,6 +114,25 @@ def norm2(A: Tensor) -> float:
 
 def largest(A: Tensor) -> float:
     return float(torch.linalg.eigvalsh(A)[-1])
+
+
+def bare_inputs(net: nn.Module, name: str, x: Tensor) -> Tensor:
+    """What a projection of an nn.MultiheadAttention reads, (n, M): its input, or its output without the projection."""
+    owner = name.removesuffix(".out_proj.weight").removesuffix(".in_proj_weight")
+    attention, rows = net.get_submodule(owner), []
+    for i in range(len(x)):
+        seen: list[Tensor] = []
+        handle = attention.register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0].detach()))
+        net(x[i : i + 1].clone())
+        handle.remove()
+        if name.endswith("out_proj.weight"):
+            plain = copy.deepcopy(attention)
+            with torch.no_grad():
+                plain.out_proj.weight.copy_(torch.eye(len(plain.out_proj.weight)))
+                plain.out_proj.bias.zero_()
+                seen[0] = plain(seen[0], seen[0], seen[0])[0]
+        rows.append(seen[0].flatten())
+    return torch.stack(rows)
 
 
 def call_inputs(net: nn.Module, name: str, x: Tensor) -> list[Tensor]:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd.functional import hessian, jacobian
 
 import flatlens as fl
-from flatlens.operations.layers import layer_of, matrix
 
 
 class Literal:
@@ -45,6 +44,11 @@ class Literal:
     def mean(self, of) -> float:
         return sum(float(of(i)) for i in range(self.n)) / self.n
 
+    def columns(self, J: Tensor, name: str) -> Tensor:
+        """The columns of one parameter."""
+        sizes = [self.values[other].numel() for other in self.names]
+        return J.split(sizes, dim=1)[self.names.index(name)]
+
     def block(self, A: Tensor, name: str, transposed: bool) -> Tensor:
         """The rows and columns of one weight (d, m), row by row."""
         start = 0
@@ -66,25 +70,22 @@ def top(A: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(A, 2)
 
 
-def layers(this: Case, lens: fl.Lens) -> list[tuple[str, nn.Module]]:
-    """Linear layers whose trained weight acts there alone."""
-    names = {name for name, p in this.net.named_parameters() if p.requires_grad}
-    chosen = {name: w for name, w in lens.layout.weights.items() if w.parameter in names and w.explained}
-    return [(name, this.net.get_submodule(name)) for name in chosen]
-
-
-def assert_flatness(this: Case, truth: Literal, lens: fl.Lens, report: fl.Report) -> None:
-    """Of every layer that is trained: relative flatness by Definition 3, and its kin."""
-    checked = layers(this, lens)
+def assert_flatness(truth: Literal, lens: fl.Lens, report: fl.Report) -> None:
+    """Of every trained weight, tied ones included: relative flatness by Definition 3, and its kin."""
+    checked = {name: w.parameter for name, w in lens.layout.weights.items() if w.measured}
     assert checked
-    for name, module in checked:
-        transposed = layer_of(module).row_axis == 1
-        H = truth.block(truth.H, f"{name}.weight", transposed)
-        GN = truth.block(truth.GN, f"{name}.weight", transposed)
-        W = matrix(module)[0].detach()
+    for name, parameter in checked.items():
+        transposed = "c_attn" in name or "c_proj" in name or "c_fc" in name  # GPT-2 stores weights as (m, d)
+        H, GN = (truth.block(A, parameter, transposed) for A in (truth.H, truth.GN))
+        value = truth.values[parameter]
+        W = value.T if transposed else value.flatten(1)
         close(report["relative_flatness", name].value, definition_3(H, W, 1), 1e-8)
         close(report["relative_flatness_ggn", name].value, definition_3(GN, W, 1))
         close(report["kappa_trace", name].value, W.square().sum() * H.trace(), 1e-8)
         flat = nn.Linear(W.shape[1], W.shape[0], bias=False)
         flat.weight = nn.Parameter(W)
         close(report["neuron_flatness", name].value, along_columns(H, flat).sum(), 1e-8)
+        close(report["neuron_flatness_ggn", name].value, along_columns(GN, flat).sum())
+        squares = truth.mean(lambda i, p=parameter: truth.columns(truth.J[i], p).square().sum())
+        if W.shape == value.shape:  # the operator of a convolution has another norm than its kernel
+            close(report["matrix_normalized_sharpness", name].value, top(W) * squares**0.5)

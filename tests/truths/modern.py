@@ -42,6 +42,31 @@ class Packed(nn.Module):
         return self.mha(x, x, x, need_weights=False)[0]
 
 
+class Crossed(nn.Module):
+    """Attention of tokens to those in reverse: torch multiplies by slices of the packed weight."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.mha = nn.MultiheadAttention(width, heads, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen = x.flip(1) / 2
+        return self.mha(x, seen, seen, need_weights=False)[0]
+
+
+class Words(nn.Module):
+    """A network of single tokens whose outputs are products with the table that it looks tokens up in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(7, 4), nn.LayerNorm(4)
+        self.mlp = nn.Sequential(nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4))
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        x = self.table(input_ids)
+        return F.linear(x + self.mlp(self.norm(x)), self.table.weight)
+
+
 class Block(nn.Module):
     """x + attention(norm x), then x + mlp(norm x), with GELU."""
 
@@ -310,6 +335,8 @@ def hf_vit(loss: str) -> Case:
 CASES: dict[str, Callable[[str], Case]] = {
     "vit-mha": lambda loss: images(ViT(Packed), loss, 4),
     "vit-sdpa": lambda loss: images(ViT(SelfAttention), loss, 4),
+    "vit-crossed": lambda loss: images(ViT(Crossed), loss, 4),
+    "words": lambda loss: tokens(Words(), loss, "table", 7, True, lambda out: out),
     "encoder": lambda loss: tokens(Encoder(), loss, "embed", 3, False, lambda out: out),
     "encoder-norm-first": lambda loss: tokens(Encoder(True), loss, "embed", 3, False, lambda out: out),
     "resnet": lambda loss: images(ResNet(), loss, 4),

@@ -14,6 +14,7 @@ from literal import (
     full_hessian_trace,
     gauss_newton,
     input_jacobian,
+    matrices,
     parameter_jacobian,
     weight_hessian,
 )
@@ -171,12 +172,11 @@ def test_input_side_of_every_call(case) -> None:
 def test_relative_flatness_is_definition_3(case) -> None:
     name, net, loss, x, y, report, J, C = case
     checked = []
-    for layer in layer_names(net):
-        module = net.get_submodule(layer)
+    for layer, (weight, module) in matrices(net).items():
         groups = getattr(module, "groups", 1)
-        H = weight_hessian(net, loss, x, y, f"{layer}.weight")
+        H = weight_hessian(net, loss, x, y, weight)
         literal = definition_3(H, module.weight, groups)
-        part = definition_3(gauss_newton(J[f"{layer}.weight"], C), module.weight, groups)
+        part = definition_3(gauss_newton(J[weight], C), module.weight, groups)
         close(report["relative_flatness", layer].value, literal)
         close(report["relative_flatness_ggn", layer].value, part)
         trace = float(H.trace()) * float(module.weight.detach().square().sum())

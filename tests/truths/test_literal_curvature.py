@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from literal import call_jacobians, count_calls, gauss_newton, input_jacobian
+from literal import call_jacobians, count_calls, gauss_newton, input_jacobian, matrices
 from literal_curvature import (
     LOSSES,
     along_columns,
+    bare_inputs,
     block_matrix,
     call_inputs,
     flat_parameters,
@@ -98,12 +99,9 @@ class Case:
             found[at] = [at] if at in known else inside
         return found
 
-    def layers(self) -> list[str]:
-        """Linear layers, also one whose weight acts elsewhere, too."""
-        return linear_layers(self.net)
-
-    def weights(self) -> list[tuple[str, nn.Module]]:
-        return [(layer, self.net.get_submodule(layer)) for layer in self.layers()]
+    def weights(self) -> list[tuple[str, str, nn.Module]]:
+        """(row, parameter, layer) of every matrix, also of one that acts outside its layer, too."""
+        return [(layer, weight, module) for layer, (weight, module) in matrices(self.net).items()]
 
 
 CASES = [(name, "cross_entropy") for name in NETWORKS]
@@ -149,8 +147,8 @@ def test_invariant_sensitivity_at_the_input_and_through_every_call(case: Case) -
 def test_curvature_along_every_column(case: Case, key: str) -> None:
     A = case.G if key.endswith("ggn") else case.H
     sums, peaks = [], []
-    for layer, module in case.weights():
-        columns = along_columns(case.block(A, f"{layer}.weight"), module)
+    for layer, weight, module in case.weights():
+        columns = along_columns(case.block(A, weight), module)
         ours = case.report[key, layer].arrays["columns"].flatten()
         assert torch.allclose(ours, columns, rtol=1e-8, atol=1e-10 * float(columns.abs().max()))
         close(case.report[key, layer].value, columns.sum(), scale=float(columns.abs().sum()))
@@ -203,8 +201,7 @@ def layer_norm(case: Case, module: nn.Module, layer: str) -> float:
 
 def test_sizes_of_weights(case: Case) -> None:
     frobenius, spectral, kernel = [], [], []
-    for layer in linear_layers(case.net):
-        module = case.net.get_submodule(layer)
+    for layer, _, module in case.weights():
         frobenius.append(float(module.weight.detach().norm()))
         spectral.append(layer_norm(case, module, layer))
         kernel += [] if isinstance(module, nn.Linear) else [norm2(block_matrix(module))]
@@ -222,8 +219,8 @@ def test_sizes_of_weights(case: Case) -> None:
 def test_matrix_normalised_sharpness(case: Case) -> None:
     for frobenius in (False, True):
         key, terms = matrix_normalized_sharpness(frobenius=frobenius).key, []
-        for layer, module in case.weights():
-            J = case.J[:, :, places(case.net, [f"{layer}.weight"])]
+        for layer, weight, module in case.weights():
+            J = case.J[:, :, places(case.net, [weight])]
             norm = float(module.weight.detach().norm()) if frobenius else layer_norm(case, module, layer)
             terms.append(norm * math.sqrt(float(J.square().sum((1, 2)).mean())))
             close(case.report[key, layer].value, terms[-1])
@@ -232,9 +229,9 @@ def test_matrix_normalised_sharpness(case: Case) -> None:
 
 def test_normalised_sharpness_is_the_minimum(case: Case) -> None:
     terms = []
-    for layer, module in case.weights():
+    for layer, weight, module in case.weights():
         groups = getattr(module, "groups", 1)
-        h = case.block(case.G, f"{layer}.weight").diagonal().reshape(module.weight.flatten(1).shape).chunk(groups)
+        h = case.block(case.G, weight).diagonal().reshape(module.weight.flatten(1).shape).chunk(groups)
         w = (module.weight.detach().flatten(1).square() / 4).chunk(groups)
         terms.append(sum(least(a, b) for a, b in zip(h, w, strict=True)))
         close(case.report["normalized_sharpness", layer].value, terms[-1])
@@ -248,14 +245,17 @@ def test_fisher_rao(case: Case) -> None:
     theta = flat_parameters(case.net)
     close(case.report["fisher_rao.parameters"].value, math.sqrt(float(theta @ empirical @ theta)))
     inner = (case.s * case.f).sum(1).square().mean().sqrt()
-    close(case.report["fisher_rao"].value, len(linear_layers(case.net)) * float(inner))
+    close(case.report["fisher_rao"].value, len(case.weights()) * float(inner))
 
 
 def test_sizes_of_outputs_and_features(case: Case) -> None:
     close(case.report["output_norm"].value, case.f.norm())
     norms = []
-    for layer in linear_layers(case.net):
-        for number, phi in enumerate(call_inputs(case.net, layer, case.x)):
+    for layer, weight, _ in case.weights():
+        bare = layer == weight
+        for number, phi in enumerate(
+            [bare_inputs(case.net, layer, case.x)] if bare else call_inputs(case.net, layer, case.x)
+        ):
             norms.append(norm2(phi))
             close(case.report["feature_norm", layer if number == 0 else f"{layer}:{number}"].value, norms[-1])
     close(case.report["feature_norm"].value, max(norms))
@@ -266,9 +266,12 @@ def test_factors_of_the_gauss_newton_matrix(case: Case) -> None:
     whole = torch.from_numpy(block_diag(*case.C.numpy())) / len(case.C)
     close(report[f"{key}.loss_curvature"].value, math.sqrt(largest(whole)))
     terms = []
-    for layer, module in case.weights():
-        terms.append(largest(case.block(case.G, f"{layer}.weight")))
+    for layer, weight, module in case.weights():
+        terms.append(largest(case.block(case.G, weight)))
         close(report[key, layer].value, terms[-1])
+        if layer == weight:
+            close(report[f"{key}.features", layer].value, norm2(bare_inputs(case.net, layer, case.x)))
+            continue
         close(report[f"{key}.features", layer].value, norm2(call_inputs(case.net, layer, case.x)[0]))
         if (case.name, layer) == ("bare", "tied"):  # its weight also acts elsewhere
             assert report[f"{key}.jacobian", layer].kind == "undefined"
@@ -280,7 +283,7 @@ def test_factors_of_the_gauss_newton_matrix(case: Case) -> None:
             three = [report[f"{key}.loss_curvature"]] + [report[f"{key}.{p}", layer] for p in ("features", "jacobian")]
             assert terms[-1] <= math.prod(e.value**2 for e in three) * (1 + 1e-12)
     close(report[key].value, sum(terms))
-    at = places(case.net, [f"{layer}.weight" for layer in case.layers()])
+    at = places(case.net, [weight for _, weight, _ in case.weights()])
     assert largest(case.G[at][:, at]) <= sum(terms) * (1 + 1e-12)
 
 
@@ -306,8 +309,8 @@ def test_both_ends_of_the_spectrum(case: Case) -> None:
 def test_sharpness_of_each_layers_weight(case: Case) -> None:
     report, key = case.report, LAYERS.key
     plain, kappa = [], []
-    for layer, module in case.weights():
-        block = case.block(case.H, f"{layer}.weight")
+    for layer, weight, module in case.weights():
+        block = case.block(case.H, weight)
         plain.append(largest(block))
         kappa.append(plain[-1] * float(module.weight.detach().square().sum()))
         close(report[key, layer].value, plain[-1], scale=norm2(block))
@@ -319,8 +322,8 @@ def test_sharpness_of_each_layers_weight(case: Case) -> None:
 def test_maximal_relative_flatness(case: Case) -> None:
     report, key = case.report, ROWS.key
     layers = []
-    for layer, module in case.weights():
-        blocks = row_blocks(case.block(case.H, f"{layer}.weight"), module)
+    for layer, weight, module in case.weights():
+        blocks = row_blocks(case.block(case.H, weight), module)
         rows = torch.tensor([largest(block) for block in blocks], dtype=torch.float64)
         sizes = torch.tensor([norm2(block) for block in blocks], dtype=torch.float64)
         norms = module.weight.detach().flatten(1).square().sum(1)
@@ -345,10 +348,9 @@ def test_class_weights_and_ignored_labels(name: str) -> None:
     close(report[TRACE.key].value, H.trace())
     close(report[ADAPTIVE.key].value, (flat_parameters(net).square() * H.diagonal()).sum())
     close(report[ENDS.key].value, largest(H))
-    for layer in linear_layers(net):
-        at = places(net, [f"{layer}.weight"])
+    for layer, (weight, module) in matrices(net).items():
+        at = places(net, [weight])
         close(report[LAYERS.key, layer].value, largest(H[at][:, at]))
-        module = net.get_submodule(layer)
         rows = [largest(block) for block in row_blocks(H[at][:, at], module)]
         norms = module.weight.detach().flatten(1).square().sum(1)
         truth = float(norms @ torch.tensor(rows, dtype=torch.float64))

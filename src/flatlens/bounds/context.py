@@ -56,7 +56,7 @@ class Context:
     @property
     def layers(self) -> dict[str, Weight]:
         """Return the linear layers by name, in execution order."""
-        return self.lens.layout.weights
+        return {name: weight for name, weight in self.lens.layout.weights.items() if weight.calls}
 
     @property
     def first(self) -> str | None:

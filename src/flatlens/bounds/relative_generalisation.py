@@ -74,7 +74,7 @@ def relative_generalisation(context: Context) -> Iterator[Claim]:
     """
     gap, held_out = _gap(context)
     yield from _known_density(context, gap, held_out)
-    last = context.lens.layout.last()
+    last = next(reversed(context.layers), None)
     if last is None:
         return
     if not (why := unmovable(context.layers[last])):

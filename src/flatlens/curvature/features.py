@@ -8,25 +8,24 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.krylov import lanczos
-from flatlens.grams import Layout
+from flatlens.grams import Layout, features_read
 from flatlens.grams.contractions import CACHE_BYTES, pieces
-from flatlens.grams.record import record
-from flatlens.operations.layers import by_sample
 from flatlens.problem import Problem
+from flatlens.problem.state import differentiable
 
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
 def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
-    """Return ||X_l||_2 of the inputs X_l (n x M_l) of each linear call, by Lanczos on X^T X.
+    """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
+
+    By Lanczos on X^T X.
 
     The features are kept if they fit in half the problem's memory, else computed again for each product.
     """
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
-    for key in layout.batch_axis:
-        if not any(key in part for part in kept):
-            continue
+    for key in widths:
 
         def apply(v: Tensor, key: str = key) -> Tensor:
             parts = kept if complete else _walk(problem, model, layout)
@@ -62,15 +61,9 @@ def _features(
 
 
 def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[str, Tensor]]:
-    """Yield the input of every linear call, (n, M_l), chunk by chunk."""
+    """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk."""
     # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
-    with problem.measuring(model):
+    with problem.measuring(model), differentiable(model.parameters()):
         for raw in problem.batches(256):
-            batch = problem.place(raw)
-            with record(model, problem.mask(batch)) as tape:
-                f, _ = problem.run(model, batch)
-            yield {
-                key: layout.unpadded(by_sample(call.read, layout.batch_axis[key]), tape).reshape(len(f), -1)
-                for key, call in tape.linear.items()
-                if key in layout.batch_axis
-            }
+            tape, found = features_read(problem, model, layout, problem.place(raw))
+            yield {key: layout.unpadded(x, tape).reshape(len(x), -1) for key, x in found.items()}

@@ -17,7 +17,7 @@ Read the modules in this order:
 
 from flatlens.grams.broken import PlanBroken, agreed
 from flatlens.grams.contractions import quadratic, trace
-from flatlens.grams.features import feature_spread
+from flatlens.grams.features import feature_spread, features_read
 from flatlens.grams.layer_grams import ChunkGrams, LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.one_pass import one_pass
@@ -34,6 +34,7 @@ __all__ = [
     "Weight",
     "agreed",
     "feature_spread",
+    "features_read",
     "lay_out",
     "one_pass",
     "quadratic",

@@ -1,4 +1,4 @@
-"""Means and standard deviations of the features of each linear layer over the data."""
+"""The features that weights multiply, and their means and standard deviations over the data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from torch import Tensor, nn
 
 from flatlens.grams.broken import PlanBroken
 from flatlens.grams.layout import Layout, Weight
-from flatlens.grams.record import record
+from flatlens.grams.record import Tape, record, run_recorded
 from flatlens.operations.layers import by_sample
-from flatlens.problem import Problem, measuring
+from flatlens.operations.reads import Product
+from flatlens.problem import Batch, Problem, measuring
+from flatlens.problem.data import size
+from flatlens.problem.state import differentiable
 
 _DEAD_UNIT = 1e-15  #: unit of a feature that is always 0: its square is negligible, and float32 can represent it
 
@@ -32,24 +35,54 @@ Moments: TypeAlias = tuple[int, Tensor, Tensor]
 
 
 def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, Moments]:
-    """Return the moments of each linear layer's features, from one forward pass.
+    """Return the moments of each weight's features, from one forward pass.
 
     Chunks are merged with Chan's update in float64: a large mean causes no cancellation.
     """
     moments: dict[str, Moments] = {}
-    with measuring(model), torch.no_grad():
-        for raw in problem.data.chunks(1024):
-            batch = problem.place(raw)
-            with record(model, problem.mask(batch)) as tape:
-                problem.run(model, batch)
-            if tape.linear.keys() - layout.structure.varying_calls != layout.structure.calls.keys():
-                raise PlanBroken([batch])
+    graphs = bool(_outside(layout))
+    with measuring(model), differentiable(model.parameters()) if graphs else torch.no_grad():
+        for raw in problem.data.chunks(256 if graphs else 1024):
+            tape, found = features_read(problem, model, layout, problem.place(raw))
             for layer, weight in layout.weights.items():
-                for key in () if weight.unplaced else weight.calls:
-                    x = by_sample(tape.linear[key].read, layout.batch_axis[key])
+                for key in () if weight.unplaced else weight.calls or outside_keys(weight):
                     there = tape.mask if layout.ignores_padding else None
-                    moments[layer] = _merge(moments.get(layer), _by_feature(weight, x, there))
+                    moments[layer] = _merge(moments.get(layer), _by_feature(weight, found[key], there))
     return moments
+
+
+def features_read(problem: Problem, model: nn.Module, layout: Layout, batch: Batch) -> tuple[Tape, dict[str, Tensor]]:
+    """Return the record of a forward pass, and the features that weights multiply in it, samples in front.
+
+    They are by call of a linear layer, or by `outside_keys`. Those outside layers are kept by autograd alone, so the
+    pass must run with gradients on where there are any.
+    """
+    outside = _outside(layout)
+    if outside:
+        tape, *_ = run_recorded(problem, model, batch)
+    else:
+        with record(model, problem.mask(batch)) as tape:
+            problem.run(model, batch)
+    if tape.linear.keys() - layout.structure.varying_calls != layout.structure.calls.keys():
+        raise PlanBroken([batch])
+    found = {key: by_sample(tape.linear[key].read, axis) for key, axis in layout.batch_axis.items()}
+    for weight in outside:
+        for key, place in zip(outside_keys(weight), weight.products, strict=True):
+            product = layout.operations(tape).get(place)
+            if not isinstance(product, Product):
+                raise PlanBroken([batch])
+            x, n = layout.rows[place].in_front(product.kept(), size(batch)), size(batch)
+            found[key] = x.reshape(n, -1, x.shape[-1]) if weight.adapter.token_wise and len(x) > n else x
+    return tape, found
+
+
+def outside_keys(weight: Weight) -> tuple[str, ...]:
+    """Return the keys of the products of a weight outside layers, as the calls of a layer have them."""
+    return tuple(weight.layer + (f":{k}" if k else "") for k in range(len(weight.products)))
+
+
+def _outside(layout: Layout) -> list[Weight]:
+    return [weight for weight in layout.weights.values() if not weight.calls and weight.products]
 
 
 def is_constant(mean: Tensor, spread: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ def saved_of(layout: Layout, tape: Tape, n: int) -> Saved:
         for name in (*layout.small_parameters, *layout.embeddings, *layout.made)
         for k, place in enumerate(layout.places(tape, name))
     }
-    for weight in (*layout.weights.values(), *layout.outside.values()):
+    for weight in layout.weights.values():
         reads |= {(weight.layer, k): (operations[place], place) for k, place in enumerate(weight.products)}
     for at, (read, place) in reads.items():
         if (tensor := read.kept()) is not None:
@@ -68,7 +68,7 @@ class ChunkJacobians:
     convex: bool = False  #: whether C is known to have no negative eigenvalue
 
     def layers(self, make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]) -> dict[str, LayerGrams]:
-        """Return the calls of linear layers, in execution order; a weight belongs to its first call."""
+        """Return the calls of linear layers and the weights outside them; a weight belongs to its first call."""
         layers, layout = {}, self.layout
         for key in dict.fromkeys((*layout.structure.calls, *layout.weights)):
             x = x_norm2 = None
@@ -116,7 +116,6 @@ class ChunkJacobians:
         """Return the Jacobian in a weight."""
         layout = self.layout
         needs = self.needs | {"along"} if "columns" in self.needs else self.needs  # it is their sum
-        needs = needs - {"R"} if weight.layer in layout.outside else needs  # R is read of layers alone
         wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in needs)
         if not weight.products:
             M = self._whole(weight.parameter)
@@ -156,16 +155,13 @@ class ChunkJacobians:
             return None
         return Jx.view(*Jx.shape[:2], 1, -1, weight.matrix.W.shape[2]).mT
 
-    def others(self) -> dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]:
-        """Return the Jacobians in parameters outside linear layers, and in those that also act outside their layer."""
-        layout, named = self.layout, self.named
-        found = dict[str, ExplicitJacobian | SharedJacobian | DenseJacobian]()
+    def others(self) -> dict[str, ExplicitJacobian]:
+        """Return the Jacobians in all other parameters: those that are no weight of a product."""
+        layout, named, found = self.layout, self.named, dict[str, ExplicitJacobian]()
         mine = {weight.parameter for weight in layout.weights.values()}
         for name, M in self.explicit.items():
             if name not in mine:
                 found[name] = ExplicitJacobian(M, named[name].detach().flatten().to(torch.float64), self.C)
-        for name, weight in layout.outside.items():
-            found[name] = self.jacobian(weight)
         for name in layout.small_parameters:
             found[name] = self._small(name, named[name].detach())
         for name in (name for name in layout.made if name not in mine):
@@ -233,7 +229,7 @@ class ChunkJacobians:
             made = self._made({place: total[:, None] for place, total in totals.items()})
             for name, (M, ids) in made.items():
                 found[name] = whole_gradient(M.sum((0, 1)), ids, self.named[name]), M.square().sum().sqrt()
-        for weight in (*layout.weights.values(), *layout.outside.values()) if weights else ():
+        for weight in layout.weights.values() if weights else ():
             if weight.products and all(place in totals for place in weight.products):
                 found |= self._rebuilt_weight(weight, totals)
         return found

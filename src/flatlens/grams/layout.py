@@ -36,7 +36,7 @@ class Weight:
     """A weight as a matrix: that of a linear layer, or of products outside layers, such as attention's projections."""
 
     layer: str  #: key of the layer's first call; outside layers the parameter's name
-    calls: tuple[str, ...]  #: keys of the layer's calls
+    calls: tuple[str, ...]  #: keys of the layer's calls; empty outside layers
     products: tuple[str, ...]  #: names of the products it acts through; empty if per-sample autograd measures it
     adapter: Adapter
     value: Tensor  #: the weight as stored
@@ -100,8 +100,7 @@ class Layout:
     """The plan of a pass over one network."""
 
     structure: Structure  #: facts that the graph proves
-    weights: dict[str, Weight]  #: weights of linear layers, in execution order
-    outside: dict[str, Weight]  #: weights of products outside layers, by parameter
+    weights: dict[str, Weight]  #: weights of linear layers and of products outside layers, in execution order
     small_parameters: tuple[str, ...]  #: parameters that act entry by entry
     embeddings: tuple[str, ...]  #: parameters used only in embedding lookups
     made: tuple[str, ...]  #: parameters that act through tensors made from them, the same for all samples
@@ -155,7 +154,7 @@ class Layout:
 
     def shared_products(self, rows: int) -> int:
         """Return the multiplications that give one sample's gradients of `rows` outputs in all shared weights."""
-        weights = (w for w in (*self.weights.values(), *self.outside.values()) if w.products and not w.dense)
+        weights = (w for w in self.weights.values() if w.products and not w.dense)
         return rows * sum(weight.matrix.W.numel() * weight.positions for weight in weights)
 
     def unpadded(self, x: Tensor, tape: Tape) -> Tensor:
@@ -163,7 +162,7 @@ class Layout:
         return unpadded(x, tape.mask if self.ignores_padding else None)
 
     def last(self) -> str | None:
-        """Return the last linear layer; None if there is none."""
+        """Return the last weight; None if there is none."""
         return next(reversed(self.weights), None)
 
     def require_same(self, tape: Tape, inputs: list[Tensor], model: nn.Module, batch: Batch) -> None:
@@ -176,7 +175,7 @@ class Layout:
         unfit = [name for name, rows in self.rows.items() if not rows.fit(operations[name].shape, n)]
         if unfit:
             raise PlanBroken([batch], unfit)
-        for weight in (*self.weights.values(), *self.outside.values()):
+        for weight in self.weights.values():
             if weight.dense and operations[weight.products[0]].shape.numel() != n * weight.neurons:
                 raise PlanBroken([batch])  # the weight acts at several positions on this batch
 

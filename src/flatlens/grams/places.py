@@ -41,7 +41,7 @@ def watched_places(
     tape: Tape, layout: Layout, inputs: list[Tensor], n: int, needs: Collection[str]
 ) -> dict[str, WatchedPlace]:
     """Return all places at which output Jacobians are needed, by name."""
-    dense = {place for w in (*layout.weights.values(), *layout.outside.values()) if w.dense for place in w.products}
+    dense = {place for w in layout.weights.values() if w.dense for place in w.products}
     operations = layout.operations(tape)
     watched = {name: _watched_place(operations[name], rows, n, name in dense) for name, rows in layout.rows.items()}
     for key, axis in layout.batch_axis.items() if "G" in needs else ():

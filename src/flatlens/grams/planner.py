@@ -21,6 +21,7 @@ from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
 from flatlens.operations.layers import Adapter, layer_of
+from flatlens.operations.made import matrix_in_products
 from flatlens.operations.reads import Bias, Entrywise, Lookup, Product, Read
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.state import differentiable
@@ -81,30 +82,26 @@ class _Planner:
     def plan(self) -> Layout:
         """Return the plan."""
         self.axes, self.unplaced = self._axes()
-        weights = self._weights()
-        of_layers = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
-        outside: dict[str, Weight] = {}
+        weights = self._in_order({**self._weights(), **self._outside_layers()})
+        explained = {name for w in weights.values() if w.products for name in (w.parameter, w.bias) if name}
         small: dict[str, tuple[str, ...]] = {}  # small parameters, with the names of their operations
         embeddings: dict[str, tuple[str, ...]] = {}
         made: dict[str, tuple[str, ...]] = {}  # parameters that other tensors are made from
         for name in self.parameters:
-            if name in of_layers or name not in self.problem.parameters:
+            if name in explained or name not in self.problem.parameters:
                 continue
             operations = self._acts_through(name)
             kinds = {type(read) for read in self.first.tape.reads[name] or ()}
-            if operations is not None and kinds == {Product}:
-                if (found := self._outside(name)) is not None:
-                    outside[name] = found
-            elif operations is not None and kinds == {Lookup}:
+            if operations is not None and kinds == {Lookup}:
                 embeddings[name] = operations
             elif operations is not None and kinds <= {Bias, Entrywise}:
                 small[name] = operations
-            if name not in (*outside, *embeddings, *small) and (through := self._acts_through_made(name)) is not None:
+            if name not in (*embeddings, *small) and (through := self._acts_through_made(name)) is not None:
                 made[name] = through
-        known = of_layers | outside.keys() | small.keys() | embeddings.keys() | made.keys()
+        known = explained | small.keys() | embeddings.keys() | made.keys()
         sizes = {name: p.numel() for name, p in self.parameters.items() if name in self.problem.parameters}
         unexplained = tuple(name for name in sizes if name not in known)
-        needed = {operation for w in (*weights.values(), *outside.values()) for operation in w.products}
+        needed = {operation for weight in weights.values() for operation in weight.products}
         entries = (*small.values(), *embeddings.values(), *made.values())
         needed |= {operation for operations in entries for operation in operations}
         axes = self.axes
@@ -114,7 +111,6 @@ class _Planner:
         return Layout(
             structure=replace(self.structure, made={name: self.structure.made[name] for name in made}),
             weights=weights,
-            outside=outside,
             small_parameters=tuple(small),
             embeddings=tuple(embeddings),
             made=tuple(made),
@@ -245,17 +241,57 @@ class _Planner:
             return None
         return name if all(isinstance(read, Bias) for read in self.first.tape.reads[name] or ()) else None
 
+    def _outside_layers(self) -> dict[str, Weight]:
+        """Return the parameters that multiply outside calls of linear layers, as weights, by their names."""
+        of_layers = {id(call.module._parameters.get("weight")) for call in self.first.tape.linear.values()}
+        found = {name: self._outside(name) for name, p in self.parameters.items() if id(p) not in of_layers}
+        return {name: weight for name, weight in found.items() if weight is not None}
+
     def _outside(self, name: str) -> Weight | None:
-        """Return a parameter that acts only in products, outside linear layers, as a weight; None if it does not."""
-        reads = self.first.tape.reads[name] or ()
-        stored = reads[0].stored if reads and isinstance(reads[0], Product) else torch.Size()
-        products = self._products(name, stored)
-        if not products or not isinstance(reads[0], Product):
+        """Return a parameter that acts in products outside linear layers as a weight; None if it does not."""
+        reads = [read for read in self.first.tape.reads[name] or () if isinstance(read, Product)]
+        stored = reads[0].stored if reads else torch.Size()
+        products, parameter = self._products(name, stored) if reads else (), self.parameters[name]
+        value = parameter.detach()
+        if products:
+            value, adapter = value.reshape(stored), reads[0].adapter
+        elif name in self.structure.made and (side := matrix_in_products(self.first.tape.made[name] or ())) is not None:
+            adapter = side
+        else:
             return None
-        adapter, value = reads[0].adapter, self.parameters[name].detach().reshape(stored)
         positions = self._positions(products, adapter, value)
         dense = adapter.token_wise and len(products) == 1 and positions == 1
-        return Weight(name, (), products, adapter, value, None, name, None, True, dense, False, positions)
+        first = self.first.operations[products[0]] if products else None
+        return Weight(
+            layer=name,
+            calls=(),
+            products=products,
+            adapter=adapter,
+            value=value,
+            bias_value=None,
+            parameter=name,
+            bias=None,
+            explained=bool(products),
+            dense=dense,
+            pure=False,
+            positions=positions,
+            linear_map=(adapter, first.kept().shape[1:] if isinstance(first, Product) else torch.Size()),
+            unplaced="" if products else "its products read tensors made from the weight: their features are not known",
+            measured=name in self.problem.parameters,
+        )
+
+    def _in_order(self, weights: dict[str, Weight]) -> dict[str, Weight]:
+        """Return the weights in the order in which they first multiply."""
+        tape = self.first.tape
+
+        def turn(weight: Weight) -> int:
+            if weight.calls:
+                return tape.linear[weight.calls[0]].began
+            assert weight.parameter is not None
+            reads = (*(tape.reads[weight.parameter] or ()), *made_reads(tape, weight.parameter))
+            return min(read.turn for read in reads if isinstance(read, Product))
+
+        return dict(sorted(weights.items(), key=lambda item: turn(item[1])))
 
     def _input_call(self, axes: dict[str, int], weights: dict[str, Weight]) -> str | None:
         key = self.structure.first

@@ -22,7 +22,7 @@ def unproved(problem: Problem, model: nn.Module, layout: Layout, trial: Trial, g
     """Return the places at which parameters act whose computed gradient is not autograd's on a trial."""
     f, tape, n = trial.f, trial.tape, trial.n
     named: dict[str, Tensor] = dict(model.named_parameters())
-    weights = [w for w in (*layout.weights.values(), *layout.outside.values()) if w.products]
+    weights = [w for w in layout.weights.values() if w.products]
     names = dict.fromkeys(
         (*layout.small_parameters, *layout.made, *(name for w in weights for name in (w.parameter, w.bias) if name))
     )

@@ -109,7 +109,7 @@ def _product_in(call: Call, inside: list[tuple[Product, Tensor]], reads: tuple[R
 
 def made_reads(tape: Tape, parameter: str) -> list[Read]:
     """Return the operations that read the tensors made from a parameter."""
-    return [read for made in tape.made[parameter] or () for read in made.reads]
+    return [read for made in tape.made.get(parameter) or () for read in made.reads]
 
 
 def _alike_reads(reads: tuple[Read, ...]) -> bool:

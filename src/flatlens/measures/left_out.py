@@ -22,4 +22,4 @@ def left_out(lens: Lens, layers: Iterable[str]) -> str:
     if not missing:
         return ""
     more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-    return f"left out, because they are not the weight of a linear layer alone: {', '.join(missing[:NAMED])}{more}"
+    return f"left out, because they are no matrix of a linear layer or product: {', '.join(missing[:NAMED])}{more}"

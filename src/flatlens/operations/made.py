@@ -6,16 +6,22 @@ derivative in the parameter follows from the one in the tensor made: autograd ta
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import GradientEdge
 
 from flatlens.operations.graph import LEAF, Graph, Node
-from flatlens.operations.reads import Entrywise, Lookup, Read, read_of
+from flatlens.operations.layers import Adapter, Dense
+from flatlens.operations.reads import Entrywise, Lookup, Product, Read, read_of, transposes
 
 _MOST = 64  #: nodes between a parameter and its reads at most
+_BLOCKS = (
+    "TBackward0", "TransposeBackward0", "PermuteBackward0", "SplitBackward0", "SplitWithSizesBackward0",
+    "SliceBackward0", "CloneBackward0", "AliasBackward0",
+)  # fmt: skip
+"""Operations that give a block of a matrix's rows and columns."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +91,32 @@ def made_of(graph: Graph, leaf: Node, shape: torch.Size, sampled: Collection[Nod
         if len(seen) > _MOST:
             return None
     return tuple(sorted(found, key=lambda made: min(read.turn for read in made.reads)))
+
+
+def matrix_in_products(made: Iterable[Made]) -> Dense | None:
+    """Return how a parameter stores the matrix whose blocks its products multiply by.
+
+    None if no product reads it, if a product reads other entries than a block of its rows and columns, or if its
+    products take its rows for outputs in some places and for inputs in others.
+    """
+    sides: set[Dense | None] = set()
+    for one in made:
+        products = [read for read in one.reads if isinstance(read, Product)]
+        sides |= {_side(one.node, read.adapter) for read in products}
+    return sides.pop() if len(sides) == 1 else None
+
+
+def _side(node: Node, adapter: Adapter) -> Dense | None:
+    """Return how the parameter behind a node stores its matrix, from how the node's output stores the product's."""
+    if not isinstance(adapter, Dense):
+        return None
+    transposed = adapter.transposed
+    while node.name() != LEAF:
+        if node.name() not in _BLOCKS or len(node._input_metadata[0].shape) != 2:
+            return None
+        transposed ^= transposes(node)
+        node = node.next_functions[0][0]
+    return Dense(transposed) if node.variable.ndim == 2 else None
 
 
 def _repeats(read: Read | None) -> bool:

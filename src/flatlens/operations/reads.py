@@ -174,7 +174,7 @@ def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) 
         more: list[Read] | None = None
         if any(made.dtype.is_complex for made in reader._input_metadata):
             return None  # the derivative would take conjugates and real parts
-        if _transposes(reader) and not transposed:
+        if transposes(reader) and not transposed:
             more = _followed(graph, reader, shape, transposed=True)
         elif name == "ToCopyBackward0":
             more = _followed(graph, reader, shape, transposed=transposed)
@@ -190,7 +190,7 @@ def _followed(graph: Graph, node: Node, shape: torch.Size, *, transposed: bool) 
     return found
 
 
-def _transposes(node: Node) -> bool:
+def transposes(node: Node) -> bool:
     """Return whether a node exchanges the two axes of a matrix."""
     if len(node._input_metadata[0].shape) != 2:
         return False
@@ -321,7 +321,7 @@ def product_of(node: Node) -> tuple[Product, Tensor] | None:
     if node._saved_mat2 is None:  # not saved where no derivative passes through the weight's factor
         return None
     weight = node._saved_mat2.detach()
-    transposed = made is None or not _transposes(made)
+    transposed = made is None or not transposes(made)
     weight = weight if transposed else weight.T
     return Product(node, Dense(transposed=transposed), weight.shape), weight
 

@@ -35,13 +35,14 @@ Move = Callable[[Tensor], Tensor]
 """Maps a chunk's features, samples first, to moved ones of the same shape."""
 
 SEVERAL = "the layer is called more than once for a sample"
+OUTSIDE = "the weight multiplies outside the calls of layers"
 ELSEWHERE = "the weight also acts outside this layer's calls, or is made from other parameters"
 
 
 def unmovable(weight: Weight, *, by_noise: bool = False) -> str:
     """Return why a layer's features cannot be moved; empty if they can."""
     if by_noise or weight.unplaced:
-        return weight.unplaced or (SEVERAL if len(weight.calls) > 1 else "")
+        return weight.unplaced or (SEVERAL if len(weight.calls) > 1 else "" if weight.calls else OUTSIDE)
     return "" if weight.explained and weight.parameter is not None else ELSEWHERE
 
 
