@@ -5,7 +5,8 @@ They are installed in a separate environment, never in the one that runs the tes
     python -m venv /tmp/peers && . /tmp/peers/bin/activate
     pip install -c constraints.txt -e . psutil
     pip install -c constraints.txt einops einconv tqdm linear_operator opt-einsum jaxtyping
-    pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch unfoldNd pyhessian hessian-eigenthings
+    pip install --no-deps curvlinops-for-pytorch backpack-for-pytorch unfoldNd pyhessian
+    pip install --no-deps --pre hessian-eigenthings
 
 Without --no-deps they bring torchvision, which no benchmark needs. A library that is missing or fails is reported with
 the reason, and the others still run.

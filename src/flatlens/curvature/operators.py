@@ -183,12 +183,13 @@ class _Squared(Operator):
         f, y = self.problem.run(self.model, batch)
         between = self._between(f, y, number)
         forward, backward = jacobian_products(f, self.space)
-        risk = self.problem.loss.values(f.to(torch.float64), y)
-        self.certificate.require_adjoint(batch, risk, [f, self.space.point()], (backward, forward))
+        # only a loss that autograd differentiates twice adds operations to be checked
+        of = f if self.problem.loss.closed else self.problem.loss.values(f.to(torch.float64), y)
+        self.certificate.require_adjoint(batch, of, [f, self.space.point()], (backward, forward))
         mass = self.problem.mass
 
         def product(v: Tensor) -> Tensor:
-            return backward((between(forward(v)) / mass).to(f.dtype))
+            return backward(between(forward(v)).div_(mass).to(f.dtype))
 
         return product
 
@@ -218,7 +219,7 @@ def derivative_of(
     nothing: list[Tensor | None] = [None] * len(at)
     if not f.requires_grad:
         return (lambda directions: torch.zeros_like(f)), (lambda w: nothing)
-    dummy = torch.zeros_like(f).requires_grad_()
+    dummy = f.new_zeros(()).expand(f.shape).requires_grad_()  # all of it one number: it may be as large as f
     rows = torch.autograd.grad(f, at, dummy, create_graph=True, allow_unused=True)
     require_second_derivative(rows)
 

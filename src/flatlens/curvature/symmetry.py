@@ -247,7 +247,8 @@ def _dense(rows: _Gradients, like: list[Tensor]) -> list[Tensor]:
 def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
     """Return standard normal tensors of the same shapes; equal seeds give equal numbers."""
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t) for t in tensors]
+    double = torch.float64, torch.float32
+    return [torch.randn(t.shape, generator=generator, dtype=double[t.dtype != torch.float64]).to(t) for t in tensors]
 
 
 def _dot(a: list[Tensor], b: list[Tensor]) -> float:

@@ -30,6 +30,7 @@ class Loss(ABC):
     half_square: bool = False  #: whether it is the half squared error, with C = I and mass 1
     apart: bool = False  #: whether it is known to treat samples separately, so that no check on data is needed
     convex: bool = False  #: whether it is known to be convex in the outputs, so that C has no negative eigenvalue
+    closed: bool = False  #: whether its second derivative is a formula, not taken by autograd
     whole: bool = False  #: whether it takes outputs in the shape that the network gives them
     singly: bool = False  #: whether it is computed for each sample alone, from a callable that returns a batch's mean
 
@@ -73,7 +74,7 @@ class Loss(ABC):
         return torch.stack(rows, dim=1)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
-        """Return the function u -> C_i u_i for u of f's shape.
+        """Return the function u -> C_i u_i for u of f's shape; the product is a new tensor.
 
         Here by a backward pass through the loss's derivative, whose graph is kept; subclasses use closed forms.
         """
@@ -165,6 +166,9 @@ def spelled(name: str, settings: Mapping[str, object]) -> str:
 _FEW = 8  #: numbers that are written out
 
 
+_BLOCK = 1 << 19  #: numbers that are taken at once from outputs of many tokens: 4 MiB in float64
+
+
 def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     """Return regression targets of f's shape; integer class labels become one-hot and smoothed."""
     target: Tensor = torch.as_tensor(y, device=f.device)
@@ -176,6 +180,16 @@ def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
             f"shape ({len(f)},), got {tuple(target.shape)} {target.dtype}"
         )
     return target.reshape(f.shape).to(f.dtype)
+
+
+def blocks(f: Tensor) -> Iterator[slice]:
+    """Yield slices of rows of f, (n, N), that fit in a cache in float64; one slice if all of them do.
+
+    >>> [len(range(100)[part]) for part in blocks(torch.empty(100, 1 << 14))]
+    [32, 32, 32, 4]
+    """
+    step = max(1, _BLOCK // max(1, f.shape[1]))
+    yield from (slice(start, start + step) for start in range(0, len(f), step))
 
 
 def one_each(f: Tensor, y: Tensor) -> bool:

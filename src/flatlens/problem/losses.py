@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from flatlens.errors import BadData, BadLoss, UnknownName
 from flatlens.problem.custom import CustomLoss, as_module, elementwise, settings_of_function
 from flatlens.problem.heads import HeadLosses
-from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, smoothed
+from flatlens.problem.loss import Loss, as_vectors, blocks, class_labels, probabilities, smoothed
 
 
 @final
@@ -23,7 +23,7 @@ class SquaredError(Loss):
     Class labels may be smoothed to (1 - a) y + a/N.
     """
 
-    apart = convex = True
+    apart = convex = closed = True
 
     def __init__(self, name: str, label_smoothing: float = 0.0) -> None:
         self.name, self.label_smoothing = name, label_smoothing
@@ -75,7 +75,7 @@ class CrossEntropy(Loss):
     """Cross-entropy of softmax(f), with torch's class weights, `ignore_index` and label smoothing."""
 
     name = "cross_entropy"
-    apart = convex = True
+    apart = convex = closed = True
 
     def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, label_smoothing: float = 0.0) -> None:
         if weight is not None and bool((weight < 0).any()):
@@ -91,8 +91,9 @@ class CrossEntropy(Loss):
         plain = {"weight": None, "ignore_index": -100, "label_smoothing": 0.0}
         return {name: value for name, value in given.items() if value is not plain[name] and value != plain[name]}
 
-    def _weight(self, f: Tensor) -> Tensor:
-        return torch.ones(f.shape[1], dtype=f.dtype, device=f.device) if self.weight is None else self.weight.to(f)
+    def _weight(self, f: Tensor, dtype: torch.dtype) -> Tensor:
+        one = torch.ones(f.shape[1]) if self.weight is None else self.weight
+        return one.to(f.device, dtype)
 
     def _target(self, f: Tensor, y: Any) -> Tensor:
         target: Tensor = torch.as_tensor(y, device=f.device)
@@ -111,9 +112,15 @@ class CrossEntropy(Loss):
 
     def values(self, f: Tensor, y: Any) -> Tensor:
         """Return -sum_k a_k log p_k, a_k the smoothed, weighted target."""
+        target = self._target(f, y)
+        if f.requires_grad or f.numel() == 0:
+            return self._rows(f, target)
+        return torch.cat([self._rows(f[part], target[part]) for part in blocks(f)])
+
+    def _rows(self, f: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(
             f,
-            self._target(f, y),
+            target,
             weight=None if self.weight is None else self.weight.to(f),
             ignore_index=self.ignore_index,
             reduction="none",
@@ -132,7 +139,7 @@ class CrossEntropy(Loss):
         if target.is_floating_point():
             return super().mass(f, y)
         seen = target != self.ignore_index
-        return torch.where(seen, self._weight(f)[target.where(seen, 0)], 0.0).to(torch.float64)
+        return torch.where(seen, self._weight(f, f.dtype)[target.where(seen, 0)], 0.0).to(torch.float64)
 
     def output_hessian(self, f: Tensor, y: Any) -> Tensor:
         """Return C = (sum_k a_k)(diag p - p p^T).
@@ -147,22 +154,24 @@ class CrossEntropy(Loss):
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the product without the matrices: (sum_k a_k) (p u - p <p, u>)."""
-        p = f.detach().to(torch.float64).softmax(1)
-        return _softmax_covariance(p, self._target_sum(p, self._target(f, y)))
+        return _softmax_covariance(f, self._target_sum(f, self._target(f, y)))
 
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return R u with R = diag(sqrt p) - p sqrt(p)^T: R R^T = diag(p) - p p^T, stable for p close to one-hot."""
-        p = f.detach().to(torch.float64).softmax(1)
-        root = p.sqrt()
-        row = root * u - p * (root * u).sum(1, keepdim=True)
-        return row[:, None], self._target_sum(p, self._target(f, y))[:, None, None]
+        row = torch.empty(f.shape, dtype=torch.float64, device=f.device)
+        for part in blocks(f):
+            p = f[part].detach().to(torch.float64).softmax(1)
+            root = p.sqrt()
+            ru = root * u[part]
+            torch.sub(ru, p * ru.sum(1, keepdim=True), out=row[part])
+        return row[:, None], self._target_sum(f, self._target(f, y))[:, None, None]
 
     def fisher(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the product for the softmax's categorical distribution.
 
         The label's weight is the mass; smoothing plays no part.
         """
-        return _softmax_covariance(f.detach().to(torch.float64).softmax(1), self.mass(f, y))
+        return _softmax_covariance(f, self.mass(f, y))
 
     def draw_slopes(self, f: Tensor, y: Any, draws: int, generator: torch.Generator) -> Tensor:
         """Return p - e_k, k drawn from p."""
@@ -171,13 +180,17 @@ class CrossEntropy(Loss):
         slopes = p[:, None] - F.one_hot(drawn, p.shape[1]).to(p.dtype)
         return slopes * self.mass(f, y).sqrt()[:, None, None]
 
-    def _target_sum(self, p: Tensor, target: Tensor) -> Tensor:
-        """Return sum_k a_k, (n,): 1 unless classes are weighted or samples ignored."""
-        return self._shares(p, target).sum(1)
+    def _target_sum(self, f: Tensor, target: Tensor) -> Tensor:
+        """Return sum_k a_k, (n,) float64: 1 unless classes are weighted or samples ignored."""
+        if target.is_floating_point():
+            return torch.cat([self._shares(target[part].to(torch.float64), target[part]).sum(1) for part in blocks(f)])
+        w, a = self._weight(f, torch.float64), self.label_smoothing
+        seen = target != self.ignore_index
+        return ((1 - a) * w[target.where(seen, 0)] + a * w.mean()) * seen
 
     def _shares(self, p: Tensor, target: Tensor) -> Tensor:
         """Return a_k, (n, N) in p's dtype: the targets smoothed, then weighted; 0 where ignored."""
-        w = self._weight(p)
+        w = self._weight(p, p.dtype)
         if not target.is_floating_point():
             seen = target != self.ignore_index
             smooth = smoothed(F.one_hot(target.where(seen, 0), p.shape[1]).to(w), self.label_smoothing)
@@ -185,12 +198,20 @@ class CrossEntropy(Loss):
         return smoothed(target.to(w), self.label_smoothing) * w
 
 
-def _softmax_covariance(p: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return u -> factor_i (diag(p) - p p^T) u, computed as p * (u - <p, u>): accurate where p is close to one-hot."""
+def _softmax_covariance(f: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return u -> factor_i (diag(p) - p p^T) u, computed as p * (u - <p, u>): accurate where p is close to one-hot.
+
+    In float64, a few rows at a time: of a language model's outputs no second copy is made. The product has u's dtype.
+    """
+    f = f.detach()
 
     def apply(u: Tensor) -> Tensor:
-        u = u.to(torch.float64)
-        return factor[:, None] * p * (u - (p * u).sum(1, keepdim=True))
+        out = torch.empty_like(u)
+        for part in blocks(u):
+            p, wide = f[part].to(torch.float64).softmax(1), u[part].to(torch.float64)
+            wide = wide - (p * wide).sum(1, keepdim=True)
+            out[part] = p.mul_(wide).mul_(factor[part, None])
+        return out
 
     return apply
 

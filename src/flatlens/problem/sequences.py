@@ -51,8 +51,11 @@ def by_token(
     if isinstance(targets, Tensor) and targets.shape == outputs.shape[:2] and not targets.is_floating_point():
         counts = counts & (targets.to(outputs.device) != ignore)
     missing = max(0, longest - outputs.shape[1])
-    rows = F.pad(outputs * counts[..., None].to(outputs), (0, 0, 0, missing))
-    return rows.flatten(1), Tokens(targets, F.pad(counts, (0, missing)), outputs.shape[1])
+    rows = outputs * counts[..., None].to(outputs)
+    length = outputs.shape[1]
+    if missing:  # else F.pad copies what may be the largest tensor
+        rows, counts = F.pad(rows, (0, 0, 0, missing)), F.pad(counts, (0, missing))
+    return rows.flatten(1), Tokens(targets, counts, length)
 
 
 def attention_mask(batch: Any) -> Tensor | None:
@@ -131,7 +134,8 @@ class TokenWise(Loss):
 
     def __init__(self, each: Loss) -> None:
         self.each, self.name, self.ignore_index = each, each.name, each.ignore_index
-        self.half_square, self.apart, self.convex = each.half_square, each.apart, each.convex
+        self.half_square, self.apart = each.half_square, each.apart
+        self.convex, self.closed = each.convex, each.closed
 
     @property
     def description(self) -> str:
@@ -199,7 +203,7 @@ class TokenWise(Loss):
     def _block_wise(self, f: Tensor, y: Tokens, product: Callable[[Tensor, Any], Callable[[Tensor], Tensor]]) -> Any:
         rows, t, counted = self._rows(f, y)
         each = product(rows, t)
-        return lambda u: (each(u.reshape(rows.shape)) * counted[:, None]).reshape(u.shape)
+        return lambda u: each(u.reshape(rows.shape)).mul_(counted[:, None]).reshape(u.shape)
 
     def output_hessian_product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
         """Return the product with C, token by token."""

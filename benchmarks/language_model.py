@@ -1,0 +1,144 @@
+"""A Gauss-Newton product of a language model beside hessian-eigenthings': `python -m benchmarks.language_model`.
+
+The network is transformers' GPT-NeoX in the shape of Pythia-160M (12 layers, width 768, 50,304 words), with random
+weights, on 16 random sequences of 128 tokens; `--layers` and `--sequences` make it smaller. Each contestant multiplies
+the same vector, in a fresh process, several times. flatlens keeps autograd's graphs between products where they fit in
+`--memory`, so its first product, which also checks that the two Jacobian products are adjoint, takes longer than the
+later ones; both stand in the result. hessian-eigenthings builds its graphs in each product. Memory is the most bytes
+resident in the process, network included. The products must agree: the result has the relative differences of
+<v, Gv> and ||Gv||. hessian-eigenthings is installed as `benchmarks/peers` says; without it flatlens runs
+alone. Some ten minutes and 15 GB on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from benchmarks import machine
+from flatlens.curvature import GaussNewton
+
+TOKENS, WORDS = 128, 50_304
+
+
+def pythia(layers: int) -> nn.Module:
+    """Return a network in the shape of Pythia-160M with random weights, equal at each call."""
+    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+    torch.manual_seed(0)
+    shape = GPTNeoXConfig(
+        vocab_size=WORDS, hidden_size=768, intermediate_size=3072, num_hidden_layers=layers, num_attention_heads=12,
+        use_cache=False, attn_implementation="eager",
+    )  # fmt: skip
+    made: nn.Module = GPTNeoXForCausalLM(shape).eval()
+    return made
+
+
+def sequences(n: int) -> Tensor:
+    """Return random token ids, (n, 128), equal at each call."""
+    return torch.randint(0, WORDS, (n, TOKENS), generator=torch.Generator().manual_seed(1))
+
+
+def ours(layers: int, n: int, memory: str) -> Callable[[Tensor], Tensor]:
+    """Return flatlens' product; the Problem is made here."""
+    ids = sequences(n)
+    problem = fl.Problem(pythia(layers), "cross_entropy", {"input_ids": ids, "labels": ids}, memory=memory)
+    return GaussNewton(problem)
+
+
+def theirs(layers: int, n: int, memory: str) -> Callable[[Tensor], Tensor]:
+    """Return hessian-eigenthings' product, with its helpers for causal language models of transformers."""
+    from hessian_eigenthings.loss_fns.huggingface import hf_lm_forward, hf_lm_loss_of_output
+    from hessian_eigenthings.operators.ggn import GGNOperator
+
+    ids = sequences(n)
+    batch = {"input_ids": ids, "labels": ids}
+    operator = GGNOperator(pythia(layers), [batch], hf_lm_forward(), hf_lm_loss_of_output())
+    product: Callable[[Tensor], Tensor] = operator.matvec
+    return product
+
+
+CONTESTANTS = {"flatlens": ours, "hessian-eigenthings": theirs}
+
+
+def measured(who: str, layers: int, n: int, memory: str, products: int, threads: int) -> dict[str, Any]:
+    """Run one contestant, in this process."""
+    torch.set_num_threads(threads)
+    product = CONTESTANTS[who](layers, n, memory)
+    prepared = _most()
+    v = torch.randn(sum(p.numel() for p in pythia(layers).parameters()), generator=torch.Generator().manual_seed(2))
+    wall, processor = [], []
+    for _ in range(products):
+        start, began = time.perf_counter(), time.process_time()
+        found = product(v)
+        wall.append(round(time.perf_counter() - start, 2))
+        processor.append(round(time.process_time() - began, 2))
+    return {
+        "seconds": wall,
+        "processor_seconds": processor,
+        "resident_gb_before": prepared,
+        "resident_gb": _most(),
+        "form": float(v.double() @ found.double()),
+        "norm": float(found.double().norm()),
+    }
+
+
+def _most() -> float:
+    """Return the most bytes resident so far, in GB."""
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9, 2)
+
+
+def in_a_child(*arguments: object) -> dict[str, Any]:
+    """Run `measured` in a fresh process."""
+    code = f"import json\nfrom benchmarks import language_model as one\nprint(json.dumps(one.measured{arguments!r}))"
+    found: dict[str, Any] = json.loads(machine.in_a_child(code))
+    print(arguments, found, file=sys.stderr)
+    return found
+
+
+def compared(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Return the ratios of processor time, and how far the products differ."""
+    if len(rows) < 2:
+        return {}
+    mine, other = rows.values()
+    later, peer = min(mine["processor_seconds"]), min(other["processor_seconds"])
+    return {
+        "ratio": round(later / peer, 3),
+        "ratio_of_first": round(mine["processor_seconds"][0] / other["processor_seconds"][0], 3),
+        "difference_of_forms": abs(mine["form"] / other["form"] - 1),
+        "difference_of_norms": abs(mine["norm"] / other["norm"] - 1),
+    }
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--layers", type=int, default=12)
+    options.add_argument("--sequences", type=int, default=16)
+    options.add_argument("--products", type=int, default=2)
+    options.add_argument("--threads", type=int, default=1)
+    options.add_argument("--memory", default="8GiB", help="what flatlens may take")
+    chosen = options.parse_args()
+    sizes = (chosen.layers, chosen.sequences, chosen.memory, chosen.products, chosen.threads)
+    there = importlib.util.find_spec("hessian_eigenthings") is not None
+    rows = {who: in_a_child(who, *sizes) for who in CONTESTANTS if who == "flatlens" or there}
+    versions = {"hessian-eigenthings": importlib.metadata.version("hessian-eigenthings")} if there else {}
+    case = {"layers": chosen.layers, "sequences": chosen.sequences, "tokens": TOKENS, "words": WORDS}
+    result = {**case, "memory": chosen.memory, "versions": versions, "contestants": rows, **compared(rows)}
+    print(json.dumps(result, indent=1))
+    if (chosen.layers, chosen.sequences) == (12, 16):
+        print(f"written to {machine.save('language_model', result)}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
