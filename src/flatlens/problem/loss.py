@@ -182,10 +182,10 @@ def as_vectors(f: Tensor, y: Any, name: str, smoothing: float = 0.0) -> Tensor:
     return target.reshape(f.shape).to(f.dtype)
 
 
-def blocks(f: Tensor) -> Iterator[slice]:
+def slices_of_rows(f: Tensor) -> Iterator[slice]:
     """Yield slices of rows of f, (n, N), that fit in a cache in float64; one slice if all of them do.
 
-    >>> [len(range(100)[part]) for part in blocks(torch.empty(100, 1 << 14))]
+    >>> [len(range(100)[part]) for part in slices_of_rows(torch.empty(100, 1 << 14))]
     [32, 32, 32, 4]
     """
     step = max(1, _BLOCK // max(1, f.shape[1]))

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from flatlens.errors import BadData, BadLoss, UnknownName
 from flatlens.problem.custom import CustomLoss, as_module, elementwise, settings_of_function
 from flatlens.problem.heads import HeadLosses
-from flatlens.problem.loss import Loss, as_vectors, blocks, class_labels, probabilities, smoothed
+from flatlens.problem.loss import Loss, as_vectors, class_labels, probabilities, slices_of_rows, smoothed
 
 
 @final
@@ -115,7 +115,7 @@ class CrossEntropy(Loss):
         target = self._target(f, y)
         if f.requires_grad or f.numel() == 0:
             return self._rows(f, target)
-        return torch.cat([self._rows(f[part], target[part]) for part in blocks(f)])
+        return torch.cat([self._rows(f[part], target[part]) for part in slices_of_rows(f)])
 
     def _rows(self, f: Tensor, target: Tensor) -> Tensor:
         return F.cross_entropy(
@@ -159,7 +159,7 @@ class CrossEntropy(Loss):
     def combine(self, f: Tensor, y: Any, u: Tensor) -> tuple[Tensor, Tensor]:
         """Return R u with R = diag(sqrt p) - p sqrt(p)^T: R R^T = diag(p) - p p^T, stable for p close to one-hot."""
         row = torch.empty(f.shape, dtype=torch.float64, device=f.device)
-        for part in blocks(f):
+        for part in slices_of_rows(f):
             p = f[part].detach().to(torch.float64).softmax(1)
             root = p.sqrt()
             ru = root * u[part]
@@ -183,7 +183,9 @@ class CrossEntropy(Loss):
     def _target_sum(self, f: Tensor, target: Tensor) -> Tensor:
         """Return sum_k a_k, (n,) float64: 1 unless classes are weighted or samples ignored."""
         if target.is_floating_point():
-            return torch.cat([self._shares(target[part].to(torch.float64), target[part]).sum(1) for part in blocks(f)])
+            return torch.cat(
+                [self._shares(target[part].to(torch.float64), target[part]).sum(1) for part in slices_of_rows(f)]
+            )
         w, a = self._weight(f, torch.float64), self.label_smoothing
         seen = target != self.ignore_index
         return ((1 - a) * w[target.where(seen, 0)] + a * w.mean()) * seen
@@ -207,7 +209,7 @@ def _softmax_covariance(f: Tensor, factor: Tensor) -> Callable[[Tensor], Tensor]
 
     def apply(u: Tensor) -> Tensor:
         out = torch.empty_like(u)
-        for part in blocks(u):
+        for part in slices_of_rows(u):
             p, wide = f[part].to(torch.float64).softmax(1), u[part].to(torch.float64)
             wide = wide - (p * wide).sum(1, keepdim=True)
             out[part] = p.mul_(wide).mul_(factor[part, None])
