@@ -5,13 +5,23 @@ from __future__ import annotations
 import torch
 
 import flatlens as fl
-from conventions import data, eigenvalues, flatness, inputs, norms, perturbation, risk, traces
+from conventions import data, eigenvalues, flatness, inputs, norms, perturbation, risk, steps, traces
 from conventions.networks import BATCHES, TEST, TRAIN, Networks
 from conventions.sources import CODE
 from conventions.table import ENTRIES, Agreed, Convention, Entry, Quantity
 from flatlens.report.cards import FAMILIES, by_family
 
-FILLED_BY = (risk, inputs, traces, eigenvalues, flatness, norms, perturbation, data)  # importing them fills ENTRIES
+FILLED_BY = (
+    risk,
+    inputs,
+    traces,
+    eigenvalues,
+    steps,
+    flatness,
+    norms,
+    perturbation,
+    data,
+)  # importing them fills ENTRIES
 
 PREFACE = """\
 # Conventions

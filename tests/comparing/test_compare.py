@@ -54,6 +54,7 @@ def test_every_family_has_been_thought_of():
     assert {m.card.family for m in MEASURES.values() if direction(m.card)} == known
     silent = {name for name, m in MEASURES.items() if not direction(m.card) and m.card.family != "generalisation"}
     assert silent == {"fisher_rao", "weight_norm", "output_norm", "feature_norm", "interpolation_gap",
+                      "gradient_noise_scale",
                       "representativeness", "locally_constant_labels"}  # fmt: skip
 
 

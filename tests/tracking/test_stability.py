@@ -6,7 +6,9 @@ import math
 
 import pytest
 import torch
+from tracked_run import Run
 
+import flatlens as fl
 from flatlens.tracking import Edge, edge_of
 
 SETTINGS = [
@@ -50,19 +52,75 @@ def test_the_two_edges_everyone_knows() -> None:
     assert heavy.formula == "2(1+momentum)/lr"
 
 
+ADAPTIVE = {
+    "adam": (torch.optim.Adam, {"lr": 0.05}, 38 / 0.05, "2(1+beta1)/((1-beta1)lr)"),
+    "adam without momentum": (torch.optim.Adam, {"lr": 0.05, "betas": (0.0, 0.99)}, 2 / 0.05, "2/lr"),
+    "adamw": (torch.optim.AdamW, {"lr": 0.01, "betas": (0.5, 0.9)}, 600, "2(1+beta1)/((1-beta1)lr)"),
+    "rmsprop": (torch.optim.RMSprop, {"lr": 0.01}, 200, "2/lr"),
+    "rmsprop with momentum": (torch.optim.RMSprop, {"lr": 0.01, "momentum": 0.5}, 300, "2(1+momentum)/lr"),
+    "adagrad": (torch.optim.Adagrad, {"lr": 0.01, "weight_decay": 0.1}, 200, "2/lr"),
+}
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_the_edge_of_adaptive_optimisers_is_that_of_the_preconditioned_sharpness(name: str) -> None:
+    """Their steps are compared with it in tests/curvature/test_preconditioned.py."""
+    kind, settings, value, formula = ADAPTIVE[name]
+    edge = edge_of(kind([torch.nn.Parameter(torch.ones(1))], **settings))
+    assert (edge.lr, edge.formula, edge.of) == (settings["lr"], formula, "preconditioned_sharpness")
+    assert edge.value == pytest.approx(value)
+    assert edge.beside("preconditioned_sharpness") == edge.beside("loss") == edge.value
+    assert math.isnan(edge.beside("sharpness"))
+    assert edge.beside("critical_sharpness") == 2 / edge.lr
+
+
+def test_groups_with_their_own_learning_rates_have_the_edge_of_the_largest() -> None:
+    one, two = ([torch.nn.Parameter(torch.ones(1))] for _ in range(2))
+    mixed = torch.optim.SGD([{"params": one, "lr": 0.1}, {"params": two, "lr": 0.2}])
+    assert edge_of(mixed) == Edge(0.2, 10.0, "2/lr", "preconditioned_sharpness")
+    alike = torch.optim.SGD([{"params": one}, {"params": two}], lr=0.1)
+    assert edge_of(alike) == Edge(0.1, 20.0, "2/lr")
+    apart = torch.optim.SGD([{"params": one}, {"params": two, "weight_decay": 1.0}], lr=0.1)
+    assert edge_of(apart) == Edge(0.1, 20.0, "2/lr", "preconditioned_sharpness")
+
+
 def test_where_there_is_no_edge() -> None:
     one, two = ([torch.nn.Parameter(torch.ones(1))] for _ in range(2))
-    adam = edge_of(torch.optim.Adam(one, lr=0.05))
-    assert adam.lr == 0.05
-    assert math.isnan(adam.value)
     assert math.isnan(edge_of(None).lr)
     assert math.isnan(edge_of(None).value)
-    mixed = torch.optim.SGD([{"params": one, "lr": 0.1}, {"params": two, "lr": 0.2}])
-    assert math.isnan(edge_of(mixed).lr)
-    assert math.isnan(edge_of(mixed).value)
-    alike = torch.optim.SGD([{"params": one}, {"params": two}], lr=0.1)
-    assert edge_of(alike).value == 20
-    apart = torch.optim.SGD([{"params": one}, {"params": two, "weight_decay": 1.0}], lr=0.1)
-    assert (edge_of(apart).lr, math.isnan(edge_of(apart).value)) == (0.1, True)
-    assert math.isnan(edge_of(torch.optim.SGD(one, lr=0.1, maximize=True)).value)
+    for without in (
+        torch.optim.Adadelta(one, lr=0.1),
+        torch.optim.SGD(one, lr=0.1, maximize=True),
+        torch.optim.Adam(one, lr=0.1, maximize=True),
+        torch.optim.SGD([{"params": one}, {"params": two, "momentum": 0.5}], lr=0.1),
+        torch.optim.Adam([{"params": one}, {"params": two, "betas": (0.5, 0.9)}], lr=0.1),
+    ):
+        assert (edge_of(without).lr, math.isnan(edge_of(without).value)) == (0.1, True)
     assert math.isnan(edge_of(torch.optim.SGD(one, lr=0.0)).value)
+
+
+def test_a_tracker_hands_its_measures_the_optimiser_and_each_row_its_own_edge() -> None:
+    run = Run()
+    run.optimiser = torch.optim.Adam(run.net.parameters(), lr=0.01)
+    run.schedule = torch.optim.lr_scheduler.StepLR(run.optimiser, 10, 0.5)
+    names = ["sharpness", "preconditioned_sharpness", "critical_sharpness", "loss"]
+    tracker = fl.Tracker(run.problem, names, every=4, live=False)
+    run.train(8, tracker)
+    rows = tracker.history.set_index(["measure", "step"])
+    assert rows.loc["sharpness", "edge"].isna().all()
+    assert rows.loc["preconditioned_sharpness", "edge"].to_list() == pytest.approx([3800] * 3)
+    assert rows.loc["critical_sharpness", "edge"].to_list() == pytest.approx([200] * 3)
+    assert (rows.loc[("preconditioned_sharpness", 4), "value"], rows.loc[("critical_sharpness", 4), "value"]) > (0, 0)
+    other = fl.Tracker(run.problem, names, every=4, live=False)
+    other.load_state_dict(tracker.state_dict())
+    assert other.history.drop(columns="seconds").equals(tracker.history.drop(columns="seconds"))
+
+
+def test_a_tracker_takes_the_update_of_another_loss() -> None:
+    run = Run()
+    other = fl.Problem(run.net, "cross_entropy", (run.x[:20], run.y[:20]))
+    apart, own = (
+        fl.Tracker(run.problem, "directional_sharpness", every=1, along=along, live=False) for along in (other, None)
+    )
+    values = [tracker.step(0, optimiser=run.optimiser)["directional_sharpness"].value for tracker in (apart, own)]
+    assert values[0] != pytest.approx(values[1], rel=1e-3)

@@ -87,12 +87,12 @@ def test_training_ends_in_the_same_bits(tmp_path) -> None:
     assert table.edge.tolist() == pytest.approx([2 / 0.05] * len(table))
 
 
-def test_accumulated_batches_count_once_and_adam_has_no_edge(tmp_path) -> None:
+def test_accumulated_batches_count_once_and_adam_has_its_own_edge(tmp_path) -> None:
     _, tracker = train(tmp_path, steps=3, accumulate=2, optim="adamw_torch", every=1)
     table = tracker.history[tracker.history.measure == "loss"]
     assert table.step.tolist() == [0, 1, 2, 3]
     assert table.lr.tolist() == [0.05] * 4
-    assert table.edge.isna().all()
+    assert table.edge.tolist() == pytest.approx([38 / 0.05] * 4)  # of its preconditioned sharpness
 
 
 def test_a_run_resumed_from_a_checkpoint_ends_in_the_same_history(tmp_path) -> None:

@@ -14,7 +14,7 @@ SMALL = {
     "compression": "compressed",
 }
 """The meaning of a small value, by family. For norms and the sample's own properties there is none."""
-NEITHER = frozenset({"interpolation_gap"})  # the difference of two traces, of either sign
+NEITHER = frozenset({"interpolation_gap", "gradient_noise_scale"})  # a difference of traces; no curvature
 RISK_FAMILY = "generalisation"  #: the family of quantities that one would like to predict: shown, but not ranked
 
 

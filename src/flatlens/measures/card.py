@@ -155,7 +155,7 @@ class NetworkMeasure(Measure):
 
 MEASURE_MODULES = (
     "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
-    "perturbation", "robustness", "variation", "densities", "generalisation",
+    "perturbation", "robustness", "variation", "densities", "generalisation", "steps",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them.
 

@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from flatlens.curvature.directions import Directions
 from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import Remembered
+from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, StaleLens
 from flatlens.estimate import Key, Progress
 from flatlens.grams import Layout, PlanBroken, Sketch, feature_spread, lay_out
 from flatlens.measures.card import PassMeasure, Run, comes_along
 from flatlens.measures.gather import Gathered, Gatherer, frames
+from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import checksum
@@ -46,6 +48,9 @@ class Lens:
             beyond.
         after: A lens on an earlier moment of the same network, or its `remembered`: searches for eigenvectors start
             from the ones found then.
+        optimiser: The optimiser that trains the network, for measures of its own steps.
+        along: The direction of measures along one: a tensor for each parameter, by name, or another problem of the same
+            network, whose gradient the optimiser follows. None is the optimiser's next update.
     """
 
     def __init__(
@@ -54,14 +59,20 @@ class Lens:
         *,
         outputs: Literal["exact"] | int | None = None,
         after: Lens | Mapping[Key, Remembered] | None = None,
+        optimiser: torch.optim.Optimizer | None = None,
+        along: Mapping[str, Tensor] | Problem | None = None,
     ) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(
                 f"Lens(...): a Problem is needed, got {type(problem).__name__}: Lens(Problem(model, loss, data))"
             )
+        if not isinstance(optimiser, torch.optim.Optimizer | None):
+            raise BadInput(f"Lens(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}")
         require_finite_weights(problem.model)
         self.problem = problem
+        self.optimiser = optimiser
         self.model = problem.measured()
+        self.along = _along(along, problem, self.model)
         self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
@@ -80,6 +91,11 @@ class Lens:
     def layout(self) -> Layout:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return lay_out(self.problem, self.model)
+
+    @cached_property
+    def gradient(self) -> dict[str, Tensor]:
+        """Return the gradient of the risk in each measured parameter, by name."""
+        return Landscape(self.problem, model=self.model).gradient()
 
     def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""
@@ -238,6 +254,18 @@ def _remembered(after: object) -> dict[Key, Remembered]:
     if not (isinstance(left, Mapping) and all(isinstance(pairs, Remembered) for pairs in left.values())):
         raise BadInput(f"Lens(after=...): an earlier Lens (or its .remembered) is needed, got {type(after).__name__}")
     return dict(left)
+
+
+def _along(along: object, problem: Problem, model: nn.Module) -> Mapping[str, Tensor] | Problem | None:
+    """Return a direction whose parts have the shapes of the measured parameters; refuse anything else."""
+    if isinstance(along, Problem) and along.model is not problem.model:
+        raise BadInput("Lens(along=...): the other problem has another network: make it with the same one")
+    if along is None or isinstance(along, Problem):
+        return along
+    if not isinstance(along, Mapping):
+        raise BadInput(f"Lens(along=...): tensors by parameter, or a Problem, are needed, got {type(along).__name__}")
+    space = space_of(problem, model)
+    return space.named(space.flat(along))
 
 
 def _probes(outputs: object, N: int) -> int | None:

@@ -15,6 +15,16 @@ PAPERS = {
         "Petzka, Adilova, Kamp and Sminchisescu, A Reparameterization-Invariant Flatness Measure for Deep Neural "
         "Networks, NeurIPS workshop Science meets Engineering of Deep Learning, 2019"
     ),
+    "adaptive2022": "Cohen et al., Adaptive Gradient Methods at the Edge of Stability, arXiv 2207.14484, 2022",
+    "critical2026": (
+        "Kalra et al., A Scalable Measure of Loss Landscape Curvature for Analyzing the Training Dynamics of LLMs, "
+        "arXiv 2601.16979, 2026"
+    ),
+    "noise2018": "McCandlish et al., An Empirical Model of Large-Batch Training, arXiv 1812.06162, 2018",
+    "norms2026": (
+        "Islamov, Crawshaw, Cohen and Gower, Non-Euclidean Gradient Descent Operates at the Edge of Stability, "
+        "arXiv 2603.05002, 2026"
+    ),
     "relative2021": (
         "Petzka, Kamp, Adilova, Sminchisescu and Boley, Relative Flatness and Generalization, NeurIPS 2021"
     ),

@@ -150,9 +150,9 @@ class Problem:
         """Return whether samples depend on each other, through the statistics of their batch."""
         return self.ghost_batch is not None
 
-    def measuring(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Return the context in which the risk is differentiated."""
-        return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32")
+    def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
+        """Return the context in which the risk is differentiated, `twice` or once only."""
+        return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32", twice=twice)
 
     @property
     def precision(self) -> float:

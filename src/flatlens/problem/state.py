@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -37,11 +37,13 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False) -> Iterator[None]:
+def measuring(
+    model: nn.Module, *, batch_statistics: bool = False, tf32: bool = False, twice: bool = True
+) -> Iterator[None]:
     """Put the model in eval mode with gradients on, and restore all of its state afterwards, also after an error.
 
     Operations that torch differentiates wrongly, or once only, are computed by plain ones (`problem.plain`; attention,
-    too).
+    too, unless `twice` is False: its fast kernels can be differentiated once).
 
     Float32 stays float32, also under autocast. On CUDA, torch convolves in TF32 by default, which keeps 10 of 23 bits;
     here it is off unless `tf32`. With `batch_statistics` every BatchNorm normalises by its own batch, as in training,
@@ -73,7 +75,7 @@ def measuring(model: nn.Module, *, batch_statistics: bool = False, tf32: bool = 
             random_kept(devices),
             torch.inference_mode(False),
             torch.enable_grad(),
-            sdpa_kernel(SDPBackend.MATH),
+            sdpa_kernel(SDPBackend.MATH) if twice else nullcontext(),
             torch.autocast(device_of(model).type, enabled=False),
             _tf32(tf32),
             plain_embeddings(model),

@@ -41,14 +41,16 @@ class History:
     def add(self, step: int, report: Report, edge: Edge) -> None:
         """Add every estimate of a report."""
         for (measure, layer), e in report.items():
-            row: _Row = [step, edge.lr, edge.value, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
+            beside = edge.beside(Column.parse(measure).name)
+            row: _Row = [step, edge.lr, beside, measure, layer or "", e.value, e.stderr, e.kind, e.seconds]
             self._rows.append([*row, e.products, e.note])
 
     def skip(self, step: int, measures: list[str], edge: Edge, why: str) -> None:
         """Add one row for each measure that was due and skipped."""
         self._skipped += 1
         for measure in measures:
-            row: _Row = [step, edge.lr, edge.value, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
+            beside = edge.beside(Column.parse(measure).name)
+            row: _Row = [step, edge.lr, beside, measure, "", math.nan, 0.0, "undefined", 0.0, 0]
             self._rows.append([*row, why])
 
     def frame(self) -> pd.DataFrame:

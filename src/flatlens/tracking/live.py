@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flatlens.column import Column
 from flatlens.estimate import Estimate, Report
-from flatlens.tracking.stability import Edge
+from flatlens.tracking.stability import WITH_EDGE, Edge
 
 _PAUSE = 15.0
 """Seconds between two lines if stderr is not a terminal (a log file); the 1st, 2nd, 4th, ... comes in any case."""
@@ -45,7 +45,7 @@ class Live:
 
 
 def as_line(moment: Moment) -> str:
-    """Return the step and each measure's value; beside the sharpness, its share of the edge.
+    """Return the step and each measure's value; beside a sharpness, its share of the edge.
 
     >>> report = Report({("sharpness", None): Estimate(38.1), ("loss", None): Estimate(0.25)}, {})
     >>> as_line(Moment(200, report, Edge(0.05, 40.0, "2/lr")))
@@ -66,7 +66,10 @@ def _value(estimate: Estimate) -> str:
 
 
 def _beside(name: str, estimate: Estimate, edge: Edge) -> str:
-    if Column.parse(name).name != "sharpness" or estimate.kind == "undefined" or not edge.value > 0:
+    measure = Column.parse(name).name
+    beside = edge.beside(measure)
+    if measure not in WITH_EDGE or estimate.kind == "undefined" or not beside > 0:
         return ""
-    label = edge.formula if len(edge.formula) <= len("2(1+momentum)/lr") else "edge"
-    return f", {label} = {edge.value:.3g} ({estimate.value / edge.value:.0%})"
+    formula = "2/lr" if measure == "critical_sharpness" else edge.formula
+    label = formula if len(formula) <= len("2(1+momentum)/lr") else "edge"
+    return f", {label} = {beside:.3g} ({estimate.value / beside:.0%})"

@@ -1,61 +1,107 @@
-"""The edge of stability: the sharpness above which an optimiser's steps on a quadratic grow."""
+"""The edge of stability: the curvature above which an optimiser's steps on a quadratic grow."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from flatlens.curvature.preconditioned import leading_rate, uniform_groups
+
+WITH_EDGE = ("sharpness", "preconditioned_sharpness", "critical_sharpness")
+"""Measures that are compared with an edge."""
 
 
 @dataclass(frozen=True)
 class Edge:
     """A learning rate and its edge of stability; NaN where there is none, or more than one."""
 
-    lr: float = math.nan
-    value: float = math.nan  #: the edge, in the unit of `sharpness`
+    lr: float = math.nan  #: the largest one, if groups of parameters have their own
+    value: float = math.nan  #: the edge, in the unit of the measure `of`
     formula: str = ""
+    of: str = "sharpness"  #: or "preconditioned_sharpness"; where it is the sharpness, the two are the same
+
+    def beside(self, measure: str) -> float:
+        """Return the edge that belongs beside a measure; NaN beside a sharpness that has none.
+
+        >>> Edge(0.1, 380.0, "2(1+beta1)/((1-beta1)lr)", "preconditioned_sharpness").beside("sharpness")
+        nan
+        """
+        if measure == "critical_sharpness":  # above it the next step raises the loss, whatever the optimiser
+            return 2 / self.lr if self.lr > 0 else math.nan
+        return math.nan if measure == "sharpness" != self.of else self.value
 
 
 def edge_of(optimiser: torch.optim.Optimizer | None) -> Edge:
-    r"""Return the largest curvature h of the loss at which `torch.optim.SGD` still converges on a quadratic.
+    r"""Return the largest curvature h of the loss at which an optimiser of torch still converges on a quadratic.
 
-    Let the learning rate be a, the momentum b, the dampening t and the weight decay w. A step on 0.5 (h + w) x^2 is
-    linear in x and the velocity. Its matrix has the determinant b and the trace 1 + b - a (1 - t) (h + w); with
+    Let the learning rate of SGD be a, the momentum b, the dampening t and the weight decay w. A step on 0.5 (h + w) x^2
+    is linear in x and the velocity. Its matrix has the determinant b and the trace 1 + b - a (1 - t) (h + w); with
     Nesterov's rule the determinant b (1 - a (h + w)) and the trace 1 + b - a (1 + b) (h + w). Its eigenvalues stay
     inside the unit circle while 1 + trace + determinant > 0:
 
         h < 2 (1 + b) / (a (1 - t)) - w,    Nesterov:  h < 2 (1 + b) / (a (1 + 2 b)) - w
 
     (Cohen et al. 2021, Gradient descent on neural networks typically occurs at the edge of stability, Appendix B).
-    There is no such number for other optimisers, or if groups of parameters have different settings.
+
+    Adam, AdamW, RMSprop and Adagrad, and SGD whose groups have learning rates or weight decays of their own, divide the
+    gradient by a diagonal matrix P. While P changes slowly, the same holds for the measure `preconditioned_sharpness`,
+    which contains P and all decay, at the largest learning rate a. Adam's mean of gradients, with beta1 = b, makes it
+
+        h < 2 (1 + b) / (a (1 - b)),    38 / a for b = 0.9
+
+    (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). For Muon it is 2 / a, without its momentum.
+    There is no such number for other optimisers, or if groups differ in more than these two.
 
     >>> w = [torch.nn.Parameter(torch.zeros(1))]
-    >>> edge_of(torch.optim.SGD(w, lr=0.05))
-    Edge(lr=0.05, value=40.0, formula='2/lr')
-    >>> edge_of(torch.optim.Adam(w, lr=0.05))
-    Edge(lr=0.05, value=nan, formula='')
+    >>> edge_of(torch.optim.SGD(w, lr=0.05)).value, round(edge_of(torch.optim.Adam(w, lr=0.05)).value, 9)
+    (40.0, 760.0)
     """
     if optimiser is None:
         return Edge()
-    rates = {float(group["lr"]) for group in optimiser.param_groups}
-    lr = rates.pop() if len(rates) == 1 else math.nan
-    settings = {_setting(group) for group in optimiser.param_groups} if type(optimiser) is torch.optim.SGD else set()
-    if len(settings) != 1 or not lr > 0:
+    lr, kind = leading_rate(optimiser), type(optimiser)
+    settings = {tuple(_setting(group, name) for name in _SHARED.get(kind, ())) for group in optimiser.param_groups}
+    if kind not in _SHARED or len(settings) != 1 or not 0 < lr < math.inf or any(_climbs(optimiser)):
         return Edge(lr)
-    momentum, dampening, decay, nesterov, maximised = settings.pop()
-    if maximised:
-        return Edge(lr)
-    dampening = dampening if momentum else 0.0  # torch never applies it without momentum
-    formula, value = "2/lr", 2 * (1 + momentum) / (lr * (1 - dampening)) if dampening < 1 else math.nan
-    if nesterov:
-        formula, value = "2(1+momentum)/(lr(1+2momentum))", value / (1 + 2 * momentum)
-    elif momentum:
-        formula = "2(1+momentum)/lr" if not dampening else "2(1+momentum)/(lr(1-dampening))"
-    return Edge(lr, value - decay, f"{formula} - weight decay" if decay else formula)
+    (setting,) = settings
+    value, formula = _threshold(dict(zip(_SHARED[kind], setting, strict=True)))
+    if kind is not torch.optim.SGD or not uniform_groups(optimiser):
+        return Edge(lr, value / lr, formula, "preconditioned_sharpness")
+    decay = float(optimiser.param_groups[0]["weight_decay"])
+    return Edge(lr, value / lr - decay, f"{formula} - weight decay" if decay else formula)
 
 
-def _setting(group: dict[str, Any]) -> tuple[float, float, float, bool, bool]:
-    momentum, dampening, decay = (float(group[key]) for key in ("momentum", "dampening", "weight_decay"))
-    return momentum, dampening, decay, bool(group["nesterov"]), bool(group["maximize"])
+_SHARED: dict[type, tuple[str, ...]] = {
+    torch.optim.SGD: ("momentum", "dampening", "nesterov"),
+    torch.optim.Adam: ("betas",),
+    torch.optim.AdamW: ("betas",),
+    torch.optim.RMSprop: ("momentum",),
+    torch.optim.Adagrad: (),
+    **({torch.optim.Muon: ()} if hasattr(torch.optim, "Muon") else {}),
+}
+"""The settings on which an edge depends, and which all groups must share, by kind of optimiser."""
+
+
+def _setting(group: Mapping[str, Any], name: str) -> float:
+    return float(group["betas"][0] if name == "betas" else group[name])
+
+
+def _climbs(optimiser: torch.optim.Optimizer) -> list[bool]:
+    return [bool(group.get("maximize")) for group in optimiser.param_groups]
+
+
+def _threshold(of: Mapping[str, float]) -> tuple[float, str]:
+    """Return the edge times the learning rate, and its formula."""
+    if beta1 := of.get("betas", 0.0):
+        return 2 * (1 + beta1) / (1 - beta1), "2(1+beta1)/((1-beta1)lr)"
+    momentum = of.get("momentum", 0.0)
+    dampening = of.get("dampening", 0.0) if momentum else 0.0  # torch never applies it without momentum
+    value = 2 * (1 + momentum) / (1 - dampening) if dampening < 1 else math.nan
+    if of.get("nesterov"):
+        return value / (1 + 2 * momentum), "2(1+momentum)/(lr(1+2momentum))"
+    if not momentum:
+        return value, "2/lr"
+    return value, "2(1+momentum)/lr" if not dampening else "2(1+momentum)/(lr(1-dampening))"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Literal, final
@@ -45,6 +45,7 @@ class Tracker:
         budget: The largest share of wall time, between 0 and 1, for measuring. Measurements beyond it are skipped, and
             the history then says that it is not reproducible.
         outputs: As for `Lens`.
+        along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -71,6 +72,7 @@ class Tracker:
         seed: int = 0,
         budget: float | None = None,
         outputs: Literal["exact"] | int | None = None,
+        along: Mapping[str, torch.Tensor] | Problem | None = None,
         live: bool | Callable[[Moment], None] = True,
     ) -> None:
         if not isinstance(problem, Problem):
@@ -86,6 +88,7 @@ class Tracker:
             raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
+        self._along = along
         self._live = Live() if live is True else live or None
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
@@ -97,7 +100,7 @@ class Tracker:
         }
         with isolated(problem.model):
             self.problem = problem if samples is None else problem.subset(samples, self._generator(-1))
-            Lens(self.problem, outputs=outputs)  # refuses bad outputs now rather than at the first step
+            Lens(self.problem, outputs=outputs, along=along)  # refuses bad outputs now rather than at the first step
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
         self._next, self._latest = 0, -1
@@ -130,7 +133,7 @@ class Tracker:
             return None
         start = time.perf_counter()
         with isolated(self.problem.model):
-            report = self._measure(step)
+            report = self._measure(step, optimiser)
         self._longest = max(self._longest, time.perf_counter() - start)
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
@@ -138,10 +141,10 @@ class Tracker:
             self._live(Moment(step, report, edge))
         return report
 
-    def _measure(self, step: int) -> Report:
+    def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         try:
             require_finite_weights(self.problem.model)
-            lens = Lens(self.problem, outputs=self._outputs, after=self._warm)
+            lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
             progress = no_progress if self._live is None else ProgressLine(f"step {step}: ")
             report = measure(lens, self._measures, anyway=True, generator=self._generator(step), progress=progress)
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from flatlens.column import Column
 from flatlens.report.figures.figure import Drawing, Figure, Width, empty, log_axis
+from flatlens.tracking.stability import WITH_EDGE
 
 Z = 1.96
 _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
@@ -17,19 +18,19 @@ _COLUMNS = ["run", "step", "measure", "value", "low", "high", "edge"]
 def tracked_frame(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return network-level numbers of each run's history (`Tracker.history`), with their 95% intervals.
 
-    Only rows of the sharpness have a value of `edge`.
+    Only rows of `WITH_EDGE` have a value of `edge`.
     """
     parts = [pd.DataFrame(columns=_COLUMNS)]
     for run, history in histories.items():
         rows = history[(history["layer"] == "") & (history["kind"] != "undefined")]
         reach = Z * rows["stderr"]
-        edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name) == "sharpness")
+        edge = rows["edge"].where(rows["measure"].map(lambda name: Column.parse(name).name in WITH_EDGE))
         parts.append(rows.assign(run=run, low=rows["value"] - reach, high=rows["value"] + reach, edge=edge)[_COLUMNS])
     return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)
 
 
 def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -> Figure:
-    """Return every tracked measure against the step; a dashed line is the sharpness at which that run's steps grow."""
+    """Return every tracked measure against the step; a dashed line is the edge at which that run's steps grow."""
     data = tracked_frame(histories)
     runs = list(histories)
     names = list(dict.fromkeys(data["measure"]))
@@ -43,7 +44,7 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -
         name="tracked",
         title="Through training",
         caption="One line a run. Bands are 95% intervals. A dashed line is the edge of stability: with a larger "
-        "sharpness, gradient descent at this learning rate grows on a quadratic.",
+        "sharpness, the steps at this learning rate grow on a quadratic.",
         data=data,
         whole=whole,
         panels=tuple(panels),
@@ -53,7 +54,7 @@ def tracked_figure(histories: Mapping[str, pd.DataFrame], *, columns: int = 2) -
 
 
 def _panel(data: pd.DataFrame, measure: str, runs: list[str], width: Width) -> Drawing:
-    logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name != "sharpness"
+    logarithmic = bool((data["value"] > 0).all()) and Column.parse(measure).name not in WITH_EDGE
     y = alt.Y(
         "value:Q",
         scale=alt.Scale(type="log", nice=False) if logarithmic else alt.Scale(zero=True),

@@ -1,0 +1,164 @@
+"""The Hessian as an optimiser meets it: P^-1/2 (H + D) P^-1/2, with P and D read off the optimiser.
+
+A step with a frozen state is theta <- theta - lr P^-1 m, where P is diagonal and m is built from gradients: its own for
+SGD, the root of the mean square of gradients for Adam, RMSprop and Adagrad. D is the weight decay that the optimiser
+adds to the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.operators import Operator, VectorProduct
+from flatlens.errors import BadInput
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
+
+_State = Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Preconditioner:
+    """The diagonal P of an optimiser in units of its leading learning rate, by the names of the parameters it moves."""
+
+    divisor: Mapping[str, Tensor]  #: P, float64, in the shapes of the parameters
+    decay: Mapping[str, float]  #: weight decay that is added to the gradient
+
+
+def leading_rate(optimiser: torch.optim.Optimizer) -> float:
+    """Return the largest learning rate of the optimiser's groups, in whose unit a preconditioner is."""
+    return max(float(group["lr"]) for group in optimiser.param_groups)
+
+
+def uniform_groups(optimiser: torch.optim.Optimizer) -> bool:
+    """Return whether all groups have the same learning rate and weight decay."""
+    return len({(float(group["lr"]), float(group["weight_decay"])) for group in optimiser.param_groups}) == 1
+
+
+def preconditioner_of(optimiser: torch.optim.Optimizer, model: nn.Module) -> Preconditioner:
+    """Return P of SGD, Adam, AdamW, RMSprop or Adagrad, from the state that its last step left.
+
+    P is the divisor of the gradient in a step, for Adam with both corrections of its bias: (1 - beta1^t) (sqrt(v / (1 -
+    beta2^t)) + eps) (Cohen et al. 2022, Adaptive gradient methods at the edge of stability). A group with a learning
+    rate of its own, lr_g, gets P lr / lr_g with lr the largest one. Weight decay w that AdamW applies to the weights
+    themselves makes it P (1 - lr_g w / 2): with that, the steps grow where lambda_max(P^-1/2 H P^-1/2) exceeds the edge
+    without decay. Weight decay that is added to the gradient is in `decay`; for SGD whose groups are alike it is left
+    out, because there it only shifts the edge.
+
+    Parameters that the optimiser does not move (not its own, learning rate 0, never a gradient) are left out.
+
+    Raises:
+        BadInput: another optimiser, one that maximises or holds none of the network's parameters, or one that has not
+            made a step yet.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> sgd = torch.optim.SGD([{"params": net.parameters(), "lr": 0.1}])
+    >>> preconditioner_of(sgd, net).divisor["weight"]
+    tensor([[1., 1.]], dtype=torch.float64)
+    """
+    kind = type(optimiser)
+    if kind not in _DIVISORS:
+        known = ", ".join(one.__name__ for one in _DIVISORS)
+        raise BadInput(f"the preconditioner of {kind.__name__} is not known: known are those of {known}")
+    if any(group.get("maximize") for group in optimiser.param_groups):
+        raise BadInput(f"{kind.__name__}(maximize=True) climbs: it has no edge of stability")
+    names = {id(p): name for name, p in model.named_parameters()}
+    rate = leading_rate(optimiser)
+    divisor: dict[str, Tensor] = {}
+    decay: dict[str, float] = {}
+    held = False
+    for group in optimiser.param_groups:
+        own, after = float(group["lr"]), kind is torch.optim.AdamW or group.get("decoupled_weight_decay", False)
+        for p in group["params"]:
+            held |= id(p) in names
+            state = optimiser.state.get(p, {})
+            if id(p) not in names or own == 0 or (kind is not torch.optim.SGD and not state):
+                continue
+            P = _DIVISORS[kind](group, state, p) * (rate / own)
+            weight_decay = float(group["weight_decay"])
+            divisor[names[id(p)]] = P * (1 - own * weight_decay / 2) if after else P
+            decay[names[id(p)]] = 0.0 if after else weight_decay
+    if not held:
+        raise BadInput(f"the {kind.__name__} holds none of the network's parameters: give the one that trains it")
+    if not divisor:
+        raise BadInput(f"the {kind.__name__} has made no step yet: its preconditioner is not known before")
+    if kind is torch.optim.SGD and uniform_groups(optimiser):
+        decay = dict.fromkeys(decay, 0.0)
+    return Preconditioner(divisor, decay)
+
+
+def _plain(group: _State, state: _State, p: Tensor) -> Tensor:
+    return torch.ones_like(p, dtype=torch.float64, requires_grad=False)
+
+
+def _adam(group: _State, state: _State, p: Tensor) -> Tensor:
+    (beta1, beta2), t = map(float, group["betas"]), float(state["step"])
+    v: Tensor = state["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"].to(torch.float64)
+    of_mean, of_square = 1 - math.pow(beta1, t), 1 - math.pow(beta2, t)
+    return of_mean * ((v / of_square).sqrt() + float(group["eps"]))
+
+
+def _rmsprop(group: _State, state: _State, p: Tensor) -> Tensor:
+    v: Tensor = state["square_avg"].to(torch.float64)
+    if group["centered"]:
+        v = v - state["grad_avg"].to(torch.float64).square()
+    return v.clamp(min=0).sqrt() + float(group["eps"])
+
+
+def _adagrad(group: _State, state: _State, p: Tensor) -> Tensor:
+    v: Tensor = state["sum"].to(torch.float64)
+    return (v.sqrt() + float(group["eps"])) * (1 + float(state["step"]) * float(group["lr_decay"]))
+
+
+_DIVISORS: dict[type, Callable[[_State, _State, Tensor], Tensor]] = {
+    torch.optim.SGD: _plain,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adagrad: _adagrad,
+}
+
+
+@final
+class PreconditionedHessian(Operator):
+    """P^-1/2 (H + D) P^-1/2 over the parameters that the preconditioner names.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+    >>> P = Preconditioner({"weight": torch.tensor([[9.0, 4.0]])}, {"weight": 0.0})
+    >>> PreconditionedHessian(problem, P)(torch.tensor([1.0, 0.0]))  # of H = x x^T
+    tensor([1., 2.])
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        preconditioner: Preconditioner,
+        parameters: Iterable[str] | None = None,
+        *,
+        model: nn.Module | None = None,
+    ) -> None:
+        wanted = problem.parameters if parameters is None else set(parameters)
+        names = [name for name in preconditioner.divisor if name in wanted]
+        if not names:
+            raise BadInput("the optimiser moves none of the measured parameters")
+        super().__init__(problem, names, model=model)
+        self._root = self.space.flat({name: preconditioner.divisor[name].rsqrt() for name in names})
+        shift = {name: preconditioner.decay[name] / preconditioner.divisor[name] for name in names}
+        self._shift = self.space.flat(shift)
+
+    def _open(self, batch: Batch, number: int) -> VectorProduct:
+        f, y = self.problem.run(self.model, batch)
+        risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+        times, share = self._second_derivative(risk, batch), size(batch) / self.problem.n
+
+        def product(v: Tensor) -> Tensor:
+            return self._root * times(self._root * v) + share * self._shift * v
+
+        return product

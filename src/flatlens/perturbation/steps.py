@@ -1,0 +1,131 @@
+"""The steps that an optimiser would take, and the risk along them: from forwards and single backward passes alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from typing import final
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.curvature.graphs import bytes_saved
+from flatlens.curvature.preconditioned import leading_rate
+from flatlens.curvature.space import space_of
+from flatlens.errors import BadInput, one_line
+from flatlens.perturbation.weights import CHUNK
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
+from flatlens.problem.outcomes import outcomes
+from flatlens.problem.state import differentiable
+
+Direction = Mapping[str, Tensor]
+
+
+@final
+class Landscape:
+    """The network of a problem, moved along directions and put back: no second derivative, no copy of the activations.
+
+    Attention runs by its fast kernels, which have no second derivative.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
+    >>> landscape = Landscape(problem)
+    >>> with torch.no_grad():
+    ...     _ = net.weight.copy_(torch.tensor([[1.0, 0.0]]))
+    >>> landscape.gradient()["weight"], landscape.risk_along({"weight": torch.tensor([[1.0, 0.0]])}, 1.0)
+    (tensor([[ 9., 12.]]), 0.0)
+    """
+
+    def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
+        self.problem = problem
+        self.model = problem.measured() if model is None else model
+        self.space = space_of(problem, self.model)
+        self.forwards = 0  #: evaluations of the risk over all the data
+
+    def gradient(self) -> dict[str, Tensor]:
+        """Return the gradient of the risk in each measured parameter."""
+        total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+        with self.differentiated():
+            for _, raw in self.problem.shared(self.fitting):
+                total += self.gradient_of(raw, self.problem.mass)
+        return self.space.named(self.problem.ranks.total(total).to(self.space.dtype))
+
+    @contextmanager
+    def differentiated(self) -> Iterator[None]:
+        """Make ready for `gradient_of` inside this context."""
+        with self.problem.measuring(self.model, twice=False), differentiable(self.space.tensors):
+            yield
+
+    def gradient_of(self, raw: Batch, mass: float) -> Tensor:
+        """Return the gradient of the sum of a batch's losses over `mass`, (P,) float64, inside `differentiated`."""
+        f, y = self.problem.run(self.model, self.problem.place(raw))
+        part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+        rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
+        return self.space.flat(dict(zip(self.space.parameters, rows, strict=True))).to(torch.float64)
+
+    def risk_along(self, direction: Direction, distance: float) -> float:
+        """Return the risk at theta - distance * direction."""
+        self.forwards += 1
+        with self.moved(direction, distance), self.problem.measuring(self.model, twice=False):
+            found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
+        return found.risk
+
+    @contextmanager
+    def moved(self, direction: Direction, distance: float) -> Iterator[None]:
+        """Move the weights by -distance * direction inside this context, and put back their very bits."""
+        kept = {name: p.detach().clone() for name, p in self.space.parameters.items() if name in direction}
+        try:
+            for name in kept:
+                self.space.parameters[name].data.add_(direction[name].to(kept[name]), alpha=-distance)
+            yield
+        finally:
+            for name, before in kept.items():
+                self.space.parameters[name].data.copy_(before)
+
+    @cached_property
+    def fitting(self) -> int:
+        """Return how many samples' graphs fit in half the problem's memory."""
+        probe = self.problem.place(self.problem.probes[0])
+        with self.differentiated():
+            each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
+        return max(1, min(CHUNK, self.problem.memory // 2 // each))
+
+
+def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
+    """Return (theta - theta') / lr by name: what the optimiser subtracts next, given a gradient, at learning rate 1.
+
+    A copy of the optimiser takes the step, on copies of the weights: it costs the memory of both. lr is the largest
+    learning rate of its groups. The step holds momentum, preconditioner and weight decay.
+
+    Raises:
+        BadInput: the optimiser cannot be copied, or it steps with a closure only.
+
+    >>> net = nn.Linear(2, 1, bias=False)
+    >>> sgd = torch.optim.SGD(net.parameters(), lr=0.5)
+    >>> next_update(sgd, net, {"weight": torch.tensor([[1.0, 2.0]])})["weight"].round(decimals=5)
+    tensor([[1., 2.]])
+    """
+    names = {id(p): name for name, p in model.named_parameters()}
+    rate = leading_rate(optimiser)
+    if not rate > 0:
+        raise BadInput(f"the learning rate is {rate:g}: the optimiser makes no step")
+    known: dict[str, tuple[Tensor, Tensor]] = {}
+    try:
+        twin = copy.deepcopy(optimiser)
+        for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
+            for p, original in zip(group["params"], own["params"], strict=True):
+                name = names.get(id(original), "")
+                p.grad = gradient[name].detach().clone().to(p) if name in gradient else None
+                if p.grad is not None:
+                    known[name] = original.detach(), p
+        twin.step()
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+        raise BadInput(
+            f"{type(optimiser).__name__}: no step of a copy of it is possible ({one_line(error)})"
+        ) from error
+    if not known:
+        raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
+    return {name: (before - after.detach()) / rate for name, (before, after) in known.items()}

@@ -1,0 +1,266 @@
+"""Curvature along an optimiser's steps, and the noise of gradients, against closed forms and literal definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.errors import BadInput
+from flatlens.perturbation.steps import Landscape, next_update
+
+Made = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def linear(n: int = 200, noise: float = 1.0) -> tuple[nn.Module, Tensor, Tensor]:
+    """A linear network under the half squared error: the risk is quadratic."""
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Linear(6, 2).double()
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    x = torch.randn(n, 6, generator=generator, dtype=torch.float64) * torch.linspace(0.2, 3, 6, dtype=torch.float64)
+    y = x[:, :2] + noise * torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    return net, x, y
+
+
+def half_squared(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return 0.5 * (net(x) - y).square().sum(1).mean()
+
+
+def gradient_and_hessian(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    parameters = list(net.parameters())
+    grads = torch.autograd.grad(half_squared(net, x, y), parameters, create_graph=True)
+    g = torch.cat([one.flatten() for one in grads])
+    rows = [torch.autograd.grad(one, parameters, retain_graph=True, allow_unused=True) for one in g]
+    H = [
+        torch.cat([(torch.zeros_like(p) if r is None else r).flatten() for r, p in zip(row, parameters, strict=True)])
+        for row in rows
+    ]
+    return g.detach(), torch.stack(H)
+
+
+def flat(net: nn.Module, direction: dict[str, Tensor]) -> Tensor:
+    return torch.cat([direction[name].flatten() for name, _ in net.named_parameters()])
+
+
+OPTIMISERS: dict[str, Made] = {
+    "sgd": lambda net: torch.optim.SGD(net.parameters(), lr=0.01),
+    "momentum": lambda net: torch.optim.SGD(net.parameters(), lr=0.003, momentum=0.9, weight_decay=0.01),
+    "adam": lambda net: torch.optim.Adam(net.parameters(), lr=0.001),
+    "adamw": lambda net: torch.optim.AdamW(net.parameters(), lr=0.0005, weight_decay=0.1),
+    "rmsprop": lambda net: torch.optim.RMSprop(net.parameters(), lr=0.002),
+    "sgd, far too small": lambda net: torch.optim.SGD(net.parameters(), lr=1e-6),
+    "sgd, too large": lambda net: torch.optim.SGD(net.parameters(), lr=30.0),
+}
+
+
+def started(name: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Tensor, Tensor]:
+    net, x, y = linear()
+    optimiser = OPTIMISERS[name](net)
+    if "too" not in name:
+        for _ in range(steps):
+            optimiser.zero_grad()
+            half_squared(net, x, y).backward()
+            optimiser.step()
+    return net, optimiser, x, y
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_critical_sharpness_on_a_quadratic(name: str) -> None:
+    """D^T H D / <D, g>, from at most eight forwards."""
+    net, optimiser, x, y = started(name)
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)), optimiser=optimiser)
+    g, H = gradient_and_hessian(net, x, y)
+    D = flat(net, next_update(optimiser, net, lens.gradient))
+    found = fl.measure(lens, "critical_sharpness")["critical_sharpness"]
+    assert found.value == pytest.approx(float(D @ H @ D / (D @ g)), rel=0.01)
+    assert found.kind == "estimate"
+    assert 0 < found.stderr < 0.01 * found.value
+    assert len(found.arrays["steps"]) <= 7
+    if "too" not in name:
+        assert len(found.arrays["steps"]) <= 3  # the second is exact, but a thousand times the first at most
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
+    net, optimiser, x, y = started(name)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    update = next_update(optimiser, net, Landscape(problem).gradient())
+    assert all(torch.equal(before[name], p) for name, p in net.named_parameters())
+    optimiser.zero_grad()
+    half_squared(net, x, y).backward()
+    optimiser.step()
+    lr = optimiser.param_groups[0]["lr"]
+    for name, p in net.named_parameters():
+        assert torch.allclose((before[name] - p.detach()) / lr, update[name], rtol=1e-6, atol=1e-9)
+
+
+def test_a_step_at_the_critical_rate_leaves_the_risk_and_a_longer_one_raises_it() -> None:
+    """On a network that is no quadratic, with the optimiser's own steps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    x, y = torch.randn(100, 6), torch.arange(100) % 3
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(20):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimiser.step()
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    lens = fl.Lens(problem, optimiser=optimiser)
+    critical = 2 / fl.measure(lens, "critical_sharpness")["critical_sharpness"].value
+    landscape, update = Landscape(problem), next_update(optimiser, net, lens.gradient)
+    here = landscape.risk_along({}, 0)
+    assert landscape.risk_along(update, 0.95 * critical) < here < landscape.risk_along(update, 1.05 * critical)
+    assert all(landscape.risk_along(update, share * critical) < here for share in (0.1, 0.3, 0.6, 0.9))
+
+
+def test_relative_critical_sharpness_is_of_one_loss_along_the_update_of_another() -> None:
+    net, optimiser, x, y = started("adam")
+    here, there = (fl.Problem(net, "half_squared_error", (x[part], y[part])) for part in (slice(80), slice(80, 200)))
+    D = flat(net, next_update(optimiser, net, Landscape(there).gradient()))
+    g, H = gradient_and_hessian(net, x[:80], y[:80])
+    report = fl.measure(
+        fl.Lens(here, optimiser=optimiser, along=there), ["critical_sharpness", "directional_sharpness"]
+    )
+    assert report["critical_sharpness"].value == pytest.approx(float(D @ H @ D / (D @ g)), rel=0.01)
+    assert len(report["critical_sharpness"].arrays["steps"]) <= 7
+    assert report["directional_sharpness"].value == pytest.approx(float(D @ H @ D / (D @ D)), rel=1e-9)
+
+
+def test_directional_sharpness_is_the_quadratic_form() -> None:
+    net, optimiser, x, y = started("adam")
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    g, H = gradient_and_hessian(net, x, y)
+    lens = fl.Lens(problem, optimiser=optimiser)
+    D = flat(net, next_update(optimiser, net, lens.gradient))
+    names = ["directional_sharpness", "directional_sharpness(along='gradient')"]
+    report = fl.measure(lens, names)
+    assert report[names[0]].value == pytest.approx(float(D @ H @ D / (D @ D)), rel=1e-9)
+    assert report[names[1]].value == pytest.approx(float(g @ H @ g / (g @ g)), rel=1e-9)
+    assert fl.measure(fl.Lens(problem), names[0])[names[0]].value == pytest.approx(report[names[1]].value)
+    own = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    u = flat(net, own)
+    found = fl.measure(fl.Lens(problem, along=own), names[0])[names[0]]
+    assert found.value == pytest.approx(float(u @ H @ u / (u @ u)), rel=1e-9)
+    one = fl.measure(fl.Lens(problem, along={"bias": torch.ones(2)}), names[0])[names[0]]
+    assert one.value == pytest.approx(float(H[-2:, -2:].sum() / 2))
+
+
+def test_directions_that_cannot_be_taken_say_why() -> None:
+    net, _, x, y = started("sgd")
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    with pytest.raises(BadInput, match="weight"):
+        fl.Lens(problem, along={"weight": torch.ones(3)})
+    with pytest.raises(BadInput, match="another network"):
+        fl.Lens(problem, along=fl.Problem(linear()[0], "half_squared_error", (x, y)))
+    uphill = {name: -part for name, part in fl.Lens(problem).gradient.items()}
+    found = fl.measure(fl.Lens(problem, along=uphill), "critical_sharpness")["critical_sharpness"]
+    assert found.kind == "lower bound"
+    assert "rose at the smallest step" in found.note
+    nothing = {"weight": torch.zeros(2, 6)}
+    assert "zero" in fl.measure(fl.Lens(problem, along=nothing), "directional_sharpness")["directional_sharpness"].note
+    lens = fl.Lens(problem, optimiser=torch.optim.LBFGS(net.parameters()))
+    assert "LBFGS" in fl.measure(lens, "critical_sharpness")["critical_sharpness"].note
+    climbing = torch.optim.SGD(net.parameters(), lr=0.1, maximize=True)
+    lens = fl.Lens(problem, optimiser=climbing)
+    assert "downhill" in fl.measure(lens, "critical_sharpness")["critical_sharpness"].note
+
+
+def test_measuring_leaves_the_network_and_the_optimiser_alone() -> None:
+    net, optimiser, x, y = started("momentum")
+    state = {k: v["momentum_buffer"].clone() for k, v in optimiser.state.items()}
+    before = [p.detach().clone() for p in net.parameters()]
+    lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)), optimiser=optimiser)
+    fl.measure(lens, ["critical_sharpness", "directional_sharpness", "gradient_noise_scale(batches=4)"])
+    lens.require_fresh()
+    assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
+    assert all(torch.equal(state[k], v["momentum_buffer"]) for k, v in optimiser.state.items())
+    assert len(optimiser.state) == 2
+
+
+def literal_noise_scale(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """tr Sigma / ||g||^2 with the given samples as the whole population, one backward pass for each."""
+    rows = [gradient_and_hessian(net, x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))]
+    G = torch.stack(rows)
+    return float((G - G.mean(0)).square().sum(1).mean() / G.mean(0).square().sum())
+
+
+def test_the_noise_scale_of_a_whole_data_set_is_exact() -> None:
+    net, x, y = linear(60)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    exact = "gradient_noise_scale(batches=60, sampled=False)"
+    found = fl.measure(fl.Lens(problem), exact)[exact]
+    truth = literal_noise_scale(net, x, y)
+    assert (found.kind, found.stderr) == ("exact", 0)
+    assert found.value == pytest.approx(truth, rel=1e-9)
+
+
+def test_the_noise_scale_from_groups_is_within_a_tenth() -> None:
+    net, x, y = linear(4000)
+    truth = literal_noise_scale(net, x, y)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    name = "gradient_noise_scale(batches=400, sampled=False)"
+    found = fl.measure(fl.Lens(problem), name)[name]
+    assert found.value == pytest.approx(truth, rel=0.1)
+    assert abs(found.value - truth) < 2.5 * 1.96 * found.stderr
+    assert 0 < found.stderr < 0.1 * truth
+
+
+def test_the_interval_of_the_noise_scale_covers() -> None:
+    """Samples of a population whose noise scale is known: g is linear in them, and Sigma has a closed form."""
+    net, x, y = linear(20_000)
+    W, b = net.weight.detach(), net.bias.detach()
+    error = x @ W.T + b - y
+    G = torch.cat([(error[:, :, None] * x[:, None]).flatten(1), error], 1)
+    truth = float((G - G.mean(0)).square().sum(1).mean() / G.mean(0).square().sum())
+    covered = 0
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(100):
+        drawn = torch.randint(len(x), (512,), generator=generator)
+        problem = fl.Problem(net, "half_squared_error", (x[drawn], y[drawn]))
+        found = fl.measure(fl.Lens(problem), "gradient_noise_scale", generator=generator)["gradient_noise_scale"]
+        covered += abs(found.value - truth) <= 1.96 * found.stderr
+    assert covered >= 88  # of 95 expected: three standard errors
+
+
+def test_a_gradient_that_cannot_be_told_from_zero_gives_a_lower_bound() -> None:
+    net, x, y = linear(40, noise=5.0)
+    with torch.no_grad():  # the least squares solution: the gradient of these samples is zero
+        A = torch.cat([x, torch.ones(40, 1, dtype=x.dtype)], 1)
+        solved = torch.linalg.lstsq(A, y).solution
+        net.weight.copy_(solved[:-1].T)
+        net.bias.copy_(solved[-1])
+    found = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "gradient_noise_scale(batches=20)")
+    one = found["gradient_noise_scale(batches=20)"]
+    assert one.kind in ("lower bound", "undefined")
+    assert found["gradient_noise_scale(batches=20).covariance"].value > 0
+
+
+def test_the_sharpness_of_minibatches_has_the_interval_of_its_draws() -> None:
+    net, x, y = linear(200)
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    name = "minibatch_sharpness(samples=16, batches=30)"
+    report = fl.measure(fl.Lens(problem), [name, "sharpness"])
+    found = report[name]
+
+    def top(part: Tensor) -> float:
+        return float(torch.linalg.eigvalsh(gradient_and_hessian(net, x[part], y[part])[1])[-1])
+
+    generator = torch.Generator().manual_seed(9)
+    truth = sum(top(torch.randperm(200, generator=generator)[:16]) for _ in range(300)) / 300
+    assert abs(found.value - truth) < 1.96 * found.stderr * 1.5
+    assert found.value > report["sharpness"].value  # Jensen
+    assert len(found.arrays["batches"]) == 30
+    whole = fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=200, batches=2)")
+    assert whole["minibatch_sharpness(samples=200, batches=2)"].value == pytest.approx(
+        report["sharpness"].value, rel=0.01
+    )
+    assert math.isnan(
+        fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=201)")["minibatch_sharpness(samples=201)"].value
+    )

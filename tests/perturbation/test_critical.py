@@ -1,0 +1,58 @@
+"""The largest step that does not raise a function."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from flatlens.perturbation.critical import critical_step
+
+
+@pytest.mark.parametrize("first", [1e-6, 1e-3, 0.3, 1.0, 50.0, 1e4])
+@pytest.mark.parametrize("slope", [None, -2.0])
+def test_on_a_parabola_it_is_exact(first: float, slope: float | None) -> None:
+    looks = []
+
+    def change(step: float) -> float:
+        looks.append(step)
+        return -2 * step + 3 * step**2
+
+    found = critical_step(change, first, slope=slope)
+    assert found.step == pytest.approx(2 / 3, rel=0.01)
+    assert found.error <= 0.02 * found.step
+    assert len(looks) == len(found.steps) <= 7
+
+
+CURVES = {
+    "quartic": (lambda s: -s + s**4, 1.0),
+    "cosh": (lambda s: math.cosh(min(s, 700)) - 1 - 0.5 * s, None),
+    "exploding": (lambda s: -s + s**2 if s < 5 else math.inf, 1.0),
+    "not a number": (lambda s: -s + s**2 if s < 5 else math.nan, 1.0),
+    "concave at first": (lambda s: -s - s**2 + s**3, (1 + 5**0.5) / 2),
+}
+
+
+@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("first", [0.05, 0.5, 3.0])
+@pytest.mark.parametrize("known", [True, False])
+def test_other_curves_within_the_error(name: str, first: float, known: bool) -> None:
+    curve, truth = CURVES[name]
+    if truth is None:
+        low, high = 0.1, 10.0
+        for _ in range(80):
+            middle = (low + high) / 2
+            low, high = (middle, high) if curve(middle) < 0 else (low, middle)
+        truth = low
+    slope = (curve(1e-7) / 1e-7) if known else None
+    found = critical_step(curve, first, slope=slope)
+    assert len(found.steps) <= 7
+    assert found.step == pytest.approx(truth, rel=max(0.03, 2 * found.error / found.step))
+
+
+def test_a_function_that_never_rises_or_always_does() -> None:
+    assert critical_step(lambda s: -s, 1.0).step == math.inf
+    assert critical_step(lambda s: -s, 1.0, slope=-1.0).step == math.inf
+    rising = critical_step(lambda s: s, 1.0)
+    assert rising.step == 0
+    assert float(rising.steps[0]) < 1e-4
