@@ -62,8 +62,8 @@ def test_the_readme_has_one_command_each_for_the_job_and_the_tests():
 
 def test_the_table_of_invariances_is_the_catalogue():
     text = (ROOT / "docs" / "choosing.md").read_text()
-    told = re.findall(r"^\| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \|$", text, re.M)
-    moves = ("layerwise", "neuronwise", "permutation")
+    told = re.findall(r"^\| `(\w+)` \| (yes|no) \| (yes|no) \| (yes|no) \| (yes|no) \|$", text, re.M)
+    moves = ("layerwise", "neuronwise", "permutation", "headwise")
     known = [
         (card.name, *("yes" if move in card.invariant_under else "no" for move in moves))
         for card in fl.catalogue()

@@ -34,9 +34,9 @@ def row(lines: list[str], name: str) -> list[str]:
 def test_numbers_errors_and_invariances_stand_in_one_row():
     lines = printed(report())
     assert lines[0] == "600 samples, 10 outputs, 2 layers, half squared error"
-    assert row(lines, "mls") == ["mls", "2.5", "exact", "yes", "yes", "yes"]
-    assert row(lines, "ggn_trace") == ["ggn_trace", "10", "0.98", "estimate", "no", "no", "yes"]
-    assert row(lines, "local_volume") == ["local_volume", "undefined", "yes", "yes", "yes"]
+    assert row(lines, "mls") == ["mls", "2.5", "exact", "yes", "yes", "yes", "yes"]
+    assert row(lines, "ggn_trace") == ["ggn_trace", "10", "0.98", "estimate", "no", "no", "yes", "no"]
+    assert row(lines, "local_volume") == ["local_volume", "undefined", "yes", "yes", "yes", "yes"]
     assert "local_volume: every sample is rank-deficient" in lines
     assert "Survive any rescaling of the weights: mls, local_volume" in lines
 

@@ -82,6 +82,8 @@ def test_the_function_stays_and_the_users_model_is_not_touched(problem_of, netwo
         apart = float((moved.model(x) - problem.model(x)).abs().max())
     assert apart <= moved.difference <= 1e-10
     after = moved.model.state_dict()
+    if (network_name, name) == ("bare", "norm_folding"):
+        return  # its norm has 1 and 0 already
     assert any(key not in after or not torch.equal(value, after[key]) for key, value in before.items())
     assert all(torch.equal(value, before[key]) for key, value in problem.model.state_dict().items())
     assert moved.problem.parameters <= {key for key, _ in moved.model.named_parameters()}
@@ -166,7 +168,9 @@ def test_a_network_that_cannot_be_traced_says_so(problem_of):
     x = torch.ones(1, 6)
     problem = fl.Problem(Branching(), "mse", (x, torch.zeros(1, 3)))
     report = fl.check_invariance(fl.Lens(problem))
-    assert all("torch.fx cannot trace the network" in why for why in report.left_out.values())
+    traced = [name for name in report.left_out if TRANSFORMS[name].traced]
+    assert len(traced) > 5
+    assert all("torch.fx cannot trace the network" in report.left_out[name] for name in traced)
     assert len(report) == 0
 
 
@@ -225,13 +229,14 @@ def test_a_half_frozen_float32_network_in_float64(problem_of):
     net[0].weight.requires_grad_(False)
     x = torch.randn(20, 1, 6, 6)
     problem = fl.Problem(net, "cross_entropy", (x, torch.arange(20) % 3), dtype=torch.float64)
-    for one in TRANSFORMS.values():
+    traced = [one for one in TRANSFORMS.values() if one.traced]
+    for one in traced:
         moved = one.apply(problem)
         assert moved.difference < 1e-12
         assert not moved.model[0].weight.requires_grad
         assert net[0].weight.dtype == torch.float32
     single = fl.Problem(net, "cross_entropy", (x, torch.arange(20) % 3))
-    assert all(one.apply(single).difference < 1e-3 for one in TRANSFORMS.values())
+    assert all(one.apply(single).difference < 1e-3 for one in traced)
 
 
 def test_norms_that_see_the_batch_are_left_alone(problem_of):

@@ -7,9 +7,11 @@ from typing import Any
 
 from flatlens.measures.card import (
     FUNCTION,
+    HEADWISE,
     LAYERWISE,
     NEURONWISE,
     PERMUTATION,
+    UNITS_AND_ORDER,
     Card,
     Measure,
     NetworkMeasure,
@@ -21,10 +23,12 @@ from flatlens.measures.registry import MEASURES, catalogue, named
 
 __all__ = [
     "FUNCTION",
+    "HEADWISE",
     "LAYERWISE",
     "MEASURES",
     "NEURONWISE",
     "PERMUTATION",
+    "UNITS_AND_ORDER",
     "Card",
     "Lens",
     "Measure",

@@ -21,9 +21,11 @@ from flatlens.registry import Registry, first_line
 LAYERWISE = "layerwise"  #: one layer times a, another one divided by a
 NEURONWISE = "neuronwise"  #: a neuron's incoming weights times a, its outgoing ones divided by a
 PERMUTATION = "permutation"  #: neurons of a layer in another order
-FUNCTION = frozenset(
+HEADWISE = "headwise"  #: queries and keys of an attention head, or its values and what reads them, in another basis
+UNITS_AND_ORDER = frozenset(
     {LAYERWISE, NEURONWISE, PERMUTATION}
-)  #: all transforms: a property of the function alone survives them
+)  #: neurons in other units and in another order, but not in another basis
+FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
 
 Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
 Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive"]

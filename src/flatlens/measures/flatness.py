@@ -8,12 +8,12 @@ from torch import Tensor
 from flatlens.curvature.directions import ColumnDirections, RowDirections
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight, row_factor, trace
-from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, Option, Run, per_sample
+from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, Option, Run, per_sample
 from flatlens.measures.lens import Lens
 from flatlens.measures.reduce import Reduced, mean
 
 # features in units of their standard deviation have no scale
-UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): FUNCTION}
+UNITS: dict[tuple[str, Option], frozenset[str]] = {("normalized", "std"): UNITS_AND_ORDER}
 
 
 def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
@@ -175,7 +175,7 @@ def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> 
     total=True,
     finish=columns_of,
     cost="one pass, per-sample gradients of shared weights; m Hessian products for a layer below a smooth activation",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
     curvature=curvature_of_columns,
     products=products_of_columns,
 )
@@ -202,7 +202,7 @@ def neuron_flatness(g: LayerGrams) -> Tensor:
     total=True,
     finish=columns_of,
     cost="one pass, per-sample gradients of shared weights",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
 )
 def neuron_flatness_ggn(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights, Gauss-Newton part, summed over columns and layers.

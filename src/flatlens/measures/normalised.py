@@ -10,7 +10,7 @@ from torch import Tensor
 from flatlens.errors import BadInput
 from flatlens.grams import LayerGrams, Weight
 from flatlens.measures.balance import balance
-from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Measure, per_sample
+from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Measure, per_sample
 from flatlens.measures.reduce import Reduced
 
 
@@ -24,7 +24,7 @@ from flatlens.measures.reduce import Reduced
     needs={"C", "adaptive"},
     sketched="probes",
     cost="one pass, per-sample gradients of shared weights",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
 )
 def adaptive_sharpness_ggn(g: LayerGrams) -> Tensor:
     """Curvature along each parameter in units of its value, Gauss-Newton part, summed over parameters.
@@ -96,7 +96,7 @@ def balanced(diagonal: Tensor, weight: Weight, measure: Measure) -> Reduced:
     total=True,
     finish=balanced,
     cost="one pass, per-sample gradients of shared weights; a convex minimisation per layer",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
 )
 def normalized_sharpness(g: LayerGrams, *, lam: float = 1.0) -> Tensor:
     """Normalised sharpness: the trace in units of each row's and column's best scale, summed over layers.

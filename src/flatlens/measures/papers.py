@@ -28,6 +28,10 @@ PAPERS = {
     "relative2021": (
         "Petzka, Kamp, Adilova, Sminchisescu and Boley, Relative Flatness and Generalization, NeurIPS 2021"
     ),
+    "symmetries2025": (
+        "da Silva, Dangel and Oore, Hide & Seek: Transformer Symmetries Obscure Sharpness & Riemannian Geometry Finds "
+        "It, ICML 2025"
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from flatlens.curvature.probes import skewed
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
-from flatlens.measures.card import FUNCTION, PERMUTATION, Option, Parts, Run, on_lens
+from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Option, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.ascent import climb
 from flatlens.perturbation.level import first_crossing
@@ -51,7 +51,7 @@ def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:
 
 
 # in units of the weights, a rescaling of them has no effect
-IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): FUNCTION}
+IN_UNITS_OF_WEIGHTS: dict[tuple[str, Option], frozenset[str]] = {("adaptive", True): UNITS_AND_ORDER}
 _PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozenset({PERMUTATION})}
 
 
@@ -62,7 +62,7 @@ _PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozens
     source="compression Eq. 38, 46",
     unit="loss",
     cost="two forward passes per probe",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
     invariances=_PLAIN,
     works_coupled=True,
     on_request=True,

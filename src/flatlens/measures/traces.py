@@ -25,7 +25,7 @@ from flatlens.curvature.trace import (
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
-from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, PassMeasure, Run, on_lens
+from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Parts, PassMeasure, Run, on_lens
 from flatlens.measures.gauss_newton import ggn_trace, interpolation_sharpness
 from flatlens.measures.lens import Lens
 from flatlens.measures.normalised import adaptive_sharpness_ggn
@@ -242,7 +242,7 @@ def _hutchinson(lens: Lens, run: Run, effort: Effort) -> Estimate:
     source="compression Def. E.1",
     unit="loss",
     cost="one pass; nothing more on piecewise-linear networks, else probes of one Hessian product each",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
     on_request=True,
 )
 def adaptive_sharpness(

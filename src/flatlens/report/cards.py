@@ -6,13 +6,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from flatlens.column import Column
-from flatlens.measures import LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
+from flatlens.measures import HEADWISE, LAYERWISE, MEASURES, NEURONWISE, PERMUTATION, Card, Measure, PassMeasure, named
 
 #: A move of the weights that leaves the network's function as it is: (name on a card, short, in words).
 MOVES = (
     (LAYERWISE, "layer", "layer-wise rescaling"),
     (NEURONWISE, "neuron", "neuron-wise rescaling"),
     (PERMUTATION, "order", "permuting the neurons"),
+    (HEADWISE, "head", "changing the basis of attention heads"),
 )
 
 FAMILIES = {
@@ -67,10 +68,10 @@ def survives(name: str, card: Card) -> tuple[bool, ...]:
 
     >>> from flatlens.measures import catalogue
     >>> [survives(n, card_of(n, catalogue())) for n in ("mls", "ggn_trace")]
-    [(True, True, True), (False, False, True)]
+    [(True, True, True, True), (False, False, True, False)]
     """
     under = card.invariant_under
-    if "(" in name and card.name in MEASURES:
+    if card.name in MEASURES:  # results that are older than a transform do not know it
         under = named([spelling(name)])[0].invariant_under
     return tuple(move in under for move, _, _ in MOVES)
 

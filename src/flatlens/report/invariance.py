@@ -20,6 +20,12 @@ SHORT = {
     "batchnorm_folding": "bn fold",
     "batchnorm_scale": "bn scale",
     "feature_normalization": "std",
+    "query_key_basis": "q k",
+    "value_output_basis": "v o",
+    "head_permutation": "heads",
+    "norm_folding": "norm fold",
+    "norm_scale": "norm scale",
+    "gate_scale": "gate",
     "feature_normalization.published": "variance",
 }
 """Column headings; a transform of the user's own has its name."""
@@ -125,9 +131,9 @@ def _transforms(report: InvarianceReport) -> Text:
         told = [summed_up(done.note.split("; "), "; ", _MOST)] if done.note else []
         told += [f"not {layers}: {why}" for why, layers in by_reason(done.left) if why != OUTPUTS]
         text.append(f" {'; '.join(told)}\n" if told else "\n", style="not bold dim")
-    for name, why in report.left_out.items():
-        text.append(f"{name}: ", style="not bold italic")
-        text.append(f"does not apply here. {why}\n", style="not bold dim")
+    for why, names in by_reason(report.left_out):
+        text.append(f"{names}: ", style="not bold italic")
+        text.append(f"not applied here. {why}\n", style="not bold dim")
     return text
 
 

@@ -5,6 +5,14 @@ from typing import Any
 from flatlens.former import FORMER_TRANSFORMS
 from flatlens.transforms.batchnorm import batchnorm_folding, batchnorm_scale
 from flatlens.transforms.cells import Applied, Cell, InvarianceReport
+from flatlens.transforms.heads import (
+    gate_scale,
+    head_permutation,
+    norm_folding,
+    norm_scale,
+    query_key_basis,
+    value_output_basis,
+)
 from flatlens.transforms.invariance import check_invariance
 from flatlens.transforms.permutation import permutation
 from flatlens.transforms.registry import TRANSFORMS
@@ -27,10 +35,16 @@ __all__ = [
     "batchnorm_scale",
     "check_invariance",
     "feature_normalization",
+    "gate_scale",
+    "head_permutation",
     "layerwise",
     "neuronwise",
+    "norm_folding",
+    "norm_scale",
     "permutation",
+    "query_key_basis",
     "read_wiring",
+    "value_output_basis",
 ]
 
 

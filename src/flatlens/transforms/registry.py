@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flatlens.errors import BadInput
-from flatlens.transforms import batchnorm, permutation, rescaling
+from flatlens.transforms import batchnorm, heads, permutation, rescaling
 from flatlens.transforms.transform import TRANSFORMS, Transform
 
-_HOMES = (batchnorm, permutation, rescaling)
+_HOMES = (batchnorm, heads, permutation, rescaling)
 """The modules of transforms: importing one registers its transforms."""
 
 __all__ = ["TRANSFORMS", "named_transforms"]
@@ -18,7 +18,7 @@ def named_transforms(transforms: str | Transform | Iterable[str | Transform] | N
     """Return transforms from names or transforms, one alone is enough; for None, those that are applied unasked.
 
     >>> named_transforms("layerwise"), len(named_transforms(None))
-    ([layerwise], 6)
+    ([layerwise], 12)
     """
     if transforms is None:
         return [one for one in TRANSFORMS.values() if one.default]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from flatlens.former import FORMER_TRANSFORMS
 from flatlens.problem import Problem
 from flatlens.problem.ranks import ALONE
 from flatlens.registry import Registry, first_line
-from flatlens.transforms.wiring import Link, Wiring, read_wiring
+from flatlens.transforms.wiring import Wiring, read_wiring
 
 _ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
 
@@ -24,7 +24,7 @@ _ROUNDINGS = 1e4  #: allowed difference of the outputs, in machine epsilons of t
 class Offer:
     """The links of one network where a transform is valid, and why not elsewhere."""
 
-    links: tuple[Link, ...]
+    links: tuple[Any, ...]  #: links, or symmetries of heads, norms and gates
     left: Mapping[str, str]  #: layers whose features do not move, with the reason
 
     @property
@@ -45,7 +45,7 @@ class Moving:
 
     problem: Problem  #: the original network, its loss and data
     model: nn.Module  #: the copy
-    links: tuple[Link, ...]
+    links: tuple[Any, ...]
     generator: torch.Generator
 
     def factors(self, size: int, low: float = 5.0, high: float = 25.0) -> torch.Tensor:
@@ -91,10 +91,11 @@ class Transform:
     default: bool  #: whether `check_invariance` applies it by default
     where: Callable[[Wiring], Offer]
     move: _Move
+    traced: bool = True  #: whether it reads the network as torch.fx traces it; else autograd's graph
 
     def offer(self, wiring: Wiring) -> Offer:
         """Return where it is valid in the network of this wiring."""
-        return Offer((), {"": wiring.unreadable}) if wiring.unreadable else self.where(wiring)
+        return Offer((), {"": wiring.unreadable}) if wiring.unreadable and self.traced else self.where(wiring)
 
     def apply(self, problem: Problem, generator: torch.Generator | None = None) -> Moved:
         """Return a copy of the network, in the measured dtype, with other weights.
@@ -132,11 +133,12 @@ def transform(
     declared_as: str | None,
     name: str = "",
     default: bool = True,
+    traced: bool = True,
 ) -> Callable[[_Move], Transform]:
     """Make a transform from a function that moves weights in place; its docstring's first line is the meaning."""
 
     def decorate(move: _Move) -> Transform:
-        made = Transform(name or move.__name__, id, first_line(move), source, declared_as, default, where, move)
+        made = Transform(name or move.__name__, id, first_line(move), source, declared_as, default, where, move, traced)
         TRANSFORMS.add(made.name, id, made)
         return made
 

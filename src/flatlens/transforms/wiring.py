@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from flatlens.operations.table import hooked, operation_of
 from flatlens.operations.tracing import Trace
 from flatlens.problem import Problem
 from flatlens.transforms import rules
+from flatlens.transforms.symmetries import Symmetries, read_symmetries
 
 OUTPUTS = "its features are the network's outputs"
 _LAYERS = ("linear", "convolution")
@@ -60,6 +62,15 @@ class Wiring:
     orders: dict[str, Link] = field(default_factory=dict)  #: those of linear layers
     unreadable: str = ""  #: why the network cannot be read
     coupled: bool = False  #: whether BatchNorms normalise over the samples of a batch
+    problem: Problem | None = None
+    model: nn.Module | None = None
+
+    @cached_property
+    def symmetries(self) -> Symmetries:
+        """Return the symmetries of attentions, norms and gates, which autograd's graph shows."""
+        if self.problem is None or self.model is None:
+            return Symmetries()
+        return read_symmetries(self.problem, self.model)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,10 +103,12 @@ def read_wiring(problem: Problem, model: nn.Module) -> Wiring:
             found, _ = problem.run(reader.in_place(), batch)
             expected, _ = problem.run(model, batch)
     except Exception as error:  # the network's own forward() may raise anything on symbols
-        return Wiring(unreadable=f"torch.fx cannot trace the network ({typed_line(error, 120)})")
+        why = f"torch.fx cannot trace the network ({typed_line(error, 120)})"
+        return Wiring(unreadable=why, problem=problem, model=model)
     if not torch.allclose(found, expected, rtol=1e4 * torch.finfo(found.dtype).eps):
-        return Wiring(unreadable="what torch.fx traced gives other outputs than the network")
-    return reader.wiring
+        why = "what torch.fx traced gives other outputs than the network"
+        return Wiring(unreadable=why, problem=problem, model=model)
+    return replace(reader.wiring, problem=problem, model=model)
 
 
 class _Reader(Trace):

@@ -1,0 +1,383 @@
+"""Heads of attention, found in autograd's graph: which weights make queries, keys and values, and which read a head.
+
+An attention multiplies queries by keys, and weighs values by what comes out. Both are products of two tensors that
+depend on the samples. From each factor the graph is followed back to the matrix product that made it, along operations
+that only move entries (views, slices, turns by an angle); vectors taken back along it show which rows of the weight
+belong to which head, and in which coordinates they are multiplied. No name is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flatlens.operations.graph import Node
+from flatlens.operations.pairs import Entries, HeadOrder, WeightPair
+from flatlens.operations.paths import GraphEdge, Paths, dtype_of, is_product, shape_of, taken_back
+from flatlens.operations.reads import RESHAPING
+
+_BLOCK = 1 << 22  #: entries of the vectors that are taken back together
+_SMALL = 1e-9  #: relative size of a coupling that is rounding, in float64
+
+
+class NotUnderstood(Exception):
+    """Why the weights of an attention cannot be told."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """The weight and bias of a matrix product, as positions in parameters."""
+
+    product: Node
+    parameter: str
+    at: Tensor  #: (outputs, inputs)
+    bias: str | None
+    bias_at: Tensor | None  #: (outputs,)
+    nodes: frozenset[Node]  #: the product, and the sum that adds the bias
+
+    def rows(self, features: Tensor, basis: Tensor | None = None) -> tuple[Entries, ...]:
+        """Return the rows that make some of the outputs, with their part of the bias."""
+        found = [Entries(self.parameter, self.at[features], basis)]
+        if self.bias is not None and self.bias_at is not None:
+            found.append(Entries(self.bias, self.bias_at[features, None], basis))
+        return tuple(found)
+
+    def columns(self, features: Tensor, basis: Tensor | None = None) -> Entries:
+        """Return the columns that read some of the inputs."""
+        return Entries(self.parameter, self.at[:, features].T.contiguous(), basis)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadSide:
+    """The features of one head in one factor of a product."""
+
+    weights: Weights
+    features: Tensor  #: (h,) outputs of the matrix product
+    maps: Tensor  #: (positions, h, h): the coordinates at each position, from the features
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what two heads that share these features have in common."""
+        return id(self.weights), tuple(self.features.tolist())
+
+    @property
+    def entries(self) -> tuple[Entries, ...]:
+        """Return the rows and their part of the bias."""
+        return self.weights.rows(self.features, self.maps[0])
+
+
+@dataclass(eq=False)
+class HeadPairs:
+    """What was found: pairs of queries and keys, of values and columns, and heads that may change places."""
+
+    queries: list[WeightPair] = field(default_factory=list)
+    values: list[WeightPair] = field(default_factory=list)
+    orders: list[HeadOrder] = field(default_factory=list)
+    refused_queries: dict[str, str] = field(default_factory=dict)  #: products not understood, with the reason
+    refused_values: dict[str, str] = field(default_factory=dict)
+
+
+class HeadFinder:
+    """A search for the heads in the graph of one forward pass."""
+
+    def __init__(self, paths: Paths) -> None:
+        self.paths = paths
+        self.found = HeadPairs()
+        self._weights: dict[Node, Weights] = {}
+        self._scores: dict[Node, list[tuple[HeadSide, HeadSide]]] = {}  #: by product: (query, key) of each head
+
+    def run(self) -> HeadPairs:
+        """Return the heads of every attention."""
+        for node in self.paths.graph.nodes:
+            if node.name() == "BmmBackward0":
+                self._read(node)
+        return self.found
+
+    def _read(self, node: Node) -> None:
+        left, right = node.next_functions
+        if left[0] is None or right[0] is None:
+            return
+        origins = [self.paths.origins(edge) for edge in (left, right)]
+        made = [any(is_product(self.paths, one) for one, _ in origin.edges) for origin in origins]
+        if not any(made):
+            return
+        operand, refused = made.index(True), self.found.refused_queries
+        try:
+            if all(made):
+                self._read_scores(node, left, right)
+            elif self._sums_features(node, operand):
+                told = self._told(origins[1 - operand].edges, origins[1 - operand].joined)
+                raise NotUnderstood(f"what is multiplied with its features: these {told}")
+            else:
+                refused = self.found.refused_values
+                self._read_values(node, operand)
+        except NotUnderstood as why:
+            refused[self._name(origins[operand].edges)] = str(why)
+
+    def _sums_features(self, node: Node, operand: int) -> bool:
+        """Return whether a product sums over the features of an operand, as that of queries and keys does."""
+        try:
+            self.sides(node.next_functions[operand], 1 if operand else 2, "features")
+        except NotUnderstood:
+            return False
+        return True
+
+    def _name(self, edges: Iterable[GraphEdge]) -> str:
+        """Return the name of the first weight that makes a factor."""
+        for node, _ in edges:
+            if is_product(self.paths, node):
+                return self.weights(node).parameter
+        return ""
+
+    def _read_scores(self, node: Node, left: GraphEdge, right: GraphEdge) -> None:
+        """Read a product of queries and keys: the last axis of the one, the middle axis of the other are summed."""
+        queries, keys = self.sides(left, 2, "queries"), self.sides(right, 1, "keys")
+        heads = list(zip(queries, keys, strict=True))
+        self._scores[node] = heads
+        for number, (some, others) in enumerate(_together(heads)):
+            free, turned = _structure([*some, *others])
+            name = _named(some[0].weights.parameter, others[0].weights.parameter, f"head {number}")
+            if {one.key for side in some for one in side.entries} & {o.key for side in others for o in side.entries}:
+                raise NotUnderstood("its queries and keys share a weight")
+            self.found.queries.append(
+                WeightPair(name, _all(some), _all(others), free, turned, _nodes([*some, *others]))
+            )
+
+    def _read_values(self, node: Node, operand: int) -> None:
+        """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
+        axis = 2 if operand else 1
+        sides = self.sides(node.next_functions[operand], axis, "values")
+        columns = self._columns(node, axis)
+        known: dict[tuple[object, ...], list[tuple[HeadSide, Entries]]] = {}
+        for b, side in enumerate(sides):
+            if b not in columns:
+                raise NotUnderstood("what reads its values does not read every head")
+            known.setdefault(side.key, []).append((side, columns[b]))
+        pairs = []
+        for number, heads in enumerate(known.values()):
+            some = [side for side, _ in heads]
+            free, turned = _structure(some)
+            if turned or len(free) > 1:
+                raise NotUnderstood("its values are turned or scaled by their position")
+            reading = {entries.key: entries for _, entries in heads}
+            one = heads[0][0]
+            name = _named(one.weights.parameter, heads[0][1].parameter, f"head {number}")
+            nodes = _nodes(some) | {self._reader(node)}
+            pairs.append(WeightPair(name, one.entries, tuple(reading.values()), free, (), nodes))
+        self.found.values += pairs
+        self._read_order(node, operand, sides, columns)
+
+    def _read_order(self, node: Node, operand: int, sides: list[HeadSide], columns: dict[int, Entries]) -> None:
+        """Read which heads may change places: those of the product of queries and keys from which the weights come."""
+        scores = self._behind(node.next_functions[1 - operand][0])
+        heads = self._scores.get(scores, [])
+        if len(heads) != len(sides):
+            return
+        groups: dict[tuple[object, ...], dict[tuple[object, ...], tuple[Entries, ...]]] = {}
+        shared: dict[tuple[object, ...], tuple[Entries, ...]] = {}
+        for b, (value, (query, key)) in enumerate(zip(sides, heads, strict=True)):
+            group = (key.key, value.key)
+            shared[group] = (*key.entries, *value.entries)
+            groups.setdefault(group, {})[query.key] = (*query.entries, columns[b])
+        members = tuple(tuple(heads.values()) for heads in groups.values())
+        if len({len(heads) for heads in members}) != 1 or len(members) * len(members[0]) == 1:
+            return
+        nodes = _nodes([*sides, *(side for pair in heads for side in pair)]) | {self._reader(node)}
+        name = _named(heads[0][0].weights.parameter, columns[0].parameter, f"{len(members) * len(members[0])} heads")
+        self.found.orders.append(HeadOrder(name, tuple(shared.values()), members, nodes))
+
+    def _behind(self, node: Node | None) -> Node | None:
+        """Return the nearest product of queries and keys that a tensor is made from."""
+        seen, waiting = {node}, [node]
+        found = []
+        while waiting:
+            one = waiting.pop()
+            if one is None:
+                continue
+            if one in self._scores:
+                found.append(one)
+                continue
+            below = {source for source, _ in one.next_functions} - seen
+            seen |= below
+            waiting += below
+        return max(found, key=lambda one: int(one._sequence_nr()), default=None)
+
+    def sides(self, edge: GraphEdge, axis: int, what: str) -> list[HeadSide]:
+        """Return the features of every head in a factor (heads, ., .) whose axis `axis` counts coordinates."""
+        origins = self.paths.origins(edge)
+        if origins.single is None or not is_product(self.paths, origins.single[0]):
+            raise NotUnderstood(f"its {what} {self._told(origins.edges, origins.joined)}")
+        to, shape = origins.single, shape_of(edge)
+        weights = self.weights(to[0])
+        rows = _probe(shape[3 - axis])
+        found = []
+        for b in range(shape[0]):
+            u = torch.zeros(shape[axis], *shape, dtype=torch.float64)
+            for i in range(shape[axis]):
+                u[i, b].select(axis - 1, i).copy_(rows)
+            back = taken_back(edge, to, u.to(dtype_of(to))).to("cpu", torch.float64)  # (h, rows, d)
+            used = back.abs() > _rounding(to) * back.abs().max()
+            features = used.any(0).any(0).nonzero()[:, 0]
+            at = used.any(0).any(1)
+            if len(features) != shape[axis]:
+                raise NotUnderstood(f"one coordinate of its {what} mixes several heads, or comes from none")
+            maps = back[:, at][:, :, features].transpose(0, 1)
+            if float(torch.linalg.cond(maps[0])) > 1e6:
+                raise NotUnderstood(f"the coordinates of its {what} do not tell its features")
+            found.append(HeadSide(weights, features, maps))
+        return found
+
+    def _told(self, edges: tuple[GraphEdge, ...], joined: bool) -> str:
+        names = sorted({node.name().partition("Backward")[0] for node, _ in edges if not is_product(self.paths, node)})
+        if joined:
+            return "are joined with a parameter"
+        return f"pass through {', '.join(names)} on their way" if names else "come from several weights"
+
+    def _reader(self, node: Node) -> Node:
+        """Return the matrix product that reads what a product of values gives, and nothing else does."""
+        readers = self.paths.readers((node, 0))
+        if len(readers) != 1 or not is_product(self.paths, readers[0]):
+            names = ", ".join(sorted({one.name().partition("Backward")[0] for one in readers}))
+            raise NotUnderstood(f"its heads are read by {names or 'nothing'}, not by one matrix product alone")
+        return readers[0]
+
+    def _columns(self, node: Node, axis: int) -> dict[int, Entries]:
+        """Return the columns that read each head of a product (heads, ., .)."""
+        reader = self._reader(node)
+        edge, out = reader.next_functions[-2], (node, 0)
+        if self.paths.origins(edge).single != out:
+            raise NotUnderstood("what reads its heads reads other features, too")
+        weights = self.weights(reader)
+        heads: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
+        for c, back in unit_vectors(edge, out):
+            mine = (back.abs() > _rounding(out) * back.abs().max()).flatten(1).any(1).nonzero()[:, 0]
+            whole = back[mine[0]].movedim(axis - 1, 0)  # (h, t)
+            heads.setdefault(tuple(mine.tolist()), []).append((c, whole[:, int(whole.abs().sum(0).argmax())]))
+        found: dict[int, Entries] = {}
+        for members, columns in heads.items():
+            basis = torch.stack([row for _, row in columns])
+            if basis.shape[0] != basis.shape[1] or shape_of(out)[axis] != len(basis) or _singular(basis):
+                raise NotUnderstood("one of the features that read its heads mixes several")
+            entries = weights.columns(torch.tensor([c for c, _ in columns]), basis.T.contiguous())
+            found |= dict.fromkeys(members, entries)
+        return found
+
+    def weights(self, product: Node) -> Weights:
+        """Return the weight and bias of a matrix product, as positions in parameters."""
+        if product not in self._weights:
+            self._weights[product] = self._read_weights(product)
+        return self._weights[product]
+
+    def _read_weights(self, product: Node) -> Weights:
+        known = self.paths.leaf_of(product.next_functions[-1])
+        if known is None:
+            raise NotUnderstood("one of its weights is made from other parameters")
+        bias = self._bias(product)
+        at = None if bias is None else self.paths.leaf_of(bias[1])
+        if bias is not None and at is None:
+            raise NotUnderstood("one of its biases is made from other parameters")
+        name, positions = known
+        nodes = frozenset({product} if bias is None else {product, bias[0]})
+        return Weights(product, name, positions.T, at[0] if at else None, at[1] if at else None, nodes)
+
+    def _bias(self, product: Node) -> tuple[Node, GraphEdge] | None:
+        """Return (the operation that adds a vector to the rows of a product, the vector); None if there is none."""
+        if product.name() == "AddmmBackward0":
+            added = product.next_functions[0]
+            return None if added[0] is None else (product, added)
+        node = product
+        while len(readers := self.paths.graph.read_by(node)) == 1:
+            node = readers[0][0]
+            if node.name() == "AddBackward0":
+                bias = self.paths.bias_behind(node)
+                return None if bias is None else (node, bias)
+            if node.name() not in RESHAPING:
+                return None
+        return None
+
+
+def unit_vectors(edge: GraphEdge, to: GraphEdge) -> Iterator[tuple[int, Tensor]]:
+    """Yield each column of a tensor (rows, columns), positive at every row and 0 elsewhere, taken back to `to`."""
+    shape = shape_of(edge)
+    rows, columns = _probe(shape[0]), shape[1]
+    step = max(1, _BLOCK // (shape.numel() + shape_of(to).numel()))
+    for start in range(0, columns, step):
+        block = range(start, min(columns, start + step))
+        u = torch.zeros(len(block), *shape, dtype=torch.float64)
+        for at, c in enumerate(block):
+            u[at, :, c] = rows
+        yield from zip(block, taken_back(edge, to, u.to(dtype_of(to))).to("cpu", torch.float64), strict=True)
+
+
+def _together(heads: list[tuple[HeadSide, HeadSide]]) -> list[tuple[list[HeadSide], list[HeadSide]]]:
+    """Return the sides that meet each other, directly or through others: all queries of one key, for example."""
+    lefts, rights = ({side.key: side for side in sides} for sides in zip(*heads, strict=True))
+    meets = {(left.key, right.key) for left, right in heads}
+    found, left_over = [], dict(lefts)
+    while left_over:
+        some = {next(iter(left_over))}
+        while True:
+            others = {right for left, right in meets if left in some}
+            more = {left for left, right in meets if right in others}
+            if more <= some:
+                break
+            some |= more
+        found.append(([lefts[key] for key in lefts if key in some], [rights[key] for key in rights if key in others]))
+        left_over = {key: side for key, side in left_over.items() if key not in some}
+    return found
+
+
+def _structure(sides: list[HeadSide]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
+    """Return the coordinates that all positions treat alike, and the pairs of coordinates that they turn."""
+    turns = torch.cat([torch.linalg.solve(side.maps[0], side.maps, left=False) for side in sides])  # D = A_p A_0^-1
+    size = turns.abs().amax(dim=(1, 2), keepdim=True)
+    turns = turns / size
+    h = turns.shape[1]
+    coupled = (turns.abs() > _SMALL).any(0) & ~torch.eye(h, dtype=torch.bool)
+    coupled = coupled | coupled.T
+    free: dict[tuple[float, ...], list[int]] = {}
+    turned = []
+    for i in range(h):
+        partners = coupled[i].nonzero()[:, 0].tolist()
+        if not partners:
+            signature = tuple(turns[:, i, i].mul(1e8).round().tolist())
+            free.setdefault(signature, []).append(i)
+            continue
+        j = partners[0]
+        like_a_turn = torch.allclose(turns[:, i, i], turns[:, j, j], atol=1e-8) and torch.allclose(
+            turns[:, i, j], -turns[:, j, i], atol=1e-8
+        )
+        if len(partners) > 1 or coupled[j].sum() > 1 or not like_a_turn:
+            raise NotUnderstood("positions mix the coordinates of its queries and keys in an unknown way")
+        if i < j:
+            turned.append((i, j))
+    return tuple(map(tuple, free.values())), tuple(turned)
+
+
+def _all(sides: list[HeadSide]) -> tuple[Entries, ...]:
+    return tuple(entries for side in sides for entries in side.entries)
+
+
+def _nodes(sides: list[HeadSide]) -> frozenset[Node]:
+    return frozenset(node for side in sides for node in side.weights.nodes)
+
+
+def _named(first: str, second: str, what: str) -> str:
+    """Return the name of what is found in two weights, which may be one."""
+    return f"{first}: {what}" if first == second else f"{first}, {second}: {what}"
+
+
+def _probe(n: int) -> Tensor:
+    """Return n positive numbers that differ."""
+    return 1 + torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def _rounding(edge: GraphEdge) -> float:
+    return _SMALL if dtype_of(edge) == torch.float64 else 1e-5
+
+
+def _singular(matrix: Tensor) -> bool:
+    return bool(float(torch.linalg.cond(matrix)) > 1e6)

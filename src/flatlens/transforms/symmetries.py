@@ -1,0 +1,168 @@
+"""The symmetries of a network's attentions, norms and gates: found in autograd's graph, and tried.
+
+What `operations.heads` and `operations.scales` find is tried on a few samples: weights are moved, and the outputs must
+stay. What stays out says why. A network that torch.fx cannot trace has them as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import typed_line
+from flatlens.grams.record import run_recorded
+from flatlens.operations.heads import HeadFinder
+from flatlens.operations.pairs import HeadOrder, WeightPair
+from flatlens.operations.paths import Paths
+from flatlens.operations.scales import NormScale, ScaleFinder
+from flatlens.problem import Batch, Problem
+from flatlens.problem.data import take
+from flatlens.problem.state import differentiable
+
+READ_ON = 2  #: samples on which the network is read
+STAYS_WITHIN = 1e4  #: allowed difference of the outputs, in machine epsilons of the largest output
+OUTPUTS_CHANGE = "the outputs change with it: something else reads these features, or tells the heads apart"
+Symmetry: TypeAlias = WeightPair | HeadOrder | NormScale
+_S = TypeVar("_S", WeightPair, HeadOrder, NormScale)
+
+
+@dataclass(frozen=True, eq=False)
+class OfKind:
+    """The symmetries of one kind, and the places without, with the reason."""
+
+    symmetries: tuple[Symmetry, ...] = ()
+    left: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Symmetries:
+    """The symmetries of one network, by kind."""
+
+    queries: OfKind = OfKind()
+    values: OfKind = OfKind()
+    orders: OfKind = OfKind()
+    norms: OfKind = OfKind()
+    gates: OfKind = OfKind()
+
+
+def read_symmetries(problem: Problem, model: nn.Module) -> Symmetries:
+    """Return the symmetries of a network; its weights are moved and put back.
+
+    >>> attention = nn.MultiheadAttention(4, 2, batch_first=True)
+    >>> data = (torch.randn(3, 5, 4), torch.zeros(3, 5, 4))
+    >>> problem = Problem(attention, "mse", data, forward=lambda net, batch: (net(*[batch[0]] * 3)[0], batch[1]))
+    >>> len(read_symmetries(problem, attention).queries.symmetries)
+    2
+    """
+    batch = problem.place(take(problem.probes[0], 0, READ_ON))
+    try:
+        with problem.measuring(model), differentiable(model.parameters()):
+            tape, _, _, _ = run_recorded(problem, model, batch)
+            assert tape.graph is not None
+            paths = Paths(tape.graph, model)
+            finder = HeadFinder(paths)
+            heads = finder.run()
+            scales = ScaleFinder(paths, finder).run()
+            read = [
+                _Read(_alone(paths, model, _once(heads.queries)), heads.refused_queries),
+                _Read(_alone(paths, model, _once(heads.values)), heads.refused_values),
+                _Read(_alone(paths, model, _once(heads.orders)), heads.refused_queries | heads.refused_values),
+                _Read(_alone(paths, model, _once(scales.norms)), scales.refused_norms),
+                _Read(_alone(paths, model, _once(scales.gates)), scales.refused_gates, told=False),
+            ]
+    except Exception as error:  # the network's own forward() may do anything
+        unread = OfKind(left={"": f"autograd's graph of the network cannot be read ({typed_line(error, 120)})"})
+        return Symmetries(unread, unread, unread, unread, unread)
+    trial = _Trial(problem, model, batch)
+    return Symmetries(*(trial.kept(one) for one in read))
+
+
+def move_symmetry(model: nn.Module, one: Symmetry, generator: torch.Generator) -> None:
+    """Move the weights of one symmetry by a random amount."""
+    parameters = dict(model.named_parameters())
+    if isinstance(one, HeadOrder):
+        one.move(parameters, generator)
+    else:
+        pair = one if isinstance(one, WeightPair) else one.pair
+        pair.move(parameters, pair.drawn(generator))
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What the graph shows of one kind, before it is tried."""
+
+    alone: tuple[Sequence[Symmetry], Mapping[str, str]]  #: symmetries, and those left because weights act elsewhere
+    refused: Mapping[str, str]
+    told: bool = True  #: whether one that changes the outputs is worth a line: not every product of two is a gate
+
+
+def _once(found: Iterable[_S]) -> list[_S]:
+    """Return each set of weights once; where it acts several times, with all operations through which it does."""
+    unique: dict[object, _S] = {}
+    for one in found:
+        known = unique.get(one.key)
+        unique[one.key] = one if known is None else replace(known, nodes=known.nodes | one.nodes)
+    return list(unique.values())
+
+
+def _alone(paths: Paths, model: nn.Module, found: list[_S]) -> tuple[list[_S], dict[str, str]]:
+    """Return those whose weights act nowhere else, and why the others are left."""
+    parameters, kept, left = dict(model.named_parameters()), [], {}
+    for one in found:
+        shared = next(
+            (entries.parameter for entries in one.entries
+             if any(node not in one.nodes and _overlap(paths, edge, entries.at)
+                    for node, edge in paths.acting(parameters[entries.parameter]))),
+            None,
+        )  # fmt: skip
+        if shared is None:
+            kept.append(one)
+        else:
+            left[str(one)] = f"{shared} acts elsewhere, too"
+    return kept, left
+
+
+def _overlap(paths: Paths, edge: tuple[object, int], at: Tensor) -> bool:
+    known = paths.leaf_of(edge)
+    return known is None or bool(torch.isin(at, known[1]).any())
+
+
+class _Trial:
+    """A network whose weights are moved and put back: do its outputs stay?"""
+
+    def __init__(self, problem: Problem, model: nn.Module, batch: Batch) -> None:
+        self.problem, self.model, self.batch = problem, model, batch
+        self.expected = self._outputs()
+
+    def kept(self, read: _Read) -> OfKind:
+        """Return what keeps the outputs."""
+        found, left = read.alone
+        stay = list(found)
+        if not self._stays(stay):
+            stay = [one for one in found if self._stays([one])]
+        changed = {str(one): OUTPUTS_CHANGE for one in found if one not in stay and read.told}
+        return OfKind(tuple(stay), {**read.refused, **left, **changed})
+
+    def _stays(self, several: Sequence[Symmetry]) -> bool:
+        generator = torch.Generator().manual_seed(0)
+        names = {entries.parameter for one in several for entries in one.entries}
+        parameters = dict(self.model.named_parameters())
+        before = {name: parameters[name].detach().clone() for name in names}
+        try:
+            for one in several:
+                move_symmetry(self.model, one, generator)
+            apart = float((self._outputs() - self.expected).abs().max().nan_to_num(nan=float("inf")))
+        finally:
+            with torch.no_grad():
+                for name, values in before.items():
+                    parameters[name].copy_(values)
+        size = float(self.expected.abs().max())
+        return apart <= STAYS_WITHIN * torch.finfo(self.expected.dtype).eps * size
+
+    def _outputs(self) -> Tensor:
+        with self.problem.measuring(self.model), torch.no_grad():
+            return self.problem.run(self.model, self.batch)[0]

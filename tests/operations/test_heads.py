@@ -1,0 +1,81 @@
+"""Heads are the rows and columns that the network's own code gives them, however it stores them."""
+
+from __future__ import annotations
+
+import attentions
+import modern
+import pytest
+import torch
+from torch import nn
+
+from flatlens.operations.graph import Graph
+from flatlens.operations.heads import HeadFinder
+from flatlens.operations.paths import Paths
+
+X = torch.randn(2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def heads_of(net: nn.Module, *inputs: torch.Tensor):
+    torch.manual_seed(0)
+    f = net.double()(*(x.clone().requires_grad_() for x in inputs))
+    f = f if isinstance(f, torch.Tensor) else f[0]
+    return HeadFinder(Paths(Graph(f), net)).run()
+
+
+def rows_of(entries) -> list[int]:
+    return [int(at) // 4 for at in entries.at[:, 0]]
+
+
+@pytest.mark.parametrize("net", [modern.SelfAttention(4, 2), modern.Packed(4, 2)], ids=["sdpa", "mha"])
+def test_fused_projections_are_split_into_heads(net):
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        found = heads_of(net, X)
+    assert [(rows_of(pair.left[0]), rows_of(pair.right[0])) for pair in found.queries] == [
+        ([0, 1], [4, 5]), ([2, 3], [6, 7])
+    ]  # fmt: skip
+    assert [rows_of(pair.left[0]) for pair in found.values] == [[8, 9], [10, 11]]
+    columns = [pair.right[0].at for pair in found.values]
+    at = torch.arange(16).reshape(4, 4)
+    assert torch.equal(columns[0], at[:, :2].T)
+    assert torch.equal(columns[1], at[:, 2:].T)
+    assert {pair.left[1].parameter.rpartition(".")[2] for pair in found.queries} <= {"bias", "in_proj_bias"}
+
+
+def test_queries_that_share_a_key_move_together():
+    net, x, _ = attentions.made("grouped")
+    found = heads_of(net, x)
+    assert [len(pair.left) for pair in found.queries] == [4, 4]  # two heads: weight and bias of each
+    assert [len(pair.right) for pair in found.queries] == [2, 2]
+    assert [len(pair.right) for pair in found.values] == [2, 2]  # two sets of columns read one set of values
+    (order,) = found.orders
+    assert (len(order.groups), [len(group) for group in order.members]) == (2, [2, 2])
+
+
+def test_the_coordinates_are_those_that_are_multiplied():
+    """Queries in another order and with a sign are told from keys in their own."""
+
+    class Reordered(attentions.Attention):
+        def forward(self, x):
+            q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+            seen = (torch.cat([-q[..., 2:], q[..., :2]], -1) @ k.mT).softmax(-1)
+            return self.o((seen @ v).transpose(1, 2).flatten(2))
+
+    net = Reordered().double()
+    x = torch.randn(2, 5, 8).double()
+    found, expected = heads_of(net, x), net(x).detach()
+    for pair in found.queries:
+        pair.move(dict(net.named_parameters()), pair.drawn(torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-12)
+
+
+def test_products_of_other_tensors_are_no_heads():
+    class Other(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.bmm(self.a(x).tanh(), self.b(x).tanh().mT)
+
+    found = heads_of(Other(), X)
+    assert [found.queries, found.values, found.orders] == [[], [], []]

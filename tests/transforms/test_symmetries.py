@@ -1,0 +1,94 @@
+"""Symmetries are found where they are, by what the network does, and nowhere else; what has none gets one line."""
+
+from __future__ import annotations
+
+import copy
+
+import attentions
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.transforms.symmetries import read_symmetries
+
+KINDS = ("queries", "values", "orders", "norms", "gates")
+
+
+def read(net: nn.Module, x: torch.Tensor, y: torch.Tensor):
+    return read_symmetries(fl.Problem(net, "cross_entropy", (x, y)), net)
+
+
+@pytest.mark.parametrize("name", attentions.MADE)
+def test_every_symmetry_is_found_and_what_has_none_says_why(name):
+    net, x, y = attentions.made(name)
+    before = copy.deepcopy(net.state_dict())
+    found, said = read(net, x, y), attentions.MADE[name][1]
+    assert {kind: len(getattr(found, kind).symmetries) for kind in KINDS} == {
+        kind: getattr(said, kind) for kind in KINDS
+    }
+    lines = [why for kind in KINDS for why in getattr(found, kind).left.values()]
+    assert any(said.why in line for line in lines) if said.why else not lines
+    assert not any("\n" in line for line in lines)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "free", "turned"),
+    [
+        ("plain", ((0, 1, 2, 3),), ()),
+        ("rotary", (), ((0, 2), (1, 3))),
+        ("partly rotary", ((2, 3),), ((0, 1),)),
+        ("llama-shaped", (), ((0, 2), (1, 3))),
+    ],
+)
+def test_positions_leave_a_subgroup(name, free, turned):
+    for pair in read(*attentions.made(name)).queries.symmetries:
+        assert (pair.free, pair.turned) == (free, turned)
+
+
+def test_the_subgroup_is_no_larger():
+    """Any other change of basis of rotary queries and keys moves the function."""
+    net, x, _ = attentions.made("rotary")
+    pair = read(*attentions.made("rotary")).queries.symmetries[0]
+    expected = net(x).detach()
+    A = torch.eye(4).double()
+    A[0, 1] = 0.5
+    pair.move(dict(net.named_parameters()), A)
+    assert float((net(x) - expected).abs().max()) > 1e-4
+
+
+def test_a_rotation_of_what_is_turned_commutes():
+    net, x, _ = attentions.made("rotary")
+    pair = read(*attentions.made("rotary")).queries.symmetries[0]
+    expected = net(x).detach()
+    pair.move(dict(net.named_parameters()), pair.drawn(torch.Generator().manual_seed(0)))
+    torch.testing.assert_close(net(x), expected, rtol=0, atol=1e-12)
+
+
+def test_a_tied_head_keeps_its_embedding():
+    import modern
+
+    case = modern.case("gpt2", "cross_entropy")
+    found = read_symmetries(fl.Problem(case.net, "cross_entropy", case.data), case.net).norms
+    assert len(found.symmetries) == 4
+    assert found.left == {
+        "transformer.ln_f.weight -> transformer.wte.weight": "transformer.wte.weight acts elsewhere, too"
+    }
+
+
+def test_a_network_that_fails_on_few_samples_says_so():
+    class Picky(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.fc(x)
+
+    net = Picky()
+    problem = fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    net.forward = lambda x: (_ for _ in ()).throw(ValueError("no"))
+    (why,) = read_symmetries(problem, net).queries.left.values()
+    assert "autograd's graph of the network cannot be read" in why
+    assert "\n" not in why
