@@ -158,15 +158,20 @@ def test_layers_limits_the_products(name: str) -> None:
         fl.measure(part, name, layers=["fc"])
 
 
+def wide() -> fl.Lens:
+    """A lens on a smooth network that takes many products."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 2))
+    return fl.Lens(fl.Problem(net, "half_squared_error", (torch.randn(6, 3), torch.zeros(6, 2))))
+
+
 @pytest.mark.parametrize(
     "name",
     ["relative_flatness", "hessian_trace(exact=True)", "layer_sharpness", "spectral_density", "average_sharpness"],
 )
 def test_every_measure_of_many_products_can_be_refused(name: str, clock: Clock) -> None:
     """Five minutes pass between any two looks at the clock."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 2))
-    lens = fl.Lens(fl.Problem(net, "mse", (torch.randn(6, 3), torch.zeros(6, 2))))
+    lens = wide()
     clock.step = 300.0
     with pytest.raises(TooLong, match="anyway=True") as caught:
         fl.measure(lens, name)
@@ -181,9 +186,18 @@ def test_probes_are_refused_after_the_pilot(monkeypatch: pytest.MonkeyPatch) -> 
     clock.perf_counter = clock.monotonic  # type: ignore[attr-defined]
     clock.step = 40.0
     monkeypatch.setattr(traces, "time", clock)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 60), nn.Tanh(), nn.Linear(60, 60), nn.Tanh(), nn.Linear(60, 2))
-    lens = fl.Lens(fl.Problem(net, "mse", (torch.randn(6, 3), torch.zeros(6, 2))))
+    lens = wide()
     with pytest.raises(TooLong, match=r"hessian_trace.*: 240 curvature products .* probes=60 take half of that time"):
         fl.measure(lens, "hessian_trace(rtol=1e-4)")
     assert fl.measure(lens, "hessian_trace(probes=60)")["hessian_trace(probes=60)"].products == 60
+
+
+def test_long_work_of_a_bound_is_refused_unless_it_is_allowed(clock: Clock) -> None:
+    lens, clock.step = wide(), 300.0
+    with pytest.raises(
+        TooLong, match=r"^check_bounds\(interpolation_bound\): 60 .*leave this bound out .*anyway=True"
+    ) as caught:
+        fl.check_bounds(lens, "interpolation_bound")
+    assert "layers=..." not in str(caught.value)
+    assert fl.check_bounds(lens, "interpolation_bound", anyway=True)
+    assert fl.check_bounds(lens, "mls_chain")  # a pass is never refused

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from flatlens.measures import measure as measure
     from flatlens.problem import Problem as Problem
     from flatlens.problem import Ranks as Ranks
+    from flatlens.statistics import Relations as Relations
+    from flatlens.statistics import relate as relate
     from flatlens.tracking import Tracker as Tracker
     from flatlens.transforms import InvarianceReport as InvarianceReport
     from flatlens.transforms import check_invariance as check_invariance
@@ -43,6 +45,7 @@ _HOME = {
     "Lens": "flatlens.measures",
     "Problem": "flatlens.problem",
     "Ranks": "flatlens.problem",
+    "Relations": "flatlens.statistics",
     "Report": "flatlens.estimate",
     "StaleLens": "flatlens.errors",
     "Tracker": "flatlens.tracking",
@@ -51,6 +54,7 @@ _HOME = {
     "check_invariance": "flatlens.transforms",
     "compare": "flatlens.comparing",
     "measure": "flatlens.measures",
+    "relate": "flatlens.statistics",
 }
 _MODULES = (
     "bounds",

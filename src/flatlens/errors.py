@@ -11,6 +11,7 @@
     |   |   `-- LossFailed             the user's loss raised (also a RuntimeError)
     |   |-- BadData                    empty, not finite, a label out of range, a batch that changes when read again
     |   |-- BadWeights                 a weights file that is damaged, foreign, or would have to be unpickled
+    |   |-- BadOption                  an option of a measure that cannot be used
     |   |-- TooLong                    work that is expected to take longer than allowed
     |   |-- BadFolder                  an output folder that holds something else
     |   |-- MissingExtra               a package of an extra is not installed (also an ImportError)
@@ -73,6 +74,10 @@ class BadData(BadInput):
 
 class BadWeights(BadInput):
     """A weights file that cannot be loaded safely."""
+
+
+class BadOption(BadInput):
+    """An option of a measure that cannot be used."""
 
 
 class TooLong(BadInput):

@@ -105,6 +105,10 @@ class Report(Result, Mapping[Key, Estimate]):
         """Return an Altair chart (report.pictures); a notebook shows it by itself."""
         return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
 
+    def _repr_html_(self) -> str:
+        html: str = import_module("flatlens.report.folded").folded(self)
+        return html
+
     def frame(self) -> pd.DataFrame:
         """Return a tidy table: one row for each estimate; `layer` is empty for the network's answer."""
         columns = ["measure", "layer", "value", "stderr", "kind", "source", "unit", "seconds", "products", "note"]

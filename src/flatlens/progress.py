@@ -21,6 +21,12 @@ PRODUCTS, SEARCH, ROWS = "curvature products", "products of a search", "rows"
 FREE = ("one pass", "spectral norms", "Jacobians of batches", "networks", "transforms")
 """Names of work that is never refused: a pass over the data, and the parts of what is asked for."""
 
+LESS_OF_A_MEASURE = (
+    "measure fewer samples (Problem.subset), layers (layers=...) or parameters (Problem(parameters=...))"
+)
+LESS_OF_A_BOUND = "check fewer samples (Problem.subset), or leave this bound out (bounds=...)"
+"""What makes long work shorter, for the errors that refuse it."""
+
 USUAL_SEARCH = 20
 """Products that a search is expected to take."""
 
@@ -89,12 +95,16 @@ class Watch:
 
     Args:
         progress: Gets the reports; None: nobody.
-        limit: The seconds that one measure's work may be expected to take.
+        limit: The seconds that the work of one measure or bound may be expected to take.
         where: The name of the call, for the error.
+        less: The ways to less work, for the error.
     """
 
-    def __init__(self, progress: Progress | None, limit: float, where: str = "measure") -> None:
-        self._progress, self.limit, self._where = progress, limit, where
+    def __init__(
+        self, progress: Progress | None, limit: float, where: str = "measure", less: str = LESS_OF_A_MEASURE
+    ) -> None:
+        self._progress, self.limit, self._where, self._less = progress, limit, where, less
+        self.within = ""  #: the bound that the measures belong to, which the error names in their place
         self.begin("")
 
     def begin(self, measure: str) -> None:
@@ -135,8 +145,7 @@ class Watch:
         if seconds <= self.limit:
             return
         raise TooLong(
-            f"{self._where}({self._measure}): {count:,} {what} would take about {in_words(seconds)}, more than the "
-            f"{in_words(self.limit)} that are allowed: {mend}"
-            f"measure fewer samples (Problem.subset), layers (layers=...) or parameters (Problem(parameters=...)), or "
+            f"{self._where}({self.within or self._measure}): {count:,} {what} would take about {in_words(seconds)}, "
+            f"more than the {in_words(self.limit)} that are allowed: {mend}{self._less}, or "
             f"allow it: anyway=True (--anyway)"
         )

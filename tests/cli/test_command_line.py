@@ -117,7 +117,9 @@ def test_a_bug_is_not_dressed_up_as_bad_input(capsys, monkeypatch):
 @pytest.mark.parametrize("kind", ["transforms", "bounds"])
 def test_other_kinds_are_listed(capsys, kind):
     assert cli.run(["list", kind, "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["flatlens"]) == (SCHEMA, flatlens.__version__)
+    rows = found[kind]
     assert rows
     assert all(row["name"] and row["meaning"] and row["source"] for row in rows)
     assert cli.run(["list", kind]) == 0
@@ -128,7 +130,7 @@ def test_experiments_are_listed(capsys):
     assert cli.run(["list", "experiments"]) == 0
     assert "digits" in capsys.readouterr().out
     cli.run(["list", "experiments", "--json"])
-    names = [row["name"] for row in json.loads(capsys.readouterr().out)]
+    names = [row["name"] for row in json.loads(capsys.readouterr().out)["experiments"]]
     assert names[0] == "digits"
     assert {"X1", "X4"} <= set(names)
 
@@ -137,7 +139,7 @@ def test_measures_are_listed(capsys):
     assert cli.run(["list", "measures"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert cli.run(["list", "measures", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["measures"]
     assert {"mls", "relative_flatness", "interpolation_sharpness"} <= {row["name"] for row in rows}
     assert all(row["name"] in text for row in rows)
     assert all(isinstance(row["invariant_under"], list) for row in rows)

@@ -15,7 +15,7 @@ def test_the_list_says_what_there_is_and_where(capsys, tmp_path):
     folder.mkdir()
     (folder / "data_batch_1.bin").write_bytes(b"")  # present; whether it is sound shows when it is read
     assert cli.run(["data", "list", "--root", str(tmp_path), "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["data"]}
     assert list(rows) == list(MEANINGS)
     assert rows["cifar10"]["present"] is True
     assert rows["cifar10"]["place"] == str(folder)

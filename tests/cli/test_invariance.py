@@ -133,7 +133,7 @@ def test_transforms_are_listed(capsys):
     out = capsys.readouterr().out
     assert all(name in out for name in TRANSFORMS)
     assert cli.run(["list", "transforms", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)
+    rows = json.loads(capsys.readouterr().out)["transforms"]
     assert [row["name"] for row in rows] == list(TRANSFORMS)
     assert rows[0]["declared_as"] == "layerwise"
     assert [row["id"] for row in rows] == [f"R{n}" for n in (1, 2, 3, 4, 4, 5, 5, 6, 7, 8, 9, 9, 10)]

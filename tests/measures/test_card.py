@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import flatlens as fl
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.measures.card import FUNCTION, comes_along, on_lens, per_sample
 from flatlens.measures.reduce import largest
 
@@ -58,6 +58,17 @@ def test_options_are_part_of_the_key_unless_they_are_the_default() -> None:
     assert fl.measures.local_volume(top_k=2).key == "local_volume(top_k=2)"
     with pytest.raises(BadInput, match="takes no options"):
         fl.measures.nmls(top_k=3)
+
+
+@pytest.mark.parametrize(
+    "name", ["sharpness(rtol=2)", "hessian_trace(probes=1)", "local_volume(top_k=9)", "average_sharpness(rho=-1)"]
+)
+def test_a_wrong_option_is_refused_with_its_measure(name: str) -> None:
+    x = torch.ones(5, 2)
+    lens = fl.Lens(fl.Problem(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Tanh()), "mse", (x, x)))
+    measure, _, option = name.rstrip(")").partition("(")
+    with pytest.raises(BadOption, match=f"^measure {measure}: option {option}: "):
+        fl.measure(lens, name)
 
 
 def test_what_reads_no_more_comes_along() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -34,6 +37,37 @@ WRAPPED = {
     "compiled in place": in_place,
     "a part is compiled": inside,
 }
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    """torch.distributed with this process alone."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/ddp", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_network_inside_real_distributed_data_parallel_has_its_numbers(process_group: None) -> None:
+    """Its hooks on parameters neither run nor change anything: it trains on afterwards, with the same gradients."""
+    plain = fl.measure(fl.Lens(fl.Problem(network(), "cross_entropy", (X, Y))), WANTED)
+    parallel = nn.parallel.DistributedDataParallel(network())
+    loss = nn.CrossEntropyLoss()
+
+    def gradients() -> list[torch.Tensor]:
+        parallel.zero_grad()
+        loss(parallel(X), Y).backward()
+        return [p.grad.clone() for p in parallel.parameters()]
+
+    before = gradients()
+    tracker = fl.Tracker(fl.Problem(parallel, "cross_entropy", (X, Y)), "loss", every=1, live=False)
+    tracker.step(0)
+    found = fl.measure(fl.Lens(fl.Problem(parallel, "cross_entropy", (X, Y))), WANTED)
+    assert {key: e.value for key, e in found.items()} == {key: e.value for key, e in plain.items()}
+    assert found.about["layers"] == ["0", "2"]
+    assert tracker.history["value"].item() == plain["loss"].value
+    assert all(torch.equal(a, b) for a, b in zip(before, gradients(), strict=True))
 
 
 @pytest.mark.parametrize("name", WRAPPED)

@@ -85,6 +85,11 @@ def test_a_line_to_hold_others_against_is_dashed_and_in_no_legend():
     assert len(plot_figure(PLOTS[0], {}).panel_specs[0]["layer"]) == 2
 
 
+def test_a_study_draws_itself_from_python(smoke):
+    drawn = [row for rows in smoke.plot().to_dict()["datasets"].values() for row in rows if "key" in row]
+    assert {row["key"] for row in drawn} == set(smoke.networks["key"])
+
+
 def test_a_table_has_what_its_cells_say():
     svg = svg_of(plot_figure(PLOTS[-1], {}))
     assert all(text in svg for text in (*TABLE["text"], "norm", "here", "paper"))

@@ -21,7 +21,7 @@ from flatlens.estimate import Progress
 from flatlens.measures import Lens, about
 from flatlens.problem import measuring
 from flatlens.problem.checks import drawing
-from flatlens.progress import or_line
+from flatlens.progress import LESS_OF_A_BOUND, LIMIT, Watch, or_line
 from flatlens.result import Result
 
 _COLUMNS = [
@@ -87,10 +87,13 @@ def check_bounds(
     target: Target | None = None,
     delta: float | None = None,
     rule: Rule = "exact",
+    anyway: bool = False,
     generator: torch.Generator | None = None,
     progress: Progress | None = None,
 ) -> BoundsReport:
     """Check inequalities on a network: those that need the pass alone, or the named ones.
+
+    A bound whose products, searches or draws are expected to take more than 10 minutes is refused, unless `anyway`.
 
     Args:
         lens: The network, with every output and in full precision.
@@ -101,6 +104,7 @@ def check_bounds(
         delta: A radius, in the input's units, within which the samples cover the support of the data. For a known
             distribution it is computed.
         rule: The way to compute it: "exact", "published" or "tight" (`Distribution.covering_radius`).
+        anyway: Whether to do long work, too.
         generator: Draws the random numbers; seeded with 0 if None.
         progress: Called with (what, done, total); None shows a line if stderr is a terminal.
     """
@@ -123,7 +127,8 @@ def check_bounds(
             "check_bounds(bounds=[]): name at least one bound, or leave bounds out to check all that need the pass "
             "alone"
         )
-    generator, progress = drawing(generator, progress, "check_bounds"), or_line(progress)
+    generator = drawing(generator, progress, "check_bounds")
+    watch = Watch(or_line(progress), math.inf if anyway else LIMIT, "check_bounds", LESS_OF_A_BOUND)
     if delta is not None and not (isinstance(delta, int | float) and 0 < delta < math.inf):
         raise BadInput(f"check_bounds(delta={delta!r}): a radius in the input's units is needed, above 0 and finite")
     for name, given, kind in (("distribution", distribution, Distribution), ("target", target, Target)):
@@ -131,13 +136,15 @@ def check_bounds(
             raise BadInput(f"check_bounds({name}=...): a {kind.__name__} is needed, got {type(given).__name__}")
     if rule not in RULES:
         raise UnknownName.among("rule for the covering radius", str(rule), RULES)
-    context = Context(lens, declared(assume), distribution, generator, progress, target, delta, rule)
+    context = Context(lens, declared(assume), distribution, generator, watch, target, delta, rule)
     with measuring(lens.model):
-        verdicts = [verdict for one in chosen for verdict in _verdicts(one, context)]
+        verdicts = [verdict for one in chosen for verdict in _verdicts(one, context, watch)]
     return BoundsReport(verdicts, {**about(lens), "assume": sorted(context.declared), "rule": rule})
 
 
-def _verdicts(one: Bound, context: Context) -> Iterator[Verdict]:
+def _verdicts(one: Bound, context: Context, watch: Watch) -> Iterator[Verdict]:
+    watch.within = one.name
+    watch.begin(one.name)
     for claim in one.claims(context):
         rounding, floor = max(claim.rounding, context.rounding), max(claim.floor, context.floor)
         yield weigh(one, replace(claim, rounding=rounding, floor=floor))

@@ -72,7 +72,7 @@ def bounds(
         bar.stage(TRYING)
         announce(lens, partial(check, progress=no_progress), anyway=inputs.how.anyway)
         bar.stage(MEASURING)
-        found = check(lens, generator=generator, progress=bar)
+        found = check(lens, anyway=inputs.how.anyway, generator=generator, progress=bar)
         if page is not None:
             from flatlens.report.bounds import write_bounds_page
 

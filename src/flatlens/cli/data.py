@@ -8,7 +8,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from flatlens.cli.bar import Bar
-from flatlens.cli.output import Flag, note, show, show_json, show_rows, stdout_to_stderr
+from flatlens.cli.output import Flag, note, show, show_json, stdout_to_stderr
 
 data = App(
     name="data",
@@ -48,7 +48,7 @@ def list_data(*, root: Path | None = None, as_json: Annotated[bool, Flag, Parame
             }
         )
     if as_json:
-        show_rows(rows)
+        show_json({"data": rows})
         return
     _show(rows)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from flatlens.cli.output import Flag, show, show_rows
+from flatlens.cli.output import Flag, show, show_json
 from flatlens.cli.study import STUDIES
 from flatlens.errors import BadInput
 
@@ -39,7 +39,7 @@ def list_names(
 
     Args:
         kind: What to list.
-        as_json: Print a JSON array.
+        as_json: Print JSON.
         as_markdown: For measures: print everything about each, as on the page docs/measures.md.
     """
     if as_markdown:
@@ -51,7 +51,7 @@ def list_names(
         return
     rows = _rows(kind)
     if as_json:
-        show_rows(rows)
+        show_json({kind: rows})
     elif kind == "measures":
         show(*_measures(), KEY, _papers())
     else:

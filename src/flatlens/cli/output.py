@@ -116,11 +116,6 @@ def show_json(value: Mapping[str, object]) -> None:
     print(json.dumps(plain({"schema": SCHEMA, "flatlens": __version__, **value}), indent=1, allow_nan=False))
 
 
-def show_rows(rows: Sequence[object]) -> None:
-    """Print one JSON array on stdout."""
-    print(json.dumps(plain(rows), indent=1, allow_nan=False))
-
-
 def plain(value: object) -> Any:
     """Return the value as dicts, lists, strings and finite numbers.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import pandas as pd
@@ -59,6 +60,10 @@ class StudyResult:
     """The settings in which the networks differ: columns of `networks`."""
     answers: list[tuple[str, str]] = field(default_factory=list)
     """The study in three lines, each with its heading: what goes with the gap, how surely, what to beware of."""
+
+    def plot(self) -> Any:
+        """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""
+        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
 
     @property
     def against(self) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.errors import BadInput, UnknownName
+from flatlens.errors import BadInput, BadOption, UnknownName
 from flatlens.estimate import Estimate, Progress
 from flatlens.former import FORMER_OPTIONS, present_options
 from flatlens.grams import Weight
@@ -116,8 +116,15 @@ class Measure:
         return replace(self, options=spelled)
 
     def evaluate(self, *arguments: Any) -> Any:
-        """Return the function's value on one place of one chunk."""
-        return self.compute(*arguments, **dict(self.options))
+        """Return the function's value on one place of one chunk.
+
+        Raises:
+            BadOption: an option cannot be used.
+        """
+        try:
+            return self.compute(*arguments, **dict(self.options))
+        except BadOption as error:
+            raise BadOption(f"measure {self.card.name}: {error}") from error.__cause__
 
     def __repr__(self) -> str:
         return self.key

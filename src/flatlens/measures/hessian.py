@@ -16,7 +16,7 @@ from flatlens.curvature.directions import ShiftDirections
 from flatlens.curvature.functional_hessian import functional_hessian_along
 from flatlens.curvature.krylov import CHANCE
 from flatlens.curvature.spectrum import spectral_density as density_of
-from flatlens.errors import BadInput
+from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
@@ -61,6 +61,7 @@ def top_of(
     lens: Lens, run: Run, key: str, operator: Operator, rtol: float, top_k: int = 1, bottom_k: int = 0
 ) -> Estimate:
     """Return the ends of an operator's spectrum; the search starts from the earlier lens's eigenpairs."""
+    require_tolerance(rtol)
     earlier = lens.remembered.get((key, None))
     pairs = eigenpairs(
         operator,
@@ -81,7 +82,7 @@ def top_of(
 def require_tolerance(rtol: object) -> None:
     """Refuse a tolerance outside (0, 1)."""
     if not (isinstance(rtol, int | float) and 0 < rtol < 1):
-        raise BadInput(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
+        raise BadOption(f"option rtol={rtol!r}: a number between 0 and 1 is needed")
 
 
 def whole_weights(lens: Lens, run: Run) -> dict[str, Weight]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.probes import skewed
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, BadOption
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Option, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
@@ -28,21 +28,21 @@ def require_positive(**options: object) -> None:
     """Refuse anything but positive finite numbers."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int | float) and 0 < value < math.inf):
-            raise BadInput(f"option {name}={value!r}: a positive number is needed")
+            raise BadOption(f"option {name}={value!r}: a positive number is needed")
 
 
 def require_flag(**options: object) -> None:
     """Refuse anything but True and False."""
     for name, value in options.items():
         if not isinstance(value, bool):
-            raise BadInput(f"option {name}={value!r}: True or False is needed")
+            raise BadOption(f"option {name}={value!r}: True or False is needed")
 
 
 def require_count(least: int, **options: object) -> None:
     """Refuse anything but whole numbers of at least `least`."""
     for name, value in options.items():
         if isinstance(value, bool) or not (isinstance(value, int) and value >= least):
-            raise BadInput(f"option {name}={value!r}: a whole number of at least {least} is needed")
+            raise BadOption(f"option {name}={value!r}: a whole number of at least {least} is needed")
 
 
 def _units(elsewhere: Elsewhere, adaptive: bool) -> Tensor:

@@ -22,7 +22,7 @@ from flatlens.curvature.trace import (
     exact_products,
     functional_hessian_trace,
 )
-from flatlens.errors import BadInput
+from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.grams.sketch import random_signs
 from flatlens.measures.card import PERMUTATION, UNITS_AND_ORDER, Parts, PassMeasure, Run, on_lens
@@ -47,13 +47,13 @@ class Effort:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.rtol, int | float) and self.rtol > 0):
-            raise BadInput(f"option rtol={self.rtol!r}: a positive number is needed")
+            raise BadOption(f"option rtol={self.rtol!r}: a positive number is needed")
         if not isinstance(self.exact, bool):
-            raise BadInput(f"option exact={self.exact!r}: True or False is needed")
+            raise BadOption(f"option exact={self.exact!r}: True or False is needed")
         if self.exact and self.probes is not None:
-            raise BadInput("options exact=True and probes=...: choose one")
+            raise BadOption("options exact=True and probes=...: choose one")
         if self.probes is not None and not (isinstance(self.probes, int) and self.probes >= 2):
-            raise BadInput(f"option probes={self.probes!r}: None or a whole number of at least 2 is needed")
+            raise BadOption(f"option probes={self.probes!r}: None or a whole number of at least 2 is needed")
 
 
 def sampled(

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from flatlens.errors import BadInput
+from flatlens.errors import BadOption
 from flatlens.grams import LayerGrams
 from flatlens.measures.card import FUNCTION, PERMUTATION, per_sample
 from flatlens.measures.reduce import mean_of_exp, mean_of_finite
@@ -30,7 +30,7 @@ def log_volumes(g: LayerGrams, top_k: int | None) -> Tensor:
     """
     N = g.eigenvalues.shape[1]
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= N):
-        raise BadInput(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
+        raise BadOption(f"option top_k={top_k!r}: a whole number between 1 and the number of outputs, {N}, is needed")
     k = g.rows.clamp(max=top_k or N)[:, None]
     kept = torch.arange(N, device=k.device) >= N - k  # ascending
     least = g.eigenvalues.gather(1, (N - k).clamp(max=N - 1))[:, 0]

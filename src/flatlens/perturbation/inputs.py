@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from flatlens.curvature.graphs import LARGEST_CHUNK, Graphs
-from flatlens.errors import BadInput
+from flatlens.errors import BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
@@ -106,7 +106,7 @@ def require_seen(option: str, share: float, dtype: torch.dtype) -> None:
     least = ROUNDINGS * torch.finfo(dtype).eps
     if share < least:
         mend = "" if dtype == torch.float64 else ", or Problem(dtype=torch.float64)"
-        raise BadInput(
+        raise BadOption(
             f"option {option}: too small for {str(dtype).removeprefix('torch.')}: rounding hides a change of "
             f"{share:.1g} of an input's norm: at least {least:.1g} of it is needed{mend}"
         )

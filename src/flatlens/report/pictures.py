@@ -1,4 +1,4 @@
-"""Pictures from Python: the chart of a report, of a comparison, or of a tracker's history."""
+"""Pictures from Python: charts of reports, comparisons, trackers, studies and of the correlations of tables."""
 
 from __future__ import annotations
 
@@ -7,21 +7,32 @@ from typing import TYPE_CHECKING
 from flatlens.comparing import Comparison
 from flatlens.errors import BadInput
 from flatlens.estimate import Report
+from flatlens.experiments import StudyResult
 from flatlens.report.figures import tracked_figure
 from flatlens.report.figures.depth import depth_figure
+from flatlens.report.figures.gap import gap_panels, relations_figure
 from flatlens.report.figures.ranks import ranks_figure
+from flatlens.statistics import Relations
 from flatlens.tracking import Tracker
 
 if TYPE_CHECKING:
     from flatlens.report.figures.figure import Drawing
 
 
-def picture(of: Report | Comparison | Tracker) -> Drawing:
-    """Return an Altair chart: measures over the depth, ranks of networks, or measures through training.
+def picture(of: Report | Comparison | Tracker | StudyResult | Relations, target: str | None = None) -> Drawing:
+    """Return an Altair chart.
+
+    It shows measures over the depth, ranks of networks, measures through training, each measure against the gap, or
+    the correlations of all columns of a table with one of them, the `target`.
 
     Raises:
         BadInput: a report has no measure with values at two depths.
+        UnknownName: the table has no such column.
     """
+    if isinstance(of, StudyResult):
+        return gap_panels(of).whole
+    if isinstance(of, Relations):
+        return relations_figure(of, target).whole
     if isinstance(of, Comparison):
         return ranks_figure(of).whole
     if isinstance(of, Tracker):

@@ -10,12 +10,14 @@ from flatlens.statistics.draws import permutations, resamples
 from flatlens.statistics.granulated import granulated_kendall
 from flatlens.statistics.joint import benjamini_hochberg, holm, in_cases
 from flatlens.statistics.partial import partial_correlation
+from flatlens.statistics.relate import Relations, relate
 from flatlens.statistics.relations import relate_all, relate_within
 from flatlens.statistics.statistic import Statistic
 from flatlens.statistics.within import within_groups
 
 __all__ = [
     "Correlation",
+    "Relations",
     "Statistic",
     "all_pairs",
     "average",
@@ -31,6 +33,7 @@ __all__ = [
     "partial_correlation",
     "pearson",
     "permutations",
+    "relate",
     "relate_all",
     "relate_within",
     "resamples",

@@ -22,6 +22,7 @@ from flatlens.report.figures.figure import (
 
 if TYPE_CHECKING:
     from flatlens.experiments import Quantity, StudyResult
+    from flatlens.statistics import Relations
 
 GAP_PANELS = "against_gap"
 _PANELS_A_ROW = 3
@@ -128,7 +129,34 @@ def gap_forest(result: StudyResult) -> Figure:
     )
 
 
-def _forest(data: pd.DataFrame, title: str, order: list[str], width: Width) -> Drawing:
+def relations_figure(relations: Relations, target: str | None = None) -> Figure:
+    """Return the correlations of a table's columns with one of them, as dots with intervals, strongest first."""
+    pairs = relations.of(target)
+    name = str(pairs["y"].iloc[0])
+    rows = [
+        {
+            "quantity": row["x"],
+            "coefficient": spoken,
+            "value": row[coefficient],
+            "low": row[f"{coefficient}_low"],
+            "high": row[f"{coefficient}_high"],
+            "n": row["n"],
+            "alike": "",
+        }
+        for row in pairs.sort_values("pearson", key=lambda r: -r.abs()).to_dict("records")
+        for coefficient, spoken in (("pearson", "Pearson r"), ("kendall", "Kendall tau"))
+    ]
+    data = pd.DataFrame(rows).dropna(subset=["value"])
+    drawing: Drawing = empty("no correlation is defined for these columns")
+    if len(data):
+        drawing = _forest(data, f"With {name}", list(dict.fromkeys(data["quantity"])), 420, f"correlation with {name}")
+    caption = "A dot is a correlation, its bar the 95% interval over independent units."
+    return Figure("relations", f"Correlations with {name}", caption, data, drawing, (drawing,), "wide", colours=False)
+
+
+def _forest(
+    data: pd.DataFrame, title: str, order: list[str], width: Width, across: str = "correlation with the gap"
+) -> Drawing:
     alike = data["alike"] != ""
     data = data.assign(kind=data["coefficient"].where(~alike, "equal " + data["alike"]))
     kinds = list(dict.fromkeys(data["kind"]))
@@ -144,7 +172,7 @@ def _forest(data: pd.DataFrame, title: str, order: list[str], width: Width) -> D
     )
     scale = alt.Scale(domain=[-1, 1])
     bars = base.mark_rule(strokeWidth=1.6).encode(
-        x=alt.X("low:Q", scale=scale, title="correlation with the gap", axis=alt.Axis(tickCount=5)), x2="high:Q"
+        x=alt.X("low:Q", scale=scale, title=across, axis=alt.Axis(tickCount=5)), x2="high:Q"
     )
     numbers = [alt.Tooltip(f"{column}:Q", format=".3f") for column in ("value", "low", "high")]
     dots = base.mark_point(filled=True, size=45, opacity=1).encode(

@@ -1,0 +1,65 @@
+"""fl.relate: a table's correlations, their target and units, kept in one file and drawn."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import flatlens as fl
+from flatlens.errors import BadInput, UnknownName
+from flatlens.statistics import relate_all
+
+DRAWS = np.random.default_rng(0)
+TABLE = pd.DataFrame(
+    {
+        "name": [f"net {i}" for i in range(12)],
+        "seed": [i % 6 for i in range(12)],
+        "mls": DRAWS.normal(size=12),
+        "generalisation_gap": DRAWS.normal(size=12),
+        "sharpness": DRAWS.normal(size=12),
+    }
+)
+
+
+def test_the_pairs_are_those_of_the_columns_of_numbers_over_units():
+    found = fl.relate(TABLE, units="seed")
+    numbers = TABLE[["mls", "generalisation_gap", "sharpness"]]
+    pd.testing.assert_frame_equal(found.frame(), relate_all(numbers, TABLE["seed"]))
+    assert set(found.frame()["units"]) == {6}
+    alone = fl.relate(TABLE.drop(columns="seed"))
+    assert set(alone.frame()["units"]) == {12}
+
+
+def test_the_target_is_the_gap_or_the_last_column_or_the_one_that_is_named():
+    found = fl.relate(TABLE, units="seed")
+    assert found.of()["y"].tolist() == ["generalisation_gap"] * 2
+    assert found.of()["x"].tolist() == ["mls", "sharpness"]
+    assert found.of("mls")["x"].tolist() == ["generalisation_gap", "sharpness"]
+    other = fl.relate(TABLE.rename(columns={"generalisation_gap": "gap"}), units="seed")
+    assert set(other.of()["y"]) == {"sharpness"}
+    with pytest.raises(UnknownName, match="did you mean mls"):
+        found.of("ml")
+
+
+def test_it_is_saved_and_drawn(tmp_path):
+    found = fl.relate(TABLE, units="seed")
+    found.save(tmp_path / "relations")
+    again = fl.Relations.load(tmp_path / "relations")
+    pd.testing.assert_frame_equal(again.frame(), found.frame())
+    assert again.about == {"rows": 12, "columns": ["mls", "generalisation_gap", "sharpness"], "units": "seed"}
+    drawn = [row for rows in found.plot().to_dict()["datasets"].values() for row in rows if "value" in row]
+    of = found.of()
+    assert {(row["quantity"], row["value"]) for row in drawn} == {
+        *zip(of["x"], of["pearson"], strict=True),
+        *zip(of["x"], of["kendall"], strict=True),
+    }
+    found.plot("mls").to_dict(validate=True)
+
+
+def test_what_is_no_table_is_one_line():
+    with pytest.raises(BadInput, match="a pandas DataFrame is needed, got dict"):
+        fl.relate({"mls": [1.0]})
+    with pytest.raises(BadInput, match="at least two columns of numbers with names of their own are needed, got mls"):
+        fl.relate(TABLE[["mls", "name"]])
+    with pytest.raises(UnknownName, match="no column in this table is called 'seeds': did you mean seed"):
+        fl.relate(TABLE, units="seeds")
+    fl.relate(TABLE[["mls", "sharpness"]].head(2)).plot().to_dict(validate=True)  # too few rows for a correlation
