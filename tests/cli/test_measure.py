@@ -53,6 +53,26 @@ number = 3
 """
 
 
+TOKENS = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.mix, self.head = nn.MultiheadAttention(4, 2, batch_first=True), nn.Linear(4, 3)
+    def forward(self, x):
+        return self.head(self.mix(x, x, x, need_weights=False)[0].mean(1))
+
+def build():
+    torch.manual_seed(0)
+    return Net()
+
+def samples():
+    return torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 3
+"""
+
+
 @pytest.fixture
 def net(tmp_path, monkeypatch):
     """A folder with net.py in it, and the command's usual options."""
@@ -94,6 +114,22 @@ def test_held_out_data_adds_the_gap(net, capsys):
     both = measured(capsys, "net.py:build", "--data", "net.py:both", "--loss", "cross_entropy")
     assert with_test["generalisation_gap"] == both["generalisation_gap"]
     assert with_test["test_loss"] == pytest.approx(with_test["loss"] + with_test["generalisation_gap"])
+
+
+def test_heads_of_attention_have_rows_where_they_are_asked_for(net, capsys):
+    Path("tokens.py").write_text(TOKENS)
+    asked = ("tokens.py:build", "--data", "tokens.py:samples", "--loss", "cross_entropy", "--measures", "kappa_trace")
+    found = []
+    for more in ((), ("--attention-heads",)):
+        assert cli.run(["measure", *asked, *more, "--page", "heads.html", "--json"]) == 0
+        rows = json.loads(capsys.readouterr().out)["estimates"]
+        found.append({row["layer"]: row["value"] for row in rows if row["measure"] == "kappa_trace"})
+    plain, more = found
+    assert {name: more[name] for name in plain} == plain
+    kinds = [f"{kind}{head}" for kind in ("query", "key", "value") for head in ("", "/0", "/1")]
+    parts = [*(f"mix.in_proj_weight/{kind}" for kind in kinds), *(f"mix.out_proj.weight/output/{n}" for n in (0, 1))]
+    assert more.keys() - plain.keys() == set(parts)
+    assert "mix.in_proj_weight/query/1" in Path("heads.html").read_text()
 
 
 def test_a_loss_of_ones_own(net, capsys):

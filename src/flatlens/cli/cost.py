@@ -131,7 +131,7 @@ def _few(lens: Lens, count: int) -> Lens:
 
     some = next(lens.problem.data.chunks(count))
     few = lens.problem.with_changes(data=some, test=None, batchnorm="eval", ghost_batch=None, ranks=ALONE)
-    found = fl.Lens(few, outputs=lens.probes or "exact")
+    found = fl.Lens(few, outputs=lens.probes or "exact", attention_heads=lens.attention_heads)
     found.layout = lens.layout  # with the norms of its weights, once known
     return found
 

@@ -29,6 +29,7 @@ def measure(
     inputs: Inputs = Inputs(),  # noqa: B008 (frozen)
     measures: Names = (),
     outputs: str | None = None,
+    attention_heads: Annotated[bool, Flag] = False,
     layers: str | None = None,
     page: Path | None = None,
     save: Path | None = None,
@@ -54,6 +55,8 @@ def measure(
         outputs: `exact`, a backward pass for each of the network's outputs, or a number of random combinations that
             replace them: traces are then estimates, spectral norms lower bounds. Without it: exact up to 128 outputs,
             16 combinations for more.
+        attention_heads: Give measures of weights for the projections and heads of attention, too: `attn.qkv/query`
+            are the queries' rows in the weight of `attn.qkv`, `attn.qkv/query/0` those of the first head.
         layers: Show every value of the layers whose names contain this, such as `blocks.3.`; curvature
             products that are taken layer by layer are taken for these alone.
         page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
@@ -69,7 +72,10 @@ def measure(
         problem = inputs.problem(model)
         names = all_names(measures)
         _require_layers(problem, layers)
-        lens, generator = fl.Lens(problem, outputs=_combinations(outputs)), generator_of(seed)
+        lens, generator = (
+            fl.Lens(problem, outputs=_combinations(outputs), attention_heads=attention_heads),
+            generator_of(seed),
+        )
         bar.stage(TRYING)
         work = partial(fl.measure, measures=names or None, layers=layers)
         announce(lens, partial(work, progress=no_progress), anyway=inputs.how.anyway)

@@ -50,7 +50,7 @@ def functional_hessian_along(
     `of_chunk` gets n sum_k (dl_i/df_k) d2 f_ik/dV2 / mass of each sample and direction V, (samples of the chunk,
     directions) float64. Their mean over all samples is the quadratic form of the risk.
     """
-    problem, weight = problem.as_asked(), layout.weights[layer]
+    problem, weight = problem.as_asked(), layout.weight(layer)
     most = max(1, min(64, problem.memory // (_TOGETHER * layout.bytes_per_sample(PRODUCT_OUTPUTS))))
     kept: ChunkBuffer[str] = ChunkBuffer()
     count, check = 0, SymmetryCheck(problem, model)
@@ -86,17 +86,20 @@ class RecordedWeight:
         product = layout.operations(tape)[slot]
         assert isinstance(product, Product)
         self.n, self.edge, self.shape = n, product.edge, product.shape
-        self._rows, self._adapter = layout.rows[slot], weight.adapter
-        self.phi = self._adapter.patches(self._rows.in_front(product.kept(), n), n)  #: its input, (n, g, m, P)
+        self._rows, self._weight = layout.rows[slot], weight
+        phi = weight.adapter.patches(self._rows.in_front(product.kept(), n), n)
+        self.phi = phi if weight.columns is None else phi[:, :, weight.columns.to(phi.device)]
+        """The weight's input, (n, g, m, P)."""
 
     def by_position(self, z: Tensor) -> Tensor:
-        """Return a tensor of the product's shape as (n, g, d, P)."""
-        return self._adapter.by_position(self._rows.in_front(z, self.n), self.n)
+        """Return a tensor of the product's shape as (n, g, d, P); of a part's rows alone."""
+        placed = self._weight.adapter.by_position(self._rows.in_front(z, self.n), self.n)
+        return placed if self._weight.rows is None else placed[:, :, self._weight.rows.to(placed.device)]
 
     def as_output(self, U: Tensor) -> Tensor:
         """Return U (n, g, d, P) in the product's shape.
 
-        This is the inverse of `by_position`; for a permutation, that is the transpose.
+        This is the transpose of `by_position`: its inverse, with zeros in the rows that are not the part's.
         """
         leaf = U.new_zeros(self.shape).requires_grad_()
         with torch.enable_grad():
@@ -129,7 +132,7 @@ def _along_preactivation(
     tape, inputs, f, y = run_recorded(problem, model, batch)
     layout.require_same(tape, inputs, model, batch)
     n, seen = len(f), RecordedWeight(tape, layout, weight, len(f))
-    W = weight.adapter.matrix(weight.value)
+    W = weight.cut(weight.adapter.matrix(weight.value))
     phi = seen.phi
     of = (slopes(problem, f, y) * f).sum()
     (slope,) = torch.autograd.grad(of, [seen.edge], create_graph=True)
@@ -183,8 +186,8 @@ def _along_weight(
         return torch.stack([along(_sample(batch, sample_axes, i), slope[i], V).detach() for i in range(len(f))])
 
     found: list[Tensor] = []
-    for V in _blocks(directions.of_weight(weight.adapter.matrix(W))):
-        found.append(forms(weight.adapter.as_stored(V, W.shape)))
+    for V in _blocks(directions.of_weight(weight.cut(weight.adapter.matrix(W)))):
+        found.append(forms(weight.adapter.as_stored(weight.embedded(V), W.shape)))
         told(sum(part.shape[1] for part in found))
     return torch.cat(found, 1)
 

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size, spaced
+from flatlens.problem.data import size, spaced, take
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.state import differentiable, fingerprint
 
 _T = TypeVar("_T")
+_COUNTED_ON = 2  #: samples on which the bytes that autograd saves are counted, and a product's operations checked
 LARGEST_CHUNK = 1024  #: largest number of samples in a chunk: more make nothing faster
 
 
@@ -84,7 +85,7 @@ class Graphs(Generic[_T]):
     def bytes_per_sample(self) -> int:
         """Return the bytes that autograd saves for one sample, counted on a probe."""
         if self._bytes is None:
-            probe = self._problem.place(self._problem.probes[0])
+            probe = self._problem.place(take(self._problem.probes[0], 0, _COUNTED_ON))
             self._bytes = bytes_saved(self._model, size(probe), lambda: self._make(probe, 0))
         return self._bytes
 

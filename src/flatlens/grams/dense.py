@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -24,6 +24,12 @@ class DenseJacobian:
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
     wanted: frozenset[str] = frozenset()  #: needs of the measures: what several of them share is computed in one walk
+
+    def block(self, weight: WeightMatrix, rows: Tensor | None, columns: Tensor | None) -> DenseJacobian:
+        """Return the Jacobian in some rows and columns of the weight, given as a weight; None for all."""
+        J = self.J if rows is None else self.J[..., rows.to(self.J.device)]
+        phi = self.phi if columns is None else self.phi[:, columns.to(self.phi.device)]
+        return replace(self, J=J, weight=weight, at_x=None, phi=phi, phi_norm2=norm2(phi))
 
     @cached_property
     def Jx(self) -> Tensor:

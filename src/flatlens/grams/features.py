@@ -27,7 +27,12 @@ def feature_spread(problem: Problem, model: nn.Module, layout: Layout) -> dict[s
     change when features are rescaled.
     """
     moments = feature_moments(problem, model, layout)
-    return {layer: _scale(layout.weights[layer], *moments[layer]) for layer in moments}
+    for name, part in layout.parts.items():
+        if part.part_of in moments:
+            count, mean, squares = moments[part.part_of]
+            at = slice(None) if part.columns is None else part.columns.to(mean.device)
+            moments[name] = count, mean[at], squares[at]
+    return {layer: _scale(layout.weight(layer), *moments[layer]) for layer in moments}
 
 
 Moments: TypeAlias = tuple[int, Tensor, Tensor]

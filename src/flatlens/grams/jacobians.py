@@ -85,6 +85,21 @@ class ChunkJacobians:
             layers[key] = grams
         return layers
 
+    def parts(
+        self, layers: Mapping[str, LayerGrams], make_grams: Callable[..., LayerGrams], scale: Mapping[str, Tensor]
+    ) -> dict[str, LayerGrams]:
+        """Return the plan's parts of weights, from the whole weights in `layers`."""
+        found = {}
+        for name, part in self.layout.parts.items():
+            whole = layers[part.part_of]
+            if not whole.has_derivative:
+                continue
+            found[name] = grams = make_grams()
+            grams.weight = whole.linear.block(part.matrix, part.rows, part.columns)
+            grams.counts_weight, spread = whole.counts_weight, scale.get(name)
+            grams.feature_scale = spread.flatten() if part.dense and spread is not None else spread
+        return found
+
     def _put_weight(self, grams: LayerGrams, weight: Weight, scale: Tensor | None) -> None:
         if not weight.products and self._whole(weight.parameter) is None:
             grams.has_derivative = False

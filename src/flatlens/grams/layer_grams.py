@@ -160,3 +160,4 @@ class ChunkGrams:
     input: LayerGrams | None
     layers: dict[str, LayerGrams]  #: calls of linear layers, in execution order
     others: dict[str, LayerGrams]  #: parameters outside linear layers, by name
+    parts: dict[str, LayerGrams]  #: projections and heads of attention, if they are asked for, by name

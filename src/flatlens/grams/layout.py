@@ -51,13 +51,29 @@ class Weight:
     linear_map: tuple[Adapter, torch.Size] | None = None  #: the layer's linear map, and the size of one sample's input
     unplaced: str = ""  #: why the samples in the inputs of the layer's calls cannot be found; empty if they can
     measured: bool = True  #: whether it is among the problem's parameters (a frozen one is not)
+    part_of: str = ""  #: name of the weight that this is a part of (`grams.parts`)
+    rows: Tensor | None = None  #: the part's rows of that weight; None for all
+    columns: Tensor | None = None  #: the part's columns of that weight; None for all
 
     @cached_property
     def matrix(self) -> WeightMatrix:
         """Return W as (g, d, m), and the bias if it acts in the layer only, in float64."""
         bias = None if self.bias is None or self.bias_value is None else self.bias_value.to(torch.float64)
         rounded = self.value.dtype != torch.float64
-        return WeightMatrix(self.adapter.matrix(self.value).to(torch.float64), bias, rounded)
+        return WeightMatrix(self.cut(self.adapter.matrix(self.value)).to(torch.float64), bias, rounded)
+
+    def cut(self, W: Tensor) -> Tensor:
+        """Return the part of a tensor of the whole matrix's shape, (..., d, m)."""
+        W = W if self.rows is None else W[..., self.rows.to(W.device), :]
+        return W if self.columns is None else W[..., self.columns.to(W.device)]
+
+    def embedded(self, V: Tensor) -> Tensor:
+        """Return the part's tensor (..., d, m) inside zeros of the whole matrix's shape."""
+        whole = V.new_zeros(*V.shape[:-2], *self.adapter.matrix(self.value).shape[-2:])
+        rows = torch.arange(whole.shape[-2]) if self.rows is None else self.rows
+        columns = torch.arange(whole.shape[-1]) if self.columns is None else self.columns
+        whole[..., rows[:, None].to(V.device), columns.to(V.device)] = V
+        return whole
 
     @property
     def has_derivative(self) -> bool:
@@ -82,6 +98,8 @@ class Weight:
     @cached_property
     def spectral_norm(self) -> float:
         """Return ||W||_2 of the map from one sample's input to its output: of the convolution, not of its kernel."""
+        if self.part_of:
+            return self.kernel_norm
         assert self.linear_map is not None
         adapter, size = self.linear_map
         rtol = 1e-8 if size.numel() <= 4096 else 1e-6  # the error of the square is the square of this
@@ -115,6 +133,8 @@ class Layout:
     jacobian_bytes: int  #: bytes of one output's derivatives at all of these, per sample
     unexplained_size: int  #: entries of the unexplained parameters
     itemsize: int  #: bytes of a number in the network's arithmetic
+    parts: dict[str, Weight]  #: projections and heads of attention, where they are asked for (`grams.parts`)
+    not_parted: dict[str, str]  #: attentions whose projections and heads cannot be told, with the reason
     ignores_padding: bool  #: whether tokens outside the attention mask have no effect; then their features are left out
     batched: bool  #: whether several backward passes may run as one batched pass
 
@@ -124,9 +144,13 @@ class Layout:
         curved, calls = self.structure.curved, self.structure.curved_calls
         return frozenset(
             name
-            for name, w in self.weights.items()
+            for name, w in (self.weights | self.parts).items()
             if (w.parameter not in curved if w.parameter is not None else w.calls == (name,) and name not in calls)
         )
+
+    def weight(self, name: str) -> Weight:
+        """Return a weight, or a part of one, by its name."""
+        return self.parts[name] if name in self.parts else self.weights[name]
 
     def bytes_per_sample(self, rows: int) -> int:
         """Return a pass's bytes per sample, with `rows` outputs.
@@ -138,7 +162,7 @@ class Layout:
             rows * self.jacobian_bytes
             + 6 * self.itemsize * self.activation_entries
             + unexplained
-            + _GRAM_BYTES * rows**2 * len(self.weights)
+            + _GRAM_BYTES * rows**2 * (len(self.weights) + len(self.parts))
         )
 
     def samples_at_once(self, memory: int, rows: int, needs: Collection[str] = ()) -> int:

@@ -143,8 +143,8 @@ class _Pass:
         rows: Tensor | None = None,
         keep_graph: bool = False,
         certify: bool = True,
-    ) -> tuple[LayerGrams, LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams]]:
-        """Return (outputs alone, network's input, layers, parameters outside them) for outputs f.
+    ) -> tuple[LayerGrams, LayerGrams | None, dict[str, LayerGrams], dict[str, LayerGrams], dict[str, LayerGrams]]:
+        """Return (outputs alone, network's input, layers, parameters outside them, parts of weights) for outputs f.
 
         With `rows` (n, r, N), f is rows times the network's outputs.
         """
@@ -179,7 +179,7 @@ class _Pass:
             read = [layout.unpadded(x.detach().to(f.dtype), tape) for x in forward.inputs]
             network = network_input(computed.found, read, make_grams, needs) if "G" in needs else None
         others = {name: make_grams(weight=J, counts_weight=True) for name, J in chunk.others().items()}
-        return make_grams(), network, layers, others
+        return make_grams(), network, layers, others, chunk.parts(layers, make_grams, self.scale)
 
 
 @dataclass(frozen=True, eq=False)

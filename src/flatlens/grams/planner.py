@@ -15,19 +15,29 @@ from torch import Tensor, nn
 from flatlens.grams.broken import BATCHING, clear_autograd_errors
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.made import lookups_of
+from flatlens.grams.parts import parts_of
 from flatlens.grams.proof import unproved
 from flatlens.grams.record import Call, made_reads
 from flatlens.grams.rows import Rows
 from flatlens.grams.structure import Structure, common_structure
 from flatlens.grams.trial import Trial
+from flatlens.operations.heads import HeadFinder
 from flatlens.operations.layers import Adapter, layer_of
 from flatlens.operations.made import matrix_in_products
+from flatlens.operations.paths import Paths
 from flatlens.operations.reads import Bias, Entrywise, Lookup, Product, Read
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.state import differentiable
 
 
-def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), distrusted: Collection[str] = ()) -> Layout:
+def lay_out(
+    problem: Problem,
+    model: nn.Module,
+    also: Iterable[Batch] = (),
+    distrusted: Collection[str] = (),
+    *,
+    attention_heads: bool = False,
+) -> Layout:
     """Return the plan of a pass, from trials on the problem's probes.
 
     Args:
@@ -36,6 +46,7 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
         also: more batches to run trials on, already on the model's device.
         distrusted: places at which no arrangement of samples is assumed. If it contains `BATCHING`, backward passes
             are run one by one.
+        attention_heads: whether attention's projections and heads are parts of the plan.
     """
     generator = torch.Generator().manual_seed(0)
     # differentiable: so that the graph also shows frozen parameters
@@ -53,7 +64,18 @@ def lay_out(problem: Problem, model: nn.Module, also: Iterable[Batch] = (), dist
 
         layout = planned(common_structure(trial.structure for trial in trials), distrusted)
         wrong = {place for trial in trials for place in unproved(problem, model, layout, trial, generator)}
-        return layout if not wrong else planned(layout.structure, {*distrusted, *wrong})
+        layout = layout if not wrong else planned(layout.structure, {*distrusted, *wrong})
+        return _with_heads(layout, trials[0], model) if attention_heads else layout
+
+
+def _with_heads(layout: Layout, trial: Trial, model: nn.Module) -> Layout:
+    """Return the plan with attention's projections and heads, found on one trial."""
+    assert trial.tape.graph is not None
+    found = HeadFinder(Paths(trial.tape.graph, model)).run()
+    parts = parts_of(layout.weights, found)
+    more = sum(w.matrix.W.shape[1] * w.positions for w in parts.values()) * layout.itemsize
+    refused = {**found.refused_queries, **found.refused_values}
+    return replace(layout, parts=parts, not_parted=refused, jacobian_bytes=layout.jacobian_bytes + more)
 
 
 class _Planner:
@@ -127,6 +149,8 @@ class _Planner:
             + sum(self.parameters[name].numel() for name in small)
             + sum(self._made_entries(name) for name in made),
             itemsize=self.first.f.element_size(),
+            parts={},
+            not_parted={},
             ignores_padding=all(trial.ignores_padding for trial in self.trials),
             batched=BATCHING not in self.distrusted,
         )

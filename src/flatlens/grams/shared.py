@@ -12,7 +12,7 @@ A grouped convolution is a block-diagonal matrix: the Gram matrices of its group
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -40,6 +40,16 @@ class SharedJacobian:
     wanted: frozenset[GramKind] = frozenset({"K", "R"})  #: quantities that will be read; one loop computes them
     convex: bool = False  #: whether C is known to have no negative eigenvalue
     at_x: Tensor | None = None  #: W^T J, (n, N, 1, m, P), if the pass has it
+
+    def block(self, weight: WeightMatrix, rows: Tensor | None, columns: Tensor | None) -> SharedJacobian:
+        """Return the Jacobian in some rows and columns of the weight, given as a weight; None for all."""
+        J, phi = self.J if rows is None else self.J[:, :, :, rows.to(self.J.device)], self.phi
+        if columns is not None and phi is None:
+            J = J[..., columns.to(J.device)]
+        elif columns is not None and phi is not None:
+            whole, at = phi, columns.to(J.device)
+            phi = lambda piece: whole(piece)[:, :, at]  # noqa: E731
+        return replace(self, J=J, phi=phi, weight=weight, at_x=None)
 
     @cached_property
     def _m(self) -> int:

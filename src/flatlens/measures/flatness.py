@@ -28,7 +28,7 @@ def in_units_of_features(g: LayerGrams, normalized: str | None) -> Tensor:
 
 def curvature_of_relative_flatness(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return the extra term of the literal definition where the outputs are curved in the layer's pre-activation."""
-    weight, normalized = lens.layout.weights[layer].matrix, measure.option("normalized")
+    weight, normalized = lens.layout.weight(layer).matrix, measure.option("normalized")
     if normalized is None:
         return lens.functional_hessian(layer, RowDirections(weight.row_factor), run)
     spread = lens.feature_scale()[layer]
@@ -122,7 +122,7 @@ def relative_flatness_ggn(g: LayerGrams, *, normalized: str | None = None) -> Te
 
 def curvature_of_trace(lens: Lens, layer: str, measure: Measure, run: Run) -> Tensor:
     """Return the same extra term for ||W||^2 Tr H."""
-    W = lens.layout.weights[layer].matrix.W
+    W = lens.layout.weight(layer).matrix.W
     every_row = torch.eye(W.shape[1], dtype=W.dtype, device=W.device).expand(len(W), -1, -1)
     return W.square().sum() * lens.functional_hessian(layer, RowDirections(every_row), run)
 

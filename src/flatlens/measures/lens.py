@@ -46,6 +46,9 @@ class Lens:
             the others. Then traces are estimates with a standard error, spectral norms are lower bounds with a
             residual, and volumes are undefined. None is "exact" up to `EXACT` outputs, and `PROBES` combinations
             beyond.
+        attention_heads: Whether measures of weights have values for attention's projections and heads, too: the rows of
+            a weight that make queries, keys or values (`attn.qkv/query`), those of one head (`attn.qkv/query/0`), and
+            the columns that read a head (`attn.proj/output/0`). Sums over layers count whole weights alone.
         after: A lens on an earlier moment of the same network, or its `remembered`: searches for eigenvectors start
             from the ones found then.
         optimiser: The optimiser that trains the network, for measures of its own steps.
@@ -58,6 +61,7 @@ class Lens:
         problem: Problem,
         *,
         outputs: Literal["exact"] | int | None = None,
+        attention_heads: bool = False,
         after: Lens | Mapping[Key, Remembered] | None = None,
         optimiser: torch.optim.Optimizer | None = None,
         along: Mapping[str, Tensor] | Problem | None = None,
@@ -73,6 +77,9 @@ class Lens:
         self.optimiser = optimiser
         self.model = problem.measured()
         self.along = _along(along, problem, self.model)
+        if not isinstance(attention_heads, bool):
+            raise BadInput(f"Lens(attention_heads={attention_heads!r}): True or False is needed")
+        self.attention_heads = attention_heads
         self.probes = _probes(outputs, problem.outputs)  #: number of random combinations; None for every output
         self.passes = 0
         self.products = 0  #: products with curvature matrices over all the data, since the lens was made
@@ -90,7 +97,7 @@ class Lens:
     @cached_property
     def layout(self) -> Layout:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
-        return lay_out(self.problem, self.model)
+        return lay_out(self.problem, self.model, attention_heads=self.attention_heads)
 
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
@@ -106,7 +113,9 @@ class Lens:
                 self._met += broken.batches
                 self._scale = {}  # the features may have been read along the wrong axis
                 self._distrusted |= broken.distrusted
-                self.layout = lay_out(self.problem, self.model, self._met, self._distrusted)
+                self.layout = lay_out(
+                    self.problem, self.model, self._met, self._distrusted, attention_heads=self.attention_heads
+                )
         return work()
 
     def per_sample(

@@ -161,6 +161,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "layers": list(lens.layout.weights),
         "piecewise_affine_above": sorted(lens.layout.affine),
         "by_autograd": list(lens.layout.unexplained),
+        "attention_heads": {"shown": lens.attention_heads, "not_told": dict(lens.layout.not_parted)},
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,

@@ -27,14 +27,17 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         return
     values = lens.per_sample([one], run.progress, run.generator)
     unmeasured = one.place == "weight" and not run.frozen
+    every = lens.layout.weights | lens.layout.parts
     frozen = {name for name, w in lens.layout.weights.items() if unmeasured and not w.measured}
-    places = [at for key, at in list(values) if key == one.key and at is not None and at not in frozen]
+    left = {name for name, w in every.items() if unmeasured and not w.measured}
+    places = [at for key, at in list(values) if key == one.key and at is not None and at not in left]
     layers, largest = {}, {}
     if isinstance(run.progress, Watch) and one.products is not None and asked:
         curved = [at for at in places if at not in lens.layout.affine and run.chosen(at)]
-        run.progress.expect(sum(one.products(lens.layout.weights[at]) for at in curved))
+        run.progress.expect(sum(one.products(every[at]) for at in curved))
     for at in places:
         layers[at], largest[at] = _at_layer(lens, one, at, asked, run)
+    parts = {name: layers.pop(name) for name in lens.layout.parts if name in layers}
     if one.place == "weight":
         missing = {name: w for name, w in lens.layout.weights.items() if name not in layers and name not in frozen}
         made = "the weight is made from other parameters, by more than the layer's own call"
@@ -62,9 +65,10 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
         peaks = {name: peak for name in layers if (peak := largest.get(name)) is not None}
         if one.place != "input":
             yield (f"{one.key}.max", None), _without(frozen, _over_layers({**layers, **peaks}, max))
+        peaks |= {name: peak for name in parts if (peak := largest.get(name)) is not None}
         yield from (((f"{one.key}.max", name), peak) for name, peak in peaks.items())
     if one.place != "input" or one.answer == "input":  # the layers of `nmls` are the rows of `mls`
-        yield from (((one.key, name), estimate) for name, estimate in layers.items())
+        yield from (((one.key, name), estimate) for name, estimate in (layers | parts).items())
 
 
 SHARED_PRODUCTS = 200_000_000
@@ -138,7 +142,7 @@ def _at_layer(lens: Lens, one: PassMeasure, layer: str, asked: bool, run: Run) -
     if one.curvature is not None and layer not in lens.layout.affine:
         assert one.products is not None
         if not asked:
-            return undefined(_by_name(lens, one.products(lens.layout.weights[layer]))), None
+            return undefined(_by_name(lens, one.products(lens.layout.weight(layer)))), None
         if not run.chosen(layer):
             return undefined("it takes curvature products, and is not among layers=..."), None
         try:
@@ -180,7 +184,7 @@ def _peak(whole: Estimate, largest: float, probes: Tensor | None) -> Estimate:
 def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduced:
     if one.finish is None:
         return one.reduce(values)
-    weight = lens.layout.weights[layer]
+    weight = lens.layout.weight(layer)
     if not (finite(values) and finite(weight.matrix.W.square())):  # no finite values to minimise over
         return Reduced(math.nan, None)
     return one.finish(values, weight, one)
