@@ -43,8 +43,8 @@ def test_the_links_in_a_document_lead_somewhere(document):
         assert target.startswith("http") or (document.parent / target).exists(), target
 
 
-def test_the_tree_in_the_readme_names_every_folder():
-    tree = (ROOT / "README.md").read_text().partition("## What is where")[2].partition("\n## ")[0]
+def test_the_tree_in_architecture_names_every_folder():
+    tree = (ROOT / "docs" / "architecture.md").read_text().partition("## What is where")[2].partition("\n## ")[0]
     package = ROOT / "src" / "flatlens"
     parts = [f"{p.name}/" for p in package.iterdir() if p.is_dir() and p.name != "__pycache__"]
     parts += [p.name for p in package.glob("*.py") if not p.name.startswith("__")]
