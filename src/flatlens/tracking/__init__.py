@@ -2,12 +2,25 @@
 
     training loop -> Tracker.step -> due? -> Lens, starts from the last eigenpairs -> rows of the history
                                                                                    -> a live line on stderr
+                                                                                   -> logs: CSV, TensorBoard, ...
 
 `flatlens.tracking.lightning` and `flatlens.tracking.transformers` connect a tracker to those trainers.
 """
 
 from flatlens.tracking.live import Live, Moment
+from flatlens.tracking.loggers import CSVLog, MLflowLog, TensorBoardLog, WandbLog, scalars
 from flatlens.tracking.stability import Edge, edge_of
 from flatlens.tracking.tracker import Tracker
 
-__all__ = ["Edge", "Live", "Moment", "Tracker", "edge_of"]
+__all__ = [
+    "CSVLog",
+    "Edge",
+    "Live",
+    "MLflowLog",
+    "Moment",
+    "TensorBoardLog",
+    "Tracker",
+    "WandbLog",
+    "edge_of",
+    "scalars",
+]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, final
 import torch
 
 from flatlens.errors import BadInput, needs
+from flatlens.tracking.loggers import scalars
 from flatlens.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
@@ -24,13 +25,15 @@ class TrackerCallback(Callback):
     """A callback that measures when training starts and after each optimiser step; its state is in the checkpoints.
 
     The tracker's problem uses the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
-    that accumulated batches count once; with several processes the first one measures.
+    that accumulated batches count once; with several processes the first one measures. The numbers also go to the
+    trainer's own loggers, unless `log` is False.
     """
 
-    def __init__(self, tracker: Tracker) -> None:
+    def __init__(self, tracker: Tracker, *, log: bool = True) -> None:
         if not isinstance(tracker, Tracker):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
+        self._log = log
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Measure before the first step, or continue from a checkpoint."""
@@ -46,7 +49,10 @@ class TrackerCallback(Callback):
         if trainer.is_global_zero:
             optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             known = isinstance(optimiser, torch.optim.Optimizer)
-            self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
+            report = self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
+            if report is not None and self._log and self.tracker.latest is not None:
+                for logger in trainer.loggers:
+                    logger.log_metrics(scalars(self.tracker.latest), step=trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the tracker's state for Lightning's checkpoint."""

@@ -47,6 +47,8 @@ class Tracker:
         outputs: As for `Lens`.
         along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
+        log: Functions that are called with each `Moment`, such as `flatlens.tracking.TensorBoardLog(folder)`; one alone
+            is enough.
 
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> optimiser = torch.optim.SGD(net.parameters(), lr=0.05)
@@ -74,6 +76,7 @@ class Tracker:
         outputs: Literal["exact"] | int | None = None,
         along: Mapping[str, torch.Tensor] | Problem | None = None,
         live: bool | Callable[[Moment], None] = True,
+        log: Callable[[Moment], None] | Iterable[Callable[[Moment], None]] = (),
     ) -> None:
         if not isinstance(problem, Problem):
             raise BadInput(f"Tracker(problem=...): a Problem is needed, got {type(problem).__name__}")
@@ -90,6 +93,9 @@ class Tracker:
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
         self._live = Live() if live is True else live or None
+        self._logs = [log] if callable(log) else list(log) if isinstance(log, Iterable) else [log]
+        if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
+            raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
@@ -104,6 +110,7 @@ class Tracker:
         self._history = History()
         self._warm: dict[Key, Remembered] = {}
         self._next, self._latest = 0, -1
+        self.latest: Moment | None = None  #: the last measurement, in this process
         self._measuring, self._longest, self._before, self._started = 0.0, 0.0, 0.0, time.perf_counter()
 
     def due(self, step: int) -> bool:
@@ -137,8 +144,10 @@ class Tracker:
         self._longest = max(self._longest, time.perf_counter() - start)
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
-        if self._live is not None:
-            self._live(Moment(step, report, edge))
+        moment = Moment(step, report, edge)
+        for tell in [*([] if self._live is None else [self._live]), *self._logs]:
+            tell(moment)
+        self.latest = moment
         return report
 
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:

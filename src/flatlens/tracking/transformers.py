@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, final
 
@@ -12,6 +13,7 @@ import torch
 
 from flatlens.errors import BadInput, BadWeights, needs
 from flatlens.files import write_whole
+from flatlens.tracking.loggers import scalars
 from flatlens.tracking.tracker import Tracker
 
 with needs("hf", "flatlens.tracking.transformers"):
@@ -27,12 +29,22 @@ class TrackerCallback(TrainerCallback):
 
     The tracker's problem uses the model that the trainer trains. On resuming, the state is read from the folder
     `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures.
+
+    The trainer writes the numbers where it reports its own, if the callback has its function `log`: make the trainer,
+    then `trainer.add_callback(TrackerCallback(tracker, log=trainer.log))`.
     """
 
-    def __init__(self, tracker: Tracker, *, resume_from: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        *,
+        resume_from: str | os.PathLike[str] | None = None,
+        log: Callable[[dict[str, float]], object] | None = None,
+    ) -> None:
         if not isinstance(tracker, Tracker):
             raise BadInput(f"TrackerCallback(tracker=...): a Tracker is needed, got {type(tracker).__name__}")
         self.tracker = tracker
+        self._log = log
         self._resume_from = None if resume_from is None else Path(resume_from)
 
     def on_train_begin(
@@ -60,7 +72,9 @@ class TrackerCallback(TrainerCallback):
         optimiser = handed.get("optimizer")
         optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
         known = isinstance(optimiser, torch.optim.Optimizer)
-        self.tracker.step(state.global_step, optimiser=optimiser if known else None)
+        report = self.tracker.step(state.global_step, optimiser=optimiser if known else None)
+        if report is not None and self._log is not None and self.tracker.latest is not None:
+            self._log(scalars(self.tracker.latest))
 
     def _restore(self, folder: Path) -> None:
         path = folder / FILE

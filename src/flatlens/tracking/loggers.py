@@ -1,0 +1,127 @@
+"""Where a tracker's numbers also go: a CSV file, TensorBoard, Weights & Biases, MLflow.
+
+Each is called with a `Moment`: `Tracker(problem, measures, log=[CSVLog("run.csv"), TensorBoardLog("runs")])`. Its
+package is imported when it is made, and not before. Names are flatlens/MEASURE and flatlens/layers/MEASURE/LAYER; with
+.stderr stands the standard error, with .edge the edge of stability of a sharpness. What is undefined is left out. No
+name is a folder of another's: MLflow keeps a file for each.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any, final
+
+from flatlens.column import Column
+from flatlens.errors import BadFolder, BadInput, needs
+from flatlens.tracking.live import Moment
+from flatlens.tracking.stability import WITH_EDGE
+
+PREFIX = "flatlens"
+
+
+def scalars(moment: Moment) -> dict[str, float]:
+    """Return a moment's numbers by name.
+
+    >>> from flatlens.estimate import Estimate, Report
+    >>> from flatlens.tracking import Edge
+    >>> report = Report({("sharpness", None): Estimate(38.1), ("mls", "fc1"): Estimate(2.0)}, {})
+    >>> scalars(Moment(200, report, Edge(0.05, 40.0, "2/lr")))
+    {'flatlens/sharpness': 38.1, 'flatlens/sharpness.edge': 40.0, 'flatlens/layers/mls/fc1': 2.0}
+    """
+    found = {}
+    for (measure, layer), estimate in moment.report.items():
+        if not math.isfinite(estimate.value):
+            continue
+        name = f"{PREFIX}/layers/{measure}/{layer}" if layer else f"{PREFIX}/{measure}"
+        found[name] = estimate.value
+        if estimate.stderr:
+            found[f"{name}.stderr"] = estimate.stderr
+        column = Column.parse(measure)
+        edge = moment.edge.beside(column.name)
+        if not layer and column.name in WITH_EDGE and not column.part and edge == edge:
+            found[f"{name}.edge"] = edge
+    return found
+
+
+@final
+class CSVLog:
+    """A CSV file that grows with each measurement: step, name, value. A run that is resumed adds to it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        if not self._path.parent.is_dir() or self._path.is_dir():
+            raise BadFolder(f"CSVLog({str(path)!r}): a file in a folder that exists is needed")
+
+    def __call__(self, moment: Moment) -> None:
+        """Write the moment's rows."""
+        try:
+            with self._path.open("a", newline="") as file:
+                rows = csv.writer(file, lineterminator="\n")
+                if not file.tell():
+                    rows.writerow(["step", "name", "value"])
+                rows.writerows([moment.step, name, repr(value)] for name, value in scalars(moment).items())
+        except OSError as error:
+            raise BadFolder(f"CSVLog({str(self._path)!r}): the file cannot be written ({error})") from error
+
+
+@final
+class TensorBoardLog:
+    """Scalars of TensorBoard, in a folder or by a SummaryWriter that the run already has."""
+
+    def __init__(self, where: Any) -> None:
+        with needs("tensorboard", "TensorBoardLog"):
+            writer = import_module("torch.utils.tensorboard").SummaryWriter
+        if not isinstance(where, writer | str | os.PathLike):
+            raise BadInput(f"TensorBoardLog({where!r}): a folder or a SummaryWriter is needed")
+        self._writer = where if isinstance(where, writer) else writer(os.fspath(where))
+
+    def __call__(self, moment: Moment) -> None:
+        """Write the moment's scalars."""
+        for name, value in scalars(moment).items():
+            self._writer.add_scalar(name, value, moment.step)
+        self._writer.flush()
+
+
+@final
+class WandbLog:
+    """The charts of a run of Weights & Biases, over an axis of their own: flatlens/step.
+
+    Their own axis, because the run's own count of steps may differ from the tracker's.
+    """
+
+    def __init__(self, run: Any = None) -> None:
+        with needs("wandb", "WandbLog"):
+            wandb = import_module("wandb")
+        self._run = wandb.run if run is None else run
+        if self._run is None or not callable(getattr(self._run, "define_metric", None)):
+            raise BadInput("WandbLog(run=...): a run is needed: call wandb.init(...) first, or pass what it returned")
+        self._run.define_metric(f"{PREFIX}/step")
+        self._run.define_metric(f"{PREFIX}/*", step_metric=f"{PREFIX}/step")
+
+    def __call__(self, moment: Moment) -> None:
+        """Write the moment's values."""
+        self._run.log({**scalars(moment), f"{PREFIX}/step": moment.step})
+
+
+@final
+class MLflowLog:
+    """The metrics of a run of MLflow; characters that it refuses in names become _."""
+
+    def __init__(self, run_id: str | None = None) -> None:
+        with needs("mlflow", "MLflowLog"):
+            mlflow = import_module("mlflow")
+        active = mlflow.active_run()
+        if run_id is None and active is None:
+            raise BadInput("MLflowLog(run_id=...): a run is needed: call mlflow.start_run() first, or name one")
+        self._run_id = active.info.run_id if run_id is None else run_id
+        self._client = mlflow.MlflowClient()
+
+    def __call__(self, moment: Moment) -> None:
+        """Write the moment's metrics."""
+        for name, value in scalars(moment).items():
+            self._client.log_metric(self._run_id, re.sub(r"[^\w\-. :/]", "_", name), value, step=moment.step)
