@@ -1,13 +1,14 @@
 """A Gauss-Newton product of a language model beside hessian-eigenthings': `python -m benchmarks.language_model`.
 
 The network is transformers' GPT-NeoX in the shape of Pythia-160M (12 layers, width 768, 50,304 words), with random
-weights, on 16 random sequences of 128 tokens; `--layers` and `--sequences` make it smaller. Each contestant multiplies
-the same vector, in a fresh process, several times. flatlens keeps autograd's graphs between products where they fit in
+weights, on 4 and on 16 random sequences of 128 tokens; `--layers` and `--sequences` choose others. Each contestant
+multiplies the same vector, in a fresh process, several times. flatlens keeps autograd's graphs between products where they fit in
 `--memory`, so its first product, which also checks that the two Jacobian products are adjoint, takes longer than the
 later ones; both stand in the result. hessian-eigenthings builds its graphs in each product. Memory is the most bytes
 resident in the process, network included. The products must agree: the result has the relative differences of
-<v, Gv> and ||Gv||. hessian-eigenthings is installed as `benchmarks/peers` says; without it flatlens runs
-alone. Some ten minutes and 15 GB on two cores.
+<v, Gv> and ||Gv||. A contestant that needs more than `--most` GB of address space is stopped, and the result says so.
+hessian-eigenthings is installed as `benchmarks/peers` says; without it flatlens runs
+alone. Seconds are processor time of one thread. Some ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import importlib.metadata
 import importlib.util
 import json
 import resource
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +31,7 @@ import flatlens as fl
 from benchmarks import machine
 from flatlens.curvature import GaussNewton
 
-TOKENS, WORDS = 128, 50_304
+LAYERS, TOKENS, WORDS = 12, 128, 50_304
 
 
 def pythia(layers: int) -> nn.Module:
@@ -72,9 +74,10 @@ def theirs(layers: int, n: int, memory: str) -> Callable[[Tensor], Tensor]:
 CONTESTANTS = {"flatlens": ours, "hessian-eigenthings": theirs}
 
 
-def measured(who: str, layers: int, n: int, memory: str, products: int, threads: int) -> dict[str, Any]:
+def measured(who: str, layers: int, n: int, memory: str, products: int, most: int) -> dict[str, Any]:
     """Run one contestant, in this process."""
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_AS, (most * 10**9, most * 10**9))
     product = CONTESTANTS[who](layers, n, memory)
     prepared = _most()
     v = torch.randn(sum(p.numel() for p in pythia(layers).parameters()), generator=torch.Generator().manual_seed(2))
@@ -102,14 +105,18 @@ def _most() -> float:
 def in_a_child(*arguments: object) -> dict[str, Any]:
     """Run `measured` in a fresh process."""
     code = f"import json\nfrom benchmarks import language_model as one\nprint(json.dumps(one.measured{arguments!r}))"
-    found: dict[str, Any] = json.loads(machine.in_a_child(code))
+    try:
+        found: dict[str, Any] = json.loads(machine.in_a_child(code))
+    except subprocess.CalledProcessError as error:
+        last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
+        found = {"failed": last[0][:200]}
     print(arguments, found, file=sys.stderr)
     return found
 
 
 def compared(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Return the ratios of processor time, and how far the products differ."""
-    if len(rows) < 2:
+    if len(rows) < 2 or any("failed" in row for row in rows.values()):
         return {}
     mine, other = rows.values()
     later, peer = min(mine["processor_seconds"]), min(other["processor_seconds"])
@@ -123,21 +130,23 @@ def compared(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--layers", type=int, default=12)
-    options.add_argument("--sequences", type=int, default=16)
+    options.add_argument("--layers", type=int, default=LAYERS)
+    options.add_argument("--sequences", type=int, nargs="+", default=[4, 16])
     options.add_argument("--products", type=int, default=2)
-    options.add_argument("--threads", type=int, default=1)
     options.add_argument("--memory", default="8GiB", help="what flatlens may take")
+    options.add_argument("--most", type=int, default=18, help="GB of address space")
     chosen = options.parse_args()
-    sizes = (chosen.layers, chosen.sequences, chosen.memory, chosen.products, chosen.threads)
     there = importlib.util.find_spec("hessian_eigenthings") is not None
-    rows = {who: in_a_child(who, *sizes) for who in CONTESTANTS if who == "flatlens" or there}
     versions = {"hessian-eigenthings": importlib.metadata.version("hessian-eigenthings")} if there else {}
-    case = {"layers": chosen.layers, "sequences": chosen.sequences, "tokens": TOKENS, "words": WORDS}
-    result = {**case, "memory": chosen.memory, "versions": versions, "contestants": rows, **compared(rows)}
+    result: dict[str, Any] = {"layers": chosen.layers, "tokens": TOKENS, "words": WORDS, "memory": chosen.memory}
+    result |= {"most_gb": chosen.most, "versions": versions, "sequences": {}}
+    for n in chosen.sequences:
+        sizes = (chosen.layers, n, chosen.memory, chosen.products, chosen.most)
+        rows = {who: in_a_child(who, *sizes) for who in CONTESTANTS if who == "flatlens" or there}
+        result["sequences"][n] = {"contestants": rows, **compared(rows)}
+        if chosen.layers == LAYERS:
+            print(f"written to {machine.save('language_model', result)}", file=sys.stderr)
     print(json.dumps(result, indent=1))
-    if (chosen.layers, chosen.sequences) == (12, 16):
-        print(f"written to {machine.save('language_model', result)}", file=sys.stderr)
 
 
 if __name__ == "__main__":
