@@ -2,13 +2,13 @@
 
 The network is transformers' GPT-NeoX in the shape of Pythia-160M (12 layers, width 768, 50,304 words), with random
 weights, on 4 and on 16 random sequences of 128 tokens; `--layers` and `--sequences` choose others. Each contestant
-multiplies the same vector, in a fresh process, several times. flatlens keeps autograd's graphs between products where they fit in
-`--memory`, so its first product, which also checks that the two Jacobian products are adjoint, takes longer than the
-later ones; both stand in the result. hessian-eigenthings builds its graphs in each product. Memory is the most bytes
-resident in the process, network included. The products must agree: the result has the relative differences of
+multiplies the same vector, in a fresh process, several times. flatlens keeps autograd's graphs between products where
+they fit in `--memory`, so its first product, which also checks that the two Jacobian products are adjoint, takes longer
+than the later ones; both stand in the result. hessian-eigenthings builds its graphs in each product. Memory is the most
+bytes resident in the process, network included. The products must agree: the result has the relative differences of
 <v, Gv> and ||Gv||. A contestant that needs more than `--most` GB of address space is stopped, and the result says so.
-hessian-eigenthings is installed as `benchmarks/peers` says; without it flatlens runs
-alone. Seconds are processor time of one thread. Some ten minutes on two cores.
+hessian-eigenthings is installed as `benchmarks/peers` says; without it flatlens runs alone. Seconds are processor time
+of one thread. Some ten minutes on two cores.
 """
 
 from __future__ import annotations
