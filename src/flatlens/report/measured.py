@@ -61,7 +61,7 @@ def write_measure_page(report: Report, cards: Sequence[Card], path: Path) -> Pat
         about=report.about,
         origin=report.about.get("origin", {}),
         families=_families(report, cards),
-        moves=[short for _, _, short in MOVES],
+        moves=[(short, in_words) for _, short, in_words in MOVES],
         figures=[(drawn, svg_of(drawn))] if drawn is not None and drawn.data["depth"].nunique() > 1 else [],
         columns=columns,
         groups=_groups(values, layers, columns),

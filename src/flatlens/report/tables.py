@@ -236,14 +236,14 @@ def _notes(report: Report) -> Text | None:
 
 
 def _key(report: Report, cards: Sequence[Card]) -> Text:
-    """Return the meaning of the last three columns, and the measures that any two networks can be compared by."""
+    """Return the meaning of the last columns, and the measures that any two networks can be compared by."""
     names = dict.fromkeys(name for name, layer in report if layer is None and spelling(name) not in RISK)
     met = {spelling(name): card for name in names if (card := card_of(name, cards))}
     survive = [name for name, card in met.items() if all(survives(name, card)[:2])]  # both rescalings
-    key = Text("\nlayer, neuron, order: ", style="bold")
+    key = Text(f"\n{', '.join(short for _, short, _ in MOVES)}: ", style="bold")
     key.append(
-        "does the network's value survive a layer-wise rescaling of the weights, a neuron-wise one, a permutation of "
-        "the neurons? All three leave the network's function as it is.",
+        f"does the network's value survive {', '.join(in_words for _, _, in_words in MOVES)}? All of these leave the "
+        "network's function as it is.",
         style="not bold",
     )
     if met:
