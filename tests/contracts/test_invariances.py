@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import attentions
 import pytest
 import torch
 from networks import network
@@ -50,7 +51,10 @@ SPELLED = {  # so that errors are small beside what a move changes
     "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
     **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }
-KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT]
+UNDEFINED_THERE = ("preconditioned_sharpness", "minibatch_sharpness")  #: they need an optimiser, or more samples
+BY_CHANCE = ("locally_constant_labels",)  #: labels are constant near these samples in either basis
+OF_HEADS = ("head_flatness_ggn",)  #: undefined without attention
+KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT + OF_HEADS]
 OPTIONS = [
     "average_sharpness(adaptive=False)",
     "worst_sharpness(adaptive=True)",
@@ -81,3 +85,41 @@ def test_a_measure_is_unchanged_exactly_where_its_card_says(key: str, how: str) 
     drawn = 0 if measure.card.name == "representativeness" else 4  # the same splits on either side
     unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * (a.stderr**2 + b.stderr**2) ** 0.5)
     assert unchanged == (how in measure.invariant_under), (a, b)
+
+
+def in_other_bases(net: nn.Module) -> None:
+    """Change the basis of every head of attention by hand: queries and keys, values and what reads them."""
+    generator = torch.Generator().manual_seed(7)
+    attention = net.attention.requires_grad_(False)
+    for number in range(attention.heads):
+        rows = slice(4 * number, 4 * number + 4)
+        A, B = (torch.randn(4, 4, generator=generator).double() + 3 * torch.eye(4).double() for _ in range(2))
+        for layer, change in ((attention.q, A), (attention.k, torch.linalg.inv(A).T), (attention.v, B)):
+            layer.weight[rows] = change @ layer.weight[rows]
+            layer.bias[rows] = change @ layer.bias[rows]
+        attention.o.weight[:, rows] = attention.o.weight[:, rows] @ torch.linalg.inv(B)
+    net.requires_grad_(True)
+
+
+@pytest.mark.parametrize("key", [*KEYS, *OPTIONS, *OF_HEADS])
+def test_a_measure_survives_another_basis_of_heads_exactly_where_its_card_says(key: str) -> None:
+    """The last layer of this network reads the heads: what is measured there moves with their basis."""
+    (before, x, y), (after, _, _) = attentions.made("last", n=12), attentions.made("last", n=12)
+    in_other_bases(after)
+    assert torch.allclose(before(x), after(x), rtol=1e-10)
+    measure = fl.measures.named([key])[0]
+    a, b = (
+        fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [key], anyway=True)[measure.key]
+        for net in (before, after)
+    )
+    if "undefined" in (a.kind, b.kind):
+        assert a.kind == b.kind
+        assert measure.card.name in UNDEFINED_THERE
+        return
+    searched = 1e-3 if measure.card.name == "worst_sharpness" else 1e-8
+    drawn = 0 if measure.card.name == "representativeness" else 4
+    unchanged = b.value == pytest.approx(a.value, rel=searched, abs=drawn * (a.stderr**2 + b.stderr**2) ** 0.5)
+    if measure.card.name in BY_CHANCE:
+        assert "headwise" not in measure.invariant_under
+        return
+    assert unchanged == ("headwise" in measure.invariant_under), (a, b)

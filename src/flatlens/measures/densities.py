@@ -9,7 +9,7 @@ from flatlens.curvature.probes import student
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
-from flatlens.measures.card import FUNCTION, LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.card import LAYERWISE, PERMUTATION, UNITS_AND_ORDER, Parts, Run, on_lens
 from flatlens.measures.generalisation import stderr_of
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_positive
@@ -27,7 +27,7 @@ from flatlens.perturbation.rotations import ROTATION_LAWS
     source="relative2021 Eq. 3, 5, section 6, C.1",
     unit="loss",
     cost="one forward, kernel densities; 2 probes forwards for the split",
-    invariant_under=FUNCTION,
+    invariant_under=UNITS_AND_ORDER,
     invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
     of_parameters=False,
     on_request=True,

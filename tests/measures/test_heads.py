@@ -1,0 +1,152 @@
+"""Flatness of heads: its literal definition, the metric behind it, and that no symmetry of attention moves it."""
+
+from __future__ import annotations
+
+import attentions
+import modern
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import flatlens as fl
+from flatlens.transforms import TRANSFORMS, read_wiring
+
+NAME = "head_flatness_ggn"
+MOVES = ("query_key_basis", "value_output_basis", "head_permutation", "norm_folding", "norm_scale", "gate_scale")
+NORMED = {"crossed": ("q",)}  #: which projections read a norm's features; else all
+
+
+def measured(problem: fl.Problem) -> fl.Report:
+    return fl.measure(fl.Lens(problem), [NAME])
+
+
+def changed(net: nn.Module, projection: str, head: int, size: int, normed: bool, A: Tensor) -> dict[str, Tensor]:
+    """Weights of the network with one head's weight changed relatively by A."""
+    layer, name = getattr(net.attention, projection), f"attention.{projection}"
+    W, rows = layer.weight.detach(), slice(size * head, size * head + size)
+    one = torch.eye(len(A), dtype=torch.float64)
+    if projection == "o":
+        new = torch.cat([W[:, : rows.start], (one + A) @ W[:, rows], W[:, rows.stop :]], 1)
+        return {f"{name}.weight": new}
+    scale = net.norm1.weight.detach() if normed else torch.ones(W.shape[1], dtype=torch.float64)
+    mine = (W[rows] * scale) @ (one + A) / scale  # as the network reads it: features times the scale
+    found = {f"{name}.weight": torch.cat([W[: rows.start], mine, W[rows.stop :]])}
+    if layer.bias is not None and normed and getattr(net.norm1, "bias", None) is not None:
+        b, shift = layer.bias.detach(), net.norm1.bias.detach()
+        kept = b[rows] + (W[rows] - mine) @ shift  # the shift is read by W, not by W (I + A)
+        found[f"{name}.bias"] = torch.cat([b[: rows.start], kept, b[rows.stop :]])
+    return found
+
+
+def literal(net: nn.Module, x: Tensor, y: Tensor, projection: str, head: int, size: int, normed: bool) -> float:
+    """mean_i tr(C_i J_i J_i^T), J_i the Jacobian of sample i's outputs in A, by explicit backward passes."""
+    width = getattr(net.attention, projection).weight.shape[0 if projection == "o" else 1]
+    total = 0.0
+    for one, label in zip(x, y, strict=True):
+        A = torch.zeros(width, width, dtype=torch.float64, requires_grad=True)
+        f = functional_call(net, changed(net, projection, head, size, normed, A), (one[None],))[0]
+        J = torch.stack([torch.autograd.grad(out, A, retain_graph=True)[0].flatten() for out in f])
+        leaf = f.detach().requires_grad_()
+        loss = nn.functional.cross_entropy(leaf[None], label[None])
+        (slope,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        C = torch.stack([torch.autograd.grad(part, leaf, retain_graph=True)[0] for part in slope])
+        total += float((C * (J @ J.T)).sum())
+    return total / len(x)
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "partly rotary"])
+def test_it_is_its_literal_definition(name):
+    net, x, y = attentions.made(name)
+    found = measured(fl.Problem(net, "cross_entropy", (x, y)))
+    net.requires_grad_(False)
+    a = net.attention
+    normed = NORMED.get(name, ("q", "k", "v"))
+    sizes = {"q": a.heads, "k": a.groups, "v": a.groups, "o": a.heads}
+    each = {
+        projection: sum(literal(net, x, y, projection, h, a.size, projection in normed) for h in range(heads))
+        for projection, heads in sizes.items()
+    }
+    assert found[NAME].value == pytest.approx(sum(each.values()), rel=1e-9)
+    assert found[f"{NAME}.query_key"].value == pytest.approx(each["q"] + each["k"], rel=1e-9)
+    assert found[f"{NAME}.value_output"].value == pytest.approx(each["v"] + each["o"], rel=1e-9)
+    assert found[NAME].kind == "exact"
+
+
+def risk_curvature(net: nn.Module, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
+    """Gauss-Newton matrix of the half squared error in some weights, side by side."""
+    values = [weight.clone().requires_grad_() for weight in weights.values()]
+    f = functional_call(net, dict(zip(weights, values, strict=True)), (x,)).flatten()
+    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(out, values, retain_graph=True)]) for out in f]
+    J = torch.stack(rows)
+    return J.T @ J / len(x)
+
+
+def test_it_is_the_trace_in_the_metric_of_the_quotient():
+    """Of queries: sum_ss' <w_s, w_s'> Tr H_ss', the trace in tr((W W^T)^-1 dW dW^T); directions that only change the
+    basis have no curvature, so it is the trace over the quotient."""
+    net, x, _ = attentions.made("last")
+    problem = fl.Problem(net, "half_squared_error", (x, torch.zeros(len(x), 3).double()))
+    report = measured(problem)
+    net.requires_grad_(False)
+    q, k = net.attention.q.weight[:4], net.attention.k.weight[:4]
+    names = {"attention.q.weight": net.attention.q.weight, "attention.k.weight": net.attention.k.weight}
+    H = risk_curvature(net, x, names).reshape(2, 8, 8, 2, 8, 8)  # (weight, row, column) twice
+    total = 0.0
+    for number, layer in enumerate((net.attention.q, net.attention.k)):
+        for rows in (slice(0, 4), slice(4, 8)):
+            W = layer.weight[rows]
+            total += float(
+                torch.einsum("st,satb,ab->", W @ W.T, H[number, rows][:, :, number, rows], torch.eye(8).double())
+            )
+    assert report[f"{NAME}.query_key"].value == pytest.approx(total, rel=1e-9)
+    biases = {**names, "attention.q.bias": net.attention.q.bias, "attention.k.bias": net.attention.k.bias}
+    X = torch.randn(4, 4, generator=torch.Generator().manual_seed(0)).double()
+    along = torch.zeros(2, 8, 8).double()
+    along[0, :4], along[1, :4] = X @ q, -X.T @ k
+    turn = torch.zeros(2, 8).double()
+    turn[0, :4], turn[1, :4] = X @ net.attention.q.bias[:4], -X.T @ net.attention.k.bias[:4]
+    v = torch.cat([along.flatten(), turn.flatten()])
+    G = risk_curvature(net, x, biases)
+    assert float(v @ G @ v) < 1e-14 * float(v @ v) * float(G.diagonal().sum())
+
+
+@pytest.mark.parametrize(
+    "name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "vit-mha", "gpt2", "llama"]
+)
+def test_no_symmetry_moves_it(name):
+    if name in attentions.MADE:
+        net, x, y = attentions.made(name)
+        problem = fl.Problem(net, "cross_entropy", (x, y))
+    else:
+        case = attentions.hf_llama() if name == "llama" else modern.case(name, "cross_entropy")
+        problem = fl.Problem(case.net, "cross_entropy", case.data)
+    before, done = measured(problem)[NAME].value, 0
+    assert before > 0
+    for move in MOVES:
+        if TRANSFORMS[move].offer(read_wiring(problem, problem.model)).links:
+            after = measured(TRANSFORMS[move].apply(problem).problem)[NAME].value
+            assert after == pytest.approx(before, rel=1e-6 if name == "llama" else 1e-10)
+            done += 1
+    assert done >= 4
+
+
+def test_chunks_and_rows_of_heads():
+    net, x, y = attentions.made("plain", n=9)
+    whole = measured(fl.Problem(net, "cross_entropy", (x, y)))
+    small = measured(fl.Problem(net, "cross_entropy", (x, y), memory=20000))
+    assert small[NAME].value == pytest.approx(whole[NAME].value, rel=1e-12)
+    heads = [layer for row, layer in whole if row == NAME and layer is not None]
+    assert heads == ["attention.q.0", "attention.q.1", "attention.v.0", "attention.v.1"]
+    assert sum(whole[NAME, layer].value for layer in heads) == pytest.approx(whole[NAME].value)
+    assert whole[f"{NAME}.max"].value == max(whole[NAME, layer].value for layer in heads)
+
+
+def test_no_head_is_undefined_with_the_reason():
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    plain = measured(fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2))))[NAME]
+    assert (plain.kind, plain.note) == ("undefined", "the network has no attention whose heads can be told")
+    net, x, y = attentions.made("plain")
+    few = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), outputs=2), [NAME])[NAME]
+    assert few.kind == "undefined"
+    assert "outputs='exact'" in few.note
