@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from flatlens import cli
 from flatlens.estimate import Report
@@ -159,6 +159,40 @@ def test_parameters_by_name(net, capsys):
     everything = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace")
     one = measured(capsys, "net.py:build", *net, "--measures", "ggn_trace", "--parameters", "2.weight,2.bias")
     assert 0 < one["ggn_trace"] < everything["ggn_trace"]
+
+
+def test_batches_are_normalised_as_in_training(net, capsys, refused):
+    import flatlens as fl
+    from flatlens import userfile
+
+    with Path("net.py").open("a") as file:
+        file.write(
+            "def normed(): return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))\n"
+        )
+    torch.manual_seed(0)
+    save_file(userfile.load("net.py:normed", "MODEL")().state_dict(), "w.safetensors")
+    command = ["net.py:normed", *net, "--weights", "w.safetensors", "--measures", "ggn_trace,hessian_trace(exact=True)"]
+    found = measured(capsys, *command, "--batchnorm", "train", "--ghost-batch", "10")
+    assert found["ggn_trace"] is None  # of single samples
+    model, data = userfile.load("net.py:normed", "MODEL")(), userfile.load("net.py:samples", "--data")()
+    model.load_state_dict(load_file("w.safetensors"))
+    problem = fl.Problem(model, "cross_entropy", data, batchnorm="train", ghost_batch=10)
+    name = "hessian_trace(exact=True)"
+    assert found[name] == fl.measure(fl.Lens(problem), name)[name].value
+    assert found[name] != measured(capsys, *command)[name]
+    assert "--ghost-batch None: the number of samples" in refused("measure", *command, "--batchnorm", "train")
+    assert "with --batchnorm train only" in refused("measure", *command, "--ghost-batch", "5")
+
+
+def test_searches_start_from_those_of_the_measurement_before(net, capsys, refused):
+    command = ["measure", "net.py:build", *net, "--measures", "sharpness(rtol=1e-6)", "--json", "--after", "pairs"]
+    products = []
+    for _ in range(2):
+        assert cli.run(command) == 0
+        products.append(json.loads(capsys.readouterr().out)["estimates"][0]["products"])
+    assert products[1] < products[0]
+    Path("pairs").write_text("mls")
+    assert "--after pairs: not a saved warm start" in refused(*command)
 
 
 def test_weights_change_the_numbers(net, capsys, refused):

@@ -147,6 +147,10 @@ def in_options(message: str) -> str:
     message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
     message = re.sub(r"^Problem\(model=\.\.\.\)", "MODEL", message)
     message = re.sub(r"^train\((\w+)=\.\.\.\)", r"\1", message)
+    message = re.sub(r"^Searches\.load\('(.*?)'\)", r"--after \1", message)
+    message = re.sub(r"^Problem\(batchnorm='train', ghost_batch=(.*?)\)", r"--ghost-batch \1", message)
+    message = re.sub(r"^Problem\(ghost_batch=\.\.\.\): has an effect with batchnorm='train'", "--ghost-batch: has an "
+                     "effect with --batchnorm train", message)  # fmt: skip
     message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
     return re.sub(r"^Problem\((\w+)=(.*?)\):", r"--\1 \2:", message)
 

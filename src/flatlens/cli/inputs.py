@@ -42,6 +42,13 @@ class How:
     device: str | None = None
     """The device to measure on: `cpu`, `cuda`, `cuda:1`. Without it: the device of the network."""
 
+    batchnorm: Literal["eval", "train"] = "eval"
+    """`train`: every BatchNorm normalises over --ghost-batch samples at a time, as in training. Samples are then
+    coupled: curvature works, measures of single samples are undefined."""
+
+    ghost_batch: Whole | None = None
+    """The number of samples that a BatchNorm normalises together, with --batchnorm train."""
+
     memory: str = "1GiB"
     """The memory that the pass over the data may take, approximately; with several processes, that of each."""
 
@@ -97,6 +104,8 @@ class Inputs:
                 parameters=how.parameters if how.parameters in ("trainable", "all") else how.parameters.split(","),
                 dtype=None if how.dtype is None else getattr(torch, how.dtype),
                 arithmetic=how.arithmetic,
+                batchnorm=how.batchnorm,
+                ghost_batch=how.ghost_batch,
                 memory=how.memory,
                 ranks=ranks(),
             )

@@ -33,6 +33,7 @@ def measure(
     layers: str | None = None,
     page: Path | None = None,
     save: Path | None = None,
+    after: Path | None = None,
     seed: Whole = 0,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
 ) -> None:
@@ -41,6 +42,7 @@ def measure(
     For example:
 
         flatlens measure net.py:build --weights net.pt --data net.py:samples --loss cross_entropy
+        flatlens measure net.py:build --weights 9.pt --data net.py:samples --loss mse --measures sharpness --after pairs
         flatlens measure runs/digits/networks/0123456789ab --measures mls --measures "local_volume(top_k=3)"
         torchrun --nproc-per-node=2 -m flatlens measure timm:resnet18 --data photos/ --loss cross_entropy
 
@@ -61,21 +63,24 @@ def measure(
             products that are taken layer by layer are taken for these alone.
         page: Write an HTML page: every number, profiles over the depth, and the layers by block, with a search.
         save: Save the report with its per-sample values in this file; `flatlens.Report.load` reads it.
+        after: Searches for eigenvectors start from those that an earlier measurement of the network left in this file,
+            if it is there, and leave theirs in it: fewer products for checkpoint after checkpoint.
         seed: Seed of the random numbers of estimates; exact measures use none.
         as_json: Print JSON.
     """
     require_writable(save, "--save")
+    require_writable(after, "--after")
     require_page(page)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl
+        from flatlens.measures.searches import Searches
 
+        earlier = None if after is None or not after.exists() else Searches.load(after).pairs
         problem = inputs.problem(model)
         names = all_names(measures)
         _require_layers(problem, layers)
-        lens, generator = (
-            fl.Lens(problem, outputs=_combinations(outputs), attention_heads=attention_heads),
-            generator_of(seed),
-        )
+        lens = fl.Lens(problem, outputs=_combinations(outputs), after=earlier, attention_heads=attention_heads)
+        generator = generator_of(seed)
         bar.stage(TRYING)
         work = partial(fl.measure, measures=names or None, layers=layers)
         announce(lens, partial(work, progress=no_progress), anyway=inputs.how.anyway)
@@ -86,6 +91,8 @@ def measure(
         if save is not None:
             found.save(save)
             note(f"report saved in {save}")
+        if after is not None:
+            Searches(lens.remembered, {"model": found.about["model"], "origin": found.about["origin"]}).save(after)
         if page is not None:
             from flatlens.report.measured import write_measure_page
 
