@@ -73,7 +73,7 @@ ELSEWHERE = {
     # Options that commands share
     "cli/test_command_line.py": "cli/inputs cli/listing cli/names cli/output",
     "cli/test_cost.py": "cli/memory",
-    "cli/test_study.py": "cli/running",
+    "cli/test_study.py": "cli/known cli/running",
     "papers/test_predictions.py": "papers/evidence papers/experiment",
     "papers/test_units.py": "statistics/joint",
     # The table of operations and the searches are tested by what reads them

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from flatlens import cli, report
+from flatlens.cli import known
 from flatlens.experiments import settings, study
 
 TINY = (
@@ -269,12 +270,23 @@ def test_a_slip_is_one_line_and_begins_nothing(tmp_path, capsys, options, said):
 
 def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_are(tmp_path):
     from flatlens.data.named import IMAGES, SYNTHETIC
+    from flatlens.experiments.quantities import Quantity
+    from flatlens.experiments.settings import KNOWN, Axis, Study
+    from flatlens.measures import MEASURES
     from flatlens.models import ARCHITECTURES as KINDS
 
-    study_command = sys.modules["flatlens.cli.study"]
-    assert set(study_command._DATA_SETS) == {*SYNTHETIC, *IMAGES}
-    assert set(study_command._ARCHITECTURES) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
-    for slip, said in (["digit"], "did you mean digits"), (["digits", "--model", "MPL"], "did you mean MLP"):
+    assert set(known.DATA_SETS) == {*SYNTHETIC, *IMAGES}
+    assert set(known.ARCHITECTURES) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
+    assert known.measures() >= set(MEASURES)
+    every = {field.name for kind in KNOWN.values() if kind not in (Study, Axis, Quantity) for field in fields(kind)}
+    assert known.settings() >= every | {option for _, options in SYNTHETIC.values() for option in options}
+    for slip, said in (
+        (["digit"], "did you mean digits"),
+        (["digits", "--model", "MPL"], "did you mean MLP"),
+        (["digits", "--measures", "mlss"], "no measure is called 'mlss': did you mean mls, nmls"),
+        (["digits", "--set", "lrr=0.1"], "no setting is called 'lrr': did you mean lr"),
+        (["none.yaml"], "cannot be read: there is no such file"),
+    ):
         code = f"import sys; from flatlens.cli import run; run({['study', *slip, '--out', str(tmp_path / 'x')]!r})"
         code += "; sys.exit('torch' in sys.modules)"
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

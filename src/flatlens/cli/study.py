@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
+from flatlens.cli.known import require_known
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
-from flatlens.errors import UnknownName
 from flatlens.progress import in_words
-from flatlens.userfile import is_userfile
 
 if TYPE_CHECKING:
     from flatlens.experiments.study import Study, StudyResult
@@ -23,13 +22,6 @@ STUDIES = {
     "digits": "4-layer ReLU networks on scikit-learn's digits, by learning rate, batch size and seed: "
     "`flatlens study digits --out DIR`",
 }
-_DATA_SETS = (
-    "digits", "patches", "clusters", "inverted_clusters", "eight_points", "waves_interval", "waves_square",
-    "waves_cube", "waves_circle", "waves_sphere", "waves_sheet", "imagenet", "mnist", "fashion_mnist", "cifar10",
-    "cifar100",
-)  # fmt: skip
-_ARCHITECTURES = ("MLP", "LeNet5", "VGG11", "SmallVGG", "ResNet18", "ViT", "CoordinateNet", "Published")
-"""Names that are checked before torch is imported, which takes seconds."""
 SECONDS = {"smoke": 3.0, "laptop": 2.5}
 """Seconds for a network of the digits study, with two workers."""
 Settings = Annotated[Sequence[str], Parameter(name="--set", negative="", show_default=False, allow_leading_hyphen=True)]
@@ -80,7 +72,7 @@ def study(
         as_json: Print JSON.
     """
     running.check()
-    _require_known(data, model)
+    require_known(data, model, all_names(measures), settings)
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.building import study_of
 
@@ -129,16 +121,6 @@ def report(
         write_tables(result, folder)
         files = write_study_page(result, folder, progress=bar)
     _conclude(result, files, as_json)
-
-
-def _require_known(data: str, model: str | None) -> None:
-    """Refuse a mistyped data set or architecture at once."""
-    own = data.endswith((".yaml", ".yml")) or is_userfile(data) or Path(data).expanduser().is_dir()
-    if not own and data not in _DATA_SETS:
-        raise UnknownName.among("data set to study (nor is it a folder, nor file.py:NAME)", data, _DATA_SETS)
-    name = (model or "").partition("(")[0].strip()
-    if name.isidentifier() and name not in _ARCHITECTURES:
-        raise UnknownName.among("architecture", name, _ARCHITECTURES)
 
 
 def _expected(chosen: Study) -> str:
