@@ -276,7 +276,7 @@ def test_names_that_are_checked_before_torch_is_imported_are_those_that_there_ar
     from flatlens.models import ARCHITECTURES as KINDS
 
     assert set(known.DATA_SETS) == {*SYNTHETIC, *IMAGES}
-    assert set(known.ARCHITECTURES) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
+    assert set(known.NETWORKS) == {kind.__name__ for kind in KINDS} - {"UserNetwork"}
     assert known.measures() >= set(MEASURES)
     every = {field.name for kind in KNOWN.values() if kind not in (Study, Axis, Quantity) for field in fields(kind)}
     assert known.settings() >= every | {option for _, options in SYNTHETIC.values() for option in options}

@@ -14,7 +14,7 @@ DATA_SETS = (
     "waves_cube", "waves_circle", "waves_sphere", "waves_sheet", "imagenet", "mnist", "fashion_mnist", "cifar10",
     "cifar100",
 )  # fmt: skip
-ARCHITECTURES = ("MLP", "LeNet5", "VGG11", "SmallVGG", "ResNet18", "ViT", "CoordinateNet", "Published")
+NETWORKS = ("MLP", "LeNet5", "VGG11", "SmallVGG", "ResNet18", "ViT", "CoordinateNet", "Published")
 SOURCE = Path(__file__).parent.parent
 
 
@@ -44,7 +44,7 @@ def _nodes(*patterns: str) -> Iterator[ast.stmt]:
             yield from ast.parse(file.read_text()).body
 
 
-def require_known(data: str, model: str | None, names: Sequence[str], given: Sequence[str]) -> None:
+def require_names(data: str, model: str | None, names: Sequence[str], given: Sequence[str]) -> None:
     """Refuse at once a mistyped data set, architecture, measure or setting.
 
     Settings are those `given` as NAME=VALUE; with a network of the user's own they may be any.
@@ -59,8 +59,8 @@ def require_known(data: str, model: str | None, names: Sequence[str], given: Seq
     if not (yaml or is_userfile(data) or Path(data).expanduser().is_dir()) and data not in DATA_SETS:
         raise UnknownName.among("data set to study (nor is it a folder, nor file.py:NAME)", data, DATA_SETS)
     architecture = (model or "").partition("(")[0].strip()
-    if architecture.isidentifier() and architecture not in ARCHITECTURES:
-        raise UnknownName.among("architecture", architecture, ARCHITECTURES)
+    if architecture.isidentifier() and architecture not in NETWORKS:
+        raise UnknownName.among("architecture", architecture, NETWORKS)
     for name in names:
         if name.partition("(")[0].strip() not in measures():
             raise UnknownName.among("measure", name.partition("(")[0].strip(), measures())

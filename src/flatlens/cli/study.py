@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from flatlens.cli.bar import Bar
-from flatlens.cli.known import require_known
+from flatlens.cli.known import require_names
 from flatlens.cli.names import Names, all_names
 from flatlens.cli.output import Flag, bullets, note, show, show_json, stdout_to_stderr
 from flatlens.cli.running import Running
@@ -72,7 +72,7 @@ def study(
         as_json: Print JSON.
     """
     running.check()
-    require_known(data, model, all_names(measures), settings)
+    require_names(data, model, all_names(measures), settings)
     with stdout_to_stderr(), Bar(stage="reading the data") as bar:
         from flatlens.experiments.building import study_of
 
