@@ -103,7 +103,7 @@ def _most() -> float:
 
 
 def in_a_child(*arguments: object) -> dict[str, Any]:
-    """Run `measured` in a fresh process."""
+    """Run `measured` in a fresh process; the last argument is the limit of its address space in GB."""
     code = f"import json\nfrom benchmarks import language_model as one\nprint(json.dumps(one.measured{arguments!r}))"
     try:
         found: dict[str, Any] = json.loads(machine.in_a_child(code))
@@ -111,7 +111,7 @@ def in_a_child(*arguments: object) -> dict[str, Any]:
         last = (error.stderr or "").strip().splitlines()[-1:] or [f"exit status {error.returncode}"]
         found = {"failed": last[0][:200]}
     print(arguments, found, file=sys.stderr)
-    return found
+    return {**found, "most_gb": arguments[-1]}
 
 
 def compared(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -139,7 +139,7 @@ def main() -> None:
     there = importlib.util.find_spec("hessian_eigenthings") is not None
     versions = {"hessian-eigenthings": importlib.metadata.version("hessian-eigenthings")} if there else {}
     result: dict[str, Any] = {"layers": chosen.layers, "tokens": TOKENS, "words": WORDS, "memory": chosen.memory}
-    result |= {"most_gb": chosen.most, "versions": versions, "sequences": {}}
+    result |= {"versions": versions, "sequences": {}}
     for n in chosen.sequences:
         sizes = (chosen.layers, n, chosen.memory, chosen.products, chosen.most)
         rows = {who: in_a_child(who, *sizes) for who in CONTESTANTS if who == "flatlens" or there}
