@@ -69,6 +69,7 @@ def test_the_pictures_of_the_architecture_follow_the_import_contract(tmp_path):
 
 def test_one_version_everywhere():
     assert f"\nversion: {fl.__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version = {{{fl.__version__}}}," in (DOCS / "questions.md").read_text()
     assert f"\n## [{fl.__version__}] - 20" in (ROOT / "CHANGELOG.md").read_text()
     assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
 
