@@ -78,6 +78,7 @@ class Measure:
     on_request: bool = False  #: whether it runs only when named
     held_out: bool = False  #: whether it needs held-out data
     works_coupled: bool = False  #: whether it is defined where BatchNorm couples the samples
+    works_sharded: bool = False  #: whether it is measured where parameters are spread over processes
 
     @cached_property
     def key(self) -> str:
@@ -257,6 +258,7 @@ def on_lens(
     invariances: Mapping[tuple[str, Option], frozenset[str]] | None = None,
     held_out: bool = False,
     works_coupled: bool = False,
+    works_sharded: bool = False,
     of_parameters: bool = True,
     on_request: bool = False,
     reads: tuple[PassMeasure, ...] = (),
@@ -278,6 +280,7 @@ def on_lens(
             on_request=on_request,
             held_out=held_out,
             works_coupled=works_coupled,
+            works_sharded=works_sharded,
             of_parameters=of_parameters,
             reads=reads,
         )  # fmt: skip

@@ -41,6 +41,7 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     unit="loss",
     invariant_under=FUNCTION,
     works_coupled=True,
+    works_sharded=True,
 )
 def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     """Empirical risk: mean loss over the data.
@@ -77,6 +78,7 @@ def _least(lens: Lens) -> Tensor | None:
     unit="share",
     invariant_under=FUNCTION,
     works_coupled=True,
+    works_sharded=True,
 )
 def accuracy(lens: Lens) -> Estimate:
     """Share of the data classified rightly."""

@@ -74,7 +74,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     with measuring(
         lens.model
     ):  # also around measures of weights alone: in train mode, reading a spectral norm changes it
-        defined = [m for m in chosen if m.works_coupled or not lens.problem.coupled]
+        defined = [m for m in chosen if not _not_defined(lens, m)]
         from_pass = [m for m in defined if isinstance(m, PassMeasure)]
         # overflowing Gram matrices are reported by each measure
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
@@ -84,7 +84,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
             if isinstance(run.progress, Watch):
                 run.progress.begin(one.key)
             start, passed = time.perf_counter(), lens.pass_seconds
-            found: dict[Key, Estimate] = {(one.key, None): undefined(COUPLED)}
+            found: dict[Key, Estimate] = {(one.key, None): undefined(_not_defined(lens, one))}
             if one in defined:
                 found = lens.planned(partial(_answers, lens, one, asked, run))
             if lens.problem.arithmetic != "full" and isinstance(one, PassMeasure) and one.needs_full_precision:
@@ -134,6 +134,18 @@ def _answers(lens: Lens, one: Measure, asked: bool, run: Run) -> dict[Key, Estim
 COUPLED = "batchnorm='train' couples the samples of a batch: measures of single samples are not defined"
 
 
+SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
+
+
+def _not_defined(lens: Lens, one: Measure) -> str:
+    """Return why a measure has no value whatever the network computes; empty if it may have one."""
+    if lens.problem.coupled and not one.works_coupled:
+        return COUPLED
+    if lens.problem.sharded and not one.works_sharded:
+        return SHARDED.format(", ".join(name for name, known in MEASURES.items() if known.works_sharded))
+    return ""
+
+
 def _default(lens: Lens) -> list[Measure]:
     """Return every measure that needs no products."""
     exact = [m for m in MEASURES.values() if not m.on_request]
@@ -158,10 +170,7 @@ def about(lens: Lens) -> dict[str, Any]:
         "loss": problem.loss.description,
         "n": problem.n,
         "outputs": problem.outputs,
-        "layers": list(lens.layout.weights),
-        "piecewise_affine_above": sorted(lens.layout.affine),
-        "by_autograd": list(lens.layout.unexplained),
-        "attention_heads": {"shown": lens.attention_heads, "not_told": dict(lens.layout.not_parted)},
+        **_plan(lens),
         "batchnorm": f"train, in batches of {problem.ghost_batch}" if problem.coupled else "eval",
         "dtype": str(problem.dtype).removeprefix("torch."),
         "arithmetic": problem.arithmetic,
@@ -175,6 +184,20 @@ def about(lens: Lens) -> dict[str, Any]:
         },
         "threads": torch.get_num_threads(),
         "seconds": {"pass": lens.pass_seconds},
+    }
+
+
+def _plan(lens: Lens) -> dict[str, Any]:
+    """Return what the pass knows of the layers; nothing of a network that is spread over processes."""
+    if lens.problem.sharded:
+        heads = {"shown": lens.attention_heads, "not_told": {}}
+        return {"layers": [], "piecewise_affine_above": [], "by_autograd": [], "attention_heads": heads}
+    layout = lens.layout
+    return {
+        "layers": list(layout.weights),
+        "piecewise_affine_above": sorted(layout.affine),
+        "by_autograd": list(layout.unexplained),
+        "attention_heads": {"shown": lens.attention_heads, "not_told": dict(layout.not_parted)},
     }
 
 

@@ -118,6 +118,7 @@ def _inner(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> float:
     cost="one backward, 3 to 8 forwards",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    works_sharded=True,
     on_request=True,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.02) -> Estimate:
@@ -174,6 +175,7 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.02) -> Estimate:
     cost="one backward, one Hessian product",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    works_sharded=True,
     on_request=True,
 )
 def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Estimate:
@@ -181,12 +183,20 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
 
     `along="update"` is the optimiser's next update, without an optimiser the gradient, or what `Lens(along=...)` gives:
     a vector by parameter, or another problem whose gradient is followed. `along="gradient"` is the gradient of this
-    problem. Along the gradient, gradient descent raises a quadratic risk where it exceeds 2 / lr.
+    problem. Along the gradient, gradient descent raises a quadratic risk where it exceeds 2 / lr. Where parameters are
+    spread over processes, it comes from central differences of gradients, with their error.
     """
     try:
         direction, _ = direction_of(lens, along)
     except BadInput as error:
         return undefined(str(error))
+    if lens.problem.sharded:
+        square = _inner(direction, direction)
+        if not square > 0:
+            return undefined("the direction is zero")
+        unit = {name: part / math.sqrt(square) for name, part in direction.items()}
+        value, off = Landscape(lens.problem, model=lens.model).form_along(unit)
+        return Estimate(value, off / 1.96, "estimate", note="by central differences of gradients")
     operator = Hessian(lens.problem, model=lens.model)
     u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
     square = float(u.to(torch.float64).square().sum())

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from importlib import import_module
 from typing import final
 
 import torch
@@ -47,11 +48,26 @@ class Landscape:
 
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of the risk in each measured parameter."""
+        if self.problem.sharded:
+            return self._sharded_gradient()
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
         with self.differentiated():
             for _, raw in self.problem.shared(self.fitting):
                 total += self.gradient_of(raw, self.problem.mass)
         return self.space.named(self.problem.ranks.total(total).to(self.space.dtype))
+
+    def _sharded_gradient(self) -> dict[str, Tensor]:
+        """Return the gradient by backward(), which gathers it from the processes; each of them has all the data."""
+        total = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.space.parameters.items()}
+        with self.differentiated():
+            for raw in self.problem.batches(CHUNK):
+                f, y = self.problem.run(self.model, self.problem.place(raw))
+                torch.autograd.backward(self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass)
+                for name, p in self.space.parameters.items():
+                    if p.grad is not None:
+                        total[name] += in_one_piece(p.grad).to("cpu", torch.float64)
+                        p.grad = None
+        return {name: total[name].to(p.device, p.dtype) for name, p in self.space.parameters.items()}
 
     @contextmanager
     def differentiated(self) -> Iterator[None]:
@@ -73,13 +89,32 @@ class Landscape:
             found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
         return found.risk
 
+    def form_along(self, unit: Direction) -> tuple[float, float]:
+        """Return (u^T H u, its error) from four gradients: central differences over two distances, extrapolated.
+
+        The error is the difference that the extrapolation makes; the distance balances it with rounding.
+        """
+        size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in self.space.tensors) ** 0.5
+        step = torch.finfo(self.space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
+        near, far = self._difference(unit, step), self._difference(unit, 2 * step)
+        return (4 * near - far) / 3, abs(near - far) / 3
+
+    def _difference(self, unit: Direction, step: float) -> float:
+        """Return <u, gradient(theta + step u) - gradient(theta - step u)> / (2 step)."""
+        total = 0.0
+        for sign in (1.0, -1.0):
+            with self.moved(unit, -sign * step):
+                there = self.gradient()
+            total += sign * sum(float((unit[k].to(torch.float64) * there[k].to(torch.float64)).sum()) for k in unit)
+        return total / (2 * step)
+
     @contextmanager
     def moved(self, direction: Direction, distance: float) -> Iterator[None]:
         """Move the weights by -distance * direction inside this context, and put back their very bits."""
         kept = {name: p.detach().clone() for name, p in self.space.parameters.items() if name in direction}
         try:
             for name in kept:
-                self.space.parameters[name].data.add_(direction[name].to(kept[name]), alpha=-distance)
+                self.space.parameters[name].data.add_(spread_like(direction[name], kept[name]), alpha=-distance)
             yield
         finally:
             for name, before in kept.items():
@@ -118,7 +153,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             for p, original in zip(group["params"], own["params"], strict=True):
                 name = names.get(id(original), "")
-                p.grad = gradient[name].detach().clone().to(p) if name in gradient else None
+                p.grad = spread_like(gradient[name].detach().clone(), p) if name in gradient else None
                 if p.grad is not None:
                     known[name] = original.detach(), p
         twin.step()
@@ -128,4 +163,21 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         ) from error
     if not known:
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
-    return {name: (before - after.detach()) / rate for name, (before, after) in known.items()}
+    return {name: in_one_piece(before - after.detach()) / rate for name, (before, after) in known.items()}
+
+
+def in_one_piece(tensor: Tensor) -> Tensor:
+    """Return a tensor whose parts lie in several processes in one piece; any other as it is."""
+    full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()
+
+
+def spread_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor in the dtype and on the device of another, and spread over processes as that one is."""
+    if not hasattr(like, "full_tensor"):
+        return tensor.to(like)
+    spread = import_module("torch.distributed.tensor").distribute_tensor  # seconds to import: only where it is used
+    moved: Tensor = tensor.to(like.device, like.dtype)
+    mesh, placements = getattr(like, "device_mesh", None), getattr(like, "placements", None)
+    found: Tensor = spread(moved, mesh, placements, src_data_rank=None)
+    return found

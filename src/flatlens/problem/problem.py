@@ -150,6 +150,11 @@ class Problem:
         """Return whether samples depend on each other, through the statistics of their batch."""
         return self.ghost_batch is not None
 
+    @property
+    def sharded(self) -> bool:
+        """Return whether a parameter is spread over processes: by fully_shard (FSDP2), or by tensor parallelism."""
+        return any(hasattr(p, "to_local") for p in self.model.parameters())
+
     def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
         """Return the context in which the risk is differentiated, `twice` or once only."""
         return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32", twice=twice)

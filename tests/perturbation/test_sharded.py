@@ -1,0 +1,35 @@
+"""Networks whose parameters are spread over two processes: the numbers of one process, and none that would be wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+import pytest
+import torch
+
+PROGRAM = Path(__file__).parent / "sharded_program.py"
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+
+
+@pytest.mark.parametrize("how", ["fsdp2", "tensor_parallel"])
+def test_two_processes_give_the_numbers_of_one(how: str, tmp_path: Path) -> None:
+    spec = spec_from_file_location("sharded_program", PROGRAM)
+    assert spec is not None
+    assert spec.loader is not None
+    program = module_from_spec(spec)
+    spec.loader.exec_module(program)
+    alone = program.measured(program.network())
+    out = tmp_path / "found.json"
+    run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(PROGRAM), str(out), how]
+    done = subprocess.run([sys.executable, *run], capture_output=True, text=True, timeout=500)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    for name in ("loss", "critical_sharpness", "directional_sharpness"):
+        assert found[name] == pytest.approx(alone[name], rel=1e-6)
+    assert found["unchanged"] == 1
+    assert found["mls"] != found["mls"]
+    assert "spread over processes" in found["note"]
