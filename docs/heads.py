@@ -1,0 +1,101 @@
+"""The page of heads: how far each measure of one trained ViT moves under the symmetries of attention.
+
+`python docs/heads.py > docs/heads.md` trains the network and writes the page, in some two minutes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import flatlens as fl
+from flatlens.data import digits
+from flatlens.models import ViT
+from flatlens.training import Adam, Training, train
+
+MEASURES = (
+    "interpolation_sharpness", "ggn_trace", "kappa_trace", "relative_flatness", "neuron_flatness_ggn",
+    "adaptive_sharpness_ggn", "weight_norm", "mls",
+    "head_flatness_ggn",
+)  # fmt: skip
+MOVES = ("query_key_basis", "value_output_basis", "head_permutation", "norm_folding", "norm_scale")
+SAMPLES = 16
+
+TEXT = """# Flatness of attention heads
+
+An attention head acts through two products alone: W_q^T W_k, which makes the scores, and W_o W_v, which makes what is
+added. Queries may be multiplied by any invertible matrix A and keys by A^-T; values by B and the columns of W_o that
+read them by B^-1: the function is the same. These are more directions than any rescaling of layers or neurons has,
+h^2 for each of the two products of a head of size h, and a number that changes along them says nothing about the
+function. da Silva, Dangel and Oore (Hide & Seek, 2025) measure sharpness on the quotient, where all such weights are
+one point.
+
+## The measure
+
+Relative flatness of a weight W is the trace over A of the curvature of the risk at W (I + A). A change of basis
+multiplies W_q from the left and A stands on the right, so (M W_q)(I + A) = M (W_q (I + A)): the changed networks are
+the same ones, and so is the trace. The same holds for W_k and W_v. The basis of values stands to the right of W_o, so
+there A stands on the left, (I + A) W_o. `head_flatness_ggn` is the sum of the four traces of every head, for the
+Gauss-Newton part of the curvature:
+
+    sum_{{s,s'}} <w_s, w_s'> Tr H_{{s,s'}},  w_s the rows of W_q, W_k, W_v, and the columns of W_o
+
+This is the trace in the metric tr((W W^T)^-1 dW dW^T), which is invariant under GL(h), as a metric of the quotient
+must be. Along a mere change of basis the outputs do not change, so these directions add nothing, and the trace over
+all directions is the trace over those of the quotient. Where a LayerNorm or RMSNorm feeds attention alone, its scale
+belongs to W: features stand as they are before scale and shift. Then a scale that moves out of the norm changes
+nothing, either.
+
+`tests/measures/test_heads.py` compares the measure with explicit Jacobians, with that metric, and before and after
+each transform.
+
+## One trained network
+
+A ViT ({settings}) was trained on {train} digits to a loss of {loss:.2g}. The table has the factor by which each
+number changes, on {n} digits, when the weights move and the outputs stay (they differ by {difference:.0e} at most;
+`1` means: by less than 1e-6). The factors hold for one random draw: matrices with singular values in [5, 25], or
+factors in [5, 25].
+
+| measure | before | {heads} |
+|---|---|{lines}|
+"""
+
+
+def trained() -> tuple[fl.Problem, ViT, int]:
+    """A small ViT that fits its digits, and the problem of measuring it on some of them."""
+    settings = ViT(channels=1, image=8, patch=2, width=16, depth=2, heads=2, mlp=2.0)
+    split = digits(train=200)
+    x, y = split.train
+    images = x.reshape(-1, 1, 8, 8)
+    network = settings.build()
+    train(network, (images, y), Training(Adam(lr=3e-3), batch_size=50, max_steps=250))
+    problem = fl.Problem(network.double(), "cross_entropy", (images[:SAMPLES].double(), y[:SAMPLES]))
+    return problem, settings, len(x)
+
+
+def factor(before: float, after: float) -> str:
+    """The change in words: 1 within 1e-6."""
+    ratio = after / before
+    return "1" if abs(ratio - 1) <= 1e-6 else f"{ratio:.3g}"
+
+
+def page() -> str:
+    """Return the page."""
+    torch.set_num_threads(1)
+    problem, s, n = trained()
+    report = fl.check_invariance(fl.Lens(problem), list(MEASURES), list(MOVES), anyway=True)
+    loss = float(fl.measure(fl.Lens(problem), ["loss"])["loss"].value)
+    text = TEXT.format(
+        settings=f"{s.depth} blocks, {s.heads} heads, width {s.width}", train=n, loss=loss, n=SAMPLES,
+        difference=max(one.difference for one in report.moved.values()),
+        heads=" | ".join(f"`{move}`" for move in MOVES), lines="|".join("---" for _ in MOVES),
+    )  # fmt: skip
+    rows = []
+    for name in MEASURES:
+        cells = [report[name, move] for move in MOVES]
+        changes = " | ".join(factor(cell.before, cell.after) for cell in cells)
+        rows.append(f"| `{name}` | {cells[0].before:.4g} | {changes} |")
+    return text + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
