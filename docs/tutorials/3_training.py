@@ -2,12 +2,14 @@
 Following a training run
 ========================
 
-Follow measures during training: in flatlens's loop, in your own, in Lightning's or in that of transformers.
+Follow measures during training: in flatlens's loop, in your own, in Lightning's or
+in that of transformers.
 """
 
 # %%
-# A :py:class:`~flatlens.Tracker` measures every so many steps. Here it follows the sharpness of full-batch
-# gradient descent. Theory says that sharpness rises until about 2 / learning rate, the edge of stability.
+# A :py:class:`~flatlens.Tracker` measures every so many steps. Here it follows the
+# sharpness of full-batch gradient descent. Theory says that sharpness rises until
+# about 2 / learning rate, the edge of stability.
 
 import torch
 
@@ -20,23 +22,28 @@ split = digits(train=100)
 model = MLP(inputs=64, widths=(32, 32), outputs=10, activation="tanh").build()
 problem = fl.Problem(model, "half_squared_error", split.train)
 tracker = fl.Tracker(problem, ["sharpness", "mls"], every=50, live=False)
-settings = Training(SGD(lr=0.1), batch_size=100, loss="half_squared_error", max_steps=1500)
+settings = Training(
+    SGD(lr=0.4), batch_size=100, loss="half_squared_error", max_steps=1500
+)
 train(model, split.train, settings, watch=tracker)
 tracker.history.tail()
 
 # %%
-# The history is a tidy table, and draws itself.
+# The history is a tidy table, and draws itself. The dashed line is the edge, 2 / 0.4 = 5:
+# sharpness rises above it and then stays there, while training goes on.
 
 chart = tracker.plot()
 chart
 
 # %%
-# In a loop of your own, call ``tracker.step`` after each step of the optimiser; it measures when its time has
-# come.
+# In a loop of your own, call ``tracker.step`` after each step of the optimiser; it
+# measures when its time has come.
 
 model = MLP(inputs=64, widths=(32, 32), outputs=10).build()
 problem = fl.Problem(model, "cross_entropy", split.train)
-tracker = fl.Tracker(problem, ["relative_flatness", "jacobian_norm"], every=50, live=False)
+tracker = fl.Tracker(
+    problem, ["relative_flatness", "jacobian_norm"], every=50, live=False
+)
 optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
 x, y = split.train
 for _ in range(200):

@@ -2,13 +2,15 @@
 A population of your own
 ========================
 
-One network says little. Train a population, and see which measures go with the generalisation gap.
+One network says little. Train a population, and see which measures go with the
+generalisation gap.
 """
 
 # %%
-# A study trains one network for each combination of its axes, measures each, and relates every measure to the
-# gap. This small one has two learning rates, two widths and six seeds on digits, 24 networks. The command line
-# does the same: ``flatlens study digits --out runs/mine --set lr=0.05,0.2 --set seed=0:6``; ``flatlens study
+# A study trains one network for each combination of its axes, measures each, and
+# relates every measure to the gap. This small one has two learning rates, two widths
+# and six seeds on digits, 24 networks. The command line does the same: ``flatlens
+# study digits --out runs/mine --set lr=0.05,0.2 --set seed=0:6``; ``flatlens study
 # net.py:samples --model net.py:build`` takes data and networks of yours.
 
 import tempfile
@@ -19,25 +21,35 @@ from flatlens.experiments.building import study_of
 study = study_of(
     "digits",
     model="MLP",
-    settings=["train=100", "lr=0.05,0.2", "widths=(16,),(32,32)", "seed=0:6", "batch_size=10", "max_epochs=40"],
+    settings=[
+        "train=100",
+        "lr=0.05,0.2",
+        "widths=(16,),(32,32)",
+        "seed=0:6",
+        "batch_size=10",
+        "max_epochs=40",
+    ],
 )
 result = run_study(study, tempfile.mkdtemp(), workers=2)
 result.networks.shape, result.unfinished
 
 # %%
-# ``networks`` has a row for each network: its settings, how training ended, and every measure.
+# ``networks`` has a row for each network: its settings, how training ended, and every
+# measure.
 
-result.networks[["lr", "widths", "seed", "relative_flatness", "mls", "generalisation_gap"]].head()
+columns = ["lr", "widths", "seed", "relative_flatness", "mls", "generalisation_gap"]
+result.networks[columns].head()
 
 # %%
-# The study in three lines. Intervals are over seeds, because networks of one seed resemble each other.
+# The study in three lines. Intervals are over seeds, because networks of one seed
+# resemble each other.
 
 for heading, line in result.answers:
     print(f"{heading}: {line}")
 
 # %%
-# Each measure with the gap, by every coefficient of the field, with 95% intervals and the number of seeds:
+# Each measure with the gap, by every coefficient of the field, with 95% intervals and
+# the number of seeds:
 
-result.gap_correlations.query("coefficient == 'Kendall tau-b'")[
-    ["quantity", "value", "low", "high", "n", "units"]
-].head(8)
+tau = result.gap_correlations.query("coefficient == 'Kendall tau-b'")
+tau[["quantity", "value", "low", "high", "n", "units"]].head(8)

@@ -2,13 +2,14 @@
 Data larger than memory, and many outputs
 =========================================
 
-Limit the memory, read data in batches, and use random combinations of the outputs where there are many.
+Limit the memory, read data in batches, and use random combinations of the outputs
+where there are many.
 """
 
 # %%
-# A ``DataLoader`` or a ``Dataset`` is read in batches and never held as a whole. It is read in order and more
-# than once, so shuffling is refused. ``memory=`` limits what a measurement takes besides the network, the data
-# and the results.
+# A ``DataLoader`` or a ``Dataset`` is read in batches and never held as a whole. It is
+# read in order and more than once, so shuffling is refused. ``memory=`` limits what a
+# measurement takes besides the network, the data and the results.
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -24,18 +25,22 @@ problem = fl.Problem(model, "cross_entropy", loader, memory="64MiB")
 problem
 
 # %%
-# The network has 200 outputs. Beyond 128, a lens takes 16 random combinations of them instead of all. Traces
-# are then estimates with a standard error, spectral norms are lower bounds, and volumes are undefined.
+# The network has 200 outputs. Beyond 128, a lens takes 16 random combinations of them
+# instead of all. Traces are then estimates with a standard error, spectral norms are
+# lower bounds, and volumes are undefined.
 
 few = fl.measure(fl.Lens(problem), ["interpolation_sharpness", "mls", "log_volume"])
 for name in ("interpolation_sharpness", "mls", "log_volume"):
     print(name, few[name].kind, few[name].value, few[name].stderr, few[name].note)
 
 # %%
-# ``outputs="exact"`` takes a backward pass for every output. On a part of the samples this is cheap, and tells
-# how good the estimate is.
+# ``outputs="exact"`` takes a backward pass for every output. On a part of the samples
+# this is cheap, and tells how good the estimate is.
 
 part = problem.subset(50, torch.Generator().manual_seed(0))
 name = "interpolation_sharpness"
-sketch, exact = (fl.measure(fl.Lens(part, outputs=outputs), [name])[name] for outputs in (16, "exact"))
+sketch, exact = (
+    fl.measure(fl.Lens(part, outputs=outputs), [name])[name]
+    for outputs in (16, "exact")
+)
 sketch.value, sketch.stderr, exact.value
