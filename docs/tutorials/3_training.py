@@ -29,8 +29,8 @@ train(model, split.train, settings, watch=tracker)
 tracker.history.tail()
 
 # %%
-# The history is a tidy table, and draws itself. The dashed line is the edge, 2 / 0.4 = 5:
-# sharpness rises above it and then stays there, while training goes on.
+# The history is a tidy table, and draws itself. The dashed line is the edge, 2 / 0.4 =
+# 5: sharpness rises above it and then stays there, while training goes on.
 
 chart = tracker.plot()
 chart
