@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 import flatlens as fl
+from flatlens.bounds.registry import BOUNDS
 from flatlens.cli import app
 from flatlens.measures.papers import PAPERS
+from flatlens.papers import EXPERIMENTS
 from flatlens.report.reference import page
 
 ROOT = Path(__file__).parent.parent
@@ -58,6 +60,13 @@ def test_the_readme_has_one_command_each_for_the_job_and_the_tests():
         (block,) = re.findall(rf"<!-- {name} -->\n```sh\n(.*?)```\n<!-- end -->", text, re.S)
         assert block.count("\n") == 1
         assert "-c constraints.txt" in block
+
+
+def test_the_readme_counts_what_there_is():
+    text = (ROOT / "README.md").read_text()
+    statements = sum(len(one.predictions) for one in EXPERIMENTS.values())
+    for told in (f"checks {len(BOUNDS)} inequalities", f"{len(EXPERIMENTS)} experiments", f"weigh {statements}\n"):
+        assert told in text
 
 
 def test_the_table_of_invariances_is_the_catalogue():
