@@ -86,6 +86,44 @@ def test_critical_sharpness_on_a_quadratic(name: str) -> None:
         assert len(found.arrays["steps"]) <= 3  # the second is exact, but a thousand times the first at most
 
 
+def test_a_compiled_network_in_training_has_the_sharpness_of_the_network_inside() -> None:
+    """Its own steps stay compiled: the same weights with and without the tracker, and nothing is compiled again."""
+    compilations = []
+
+    def backend(graph: torch.fx.GraphModule, examples: list[Tensor]) -> Callable[..., object]:
+        compilations.append(len(examples))
+        return graph.forward
+
+    def run(*, compiled: bool, tracked: bool) -> tuple[list[Tensor], list[float], int]:
+        net, x, y = linear()
+        whole: nn.Module = nn.Sequential(net, nn.Tanh(), nn.Linear(2, 2, bias=False).double())
+        nn.init.eye_(whole[2].weight)
+        model = torch.compile(whole, backend=backend) if compiled else whole
+        optimiser = torch.optim.Adam(model.parameters(), lr=0.01)
+        names = ["critical_sharpness", "directional_sharpness"]
+        tracker = fl.Tracker(fl.Problem(model, "half_squared_error", (x, y)), names, every=2, live=False)
+        compilations.clear()
+        for step in range(7):
+            if tracked:
+                tracker.step(step, optimiser=optimiser)
+            optimiser.zero_grad()
+            half_squared(model, x, y).backward()
+            optimiser.step()
+        values = [] if not tracked else tracker.history["value"].tolist()
+        return [p.detach().clone() for p in whole.parameters()], values, len(compilations)
+
+    torch._dynamo.reset()
+    alone, _, before = run(compiled=True, tracked=False)
+    torch._dynamo.reset()
+    beside, found, after = run(compiled=True, tracked=True)
+    assert before == after == 1
+    assert all(torch.equal(a, b) for a, b in zip(alone, beside, strict=True))
+    _, wanted, never = run(compiled=False, tracked=True)
+    assert never == 0
+    assert len(found) == 8
+    assert found == pytest.approx(wanted, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
     net, optimiser, x, y = started(name)

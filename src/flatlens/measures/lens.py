@@ -99,6 +99,11 @@ class Lens:
         """Return the plan of the pass: which parameter acts where. It is made again if a chunk breaks it."""
         return lay_out(self.problem, self.model, attention_heads=self.attention_heads)
 
+    @property
+    def laid_out(self) -> bool:
+        """Return whether a measure has asked for the plan."""
+        return "layout" in vars(self)
+
     @cached_property
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of the risk in each measured parameter, by name."""

@@ -188,8 +188,8 @@ def about(lens: Lens) -> dict[str, Any]:
 
 
 def _plan(lens: Lens) -> dict[str, Any]:
-    """Return what the pass knows of the layers; nothing of a network that is spread over processes."""
-    if lens.problem.sharded:
+    """Return what the pass knows of the layers; nothing if no measure needed its plan, which takes some backwards."""
+    if not lens.laid_out:
         heads = {"shown": lens.attention_heads, "not_told": {}}
         return {"layers": [], "piecewise_affine_above": [], "by_autograd": [], "attention_heads": heads}
     layout = lens.layout

@@ -60,7 +60,7 @@ def _without_parts(report: Report) -> Report:
 def _about(about: Mapping[str, Any]) -> str:
     """Return the first line: samples, outputs, layers, loss."""
     facts = [f"{about[key]} {noun}" for key, noun in (("n", "samples"), ("outputs", "outputs")) if key in about]
-    if isinstance(about.get("layers"), Sequence) and not isinstance(about["layers"], str):
+    if about.get("layers") and isinstance(about["layers"], Sequence) and not isinstance(about["layers"], str):
         facts.append(f"{len(about['layers'])} layers")
     if about.get("arithmetic", "full") != "full":
         facts.append(f"multiplied in {about['arithmetic']}")
