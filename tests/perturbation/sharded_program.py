@@ -15,7 +15,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import flatlens as fl
 
-MEASURES = ["loss", "critical_sharpness", "directional_sharpness", "mls"]
+NOISE = "gradient_noise_scale(batches=5)"
+MEASURES = ["loss", "critical_sharpness", "directional_sharpness", NOISE, "mls"]
 
 
 def network() -> nn.Sequential:
@@ -39,7 +40,8 @@ def measured(net: nn.Module) -> dict[str, float | str]:
     before = [p.detach().clone() for p in net.parameters()]
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), optimiser=optimiser), MEASURES)
     same = all(bool((a - p.detach()).abs().max() == 0) for a, p in zip(before, net.parameters(), strict=True))
-    return {name: report[name].value for name in MEASURES} | {"note": report["mls"].note, "unchanged": float(same)}
+    values = {name: report[name].value for name in (*MEASURES, f"{NOISE}.covariance", f"{NOISE}.gradient")}
+    return values | {"stderr": report[NOISE].stderr, "note": report["mls"].note, "unchanged": float(same)}
 
 
 def main(out: str, how: str) -> None:

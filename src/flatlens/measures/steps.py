@@ -216,6 +216,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     unit="samples",
     cost="two backwards over the data",
     invariant_under={PERMUTATION},
+    works_sharded=True,
     on_request=True,
 )
 def gradient_noise_scale(lens: Lens, run: Run, *, batches: int = 64, sampled: bool = True) -> Parts:

@@ -47,7 +47,7 @@ def spread_of(
 
     `gradient` is that of all the data. The data is read once for each group.
     """
-    problem, g = landscape.problem, landscape.space.flat(gradient).to(torch.float64)
+    problem, g = landscape.problem, torch.cat([part.flatten() for part in gradient.values()]).to(torch.float64)
     parts = torch.randperm(problem.n, generator=generator).tensor_split(min(groups, problem.n))
     found: dict[int, tuple[int, float, float]] = {}
     with landscape.differentiated():

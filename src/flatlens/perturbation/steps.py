@@ -47,27 +47,18 @@ class Landscape:
         self.forwards = 0  #: evaluations of the risk over all the data
 
     def gradient(self) -> dict[str, Tensor]:
-        """Return the gradient of the risk in each measured parameter."""
-        if self.problem.sharded:
-            return self._sharded_gradient()
+        """Return the gradient of the risk in each measured parameter.
+
+        Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
+        """
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
         with self.differentiated():
-            for _, raw in self.problem.shared(self.fitting):
+            for raw in self.problem.batches(CHUNK) if self.problem.sharded else self._own():
                 total += self.gradient_of(raw, self.problem.mass)
         return self.space.named(self.problem.ranks.total(total).to(self.space.dtype))
 
-    def _sharded_gradient(self) -> dict[str, Tensor]:
-        """Return the gradient by backward(), which gathers it from the processes; each of them has all the data."""
-        total = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in self.space.parameters.items()}
-        with self.differentiated():
-            for raw in self.problem.batches(CHUNK):
-                f, y = self.problem.run(self.model, self.problem.place(raw))
-                torch.autograd.backward(self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass)
-                for name, p in self.space.parameters.items():
-                    if p.grad is not None:
-                        total[name] += in_one_piece(p.grad).to("cpu", torch.float64)
-                        p.grad = None
-        return {name: total[name].to(p.device, p.dtype) for name, p in self.space.parameters.items()}
+    def _own(self) -> Iterator[Batch]:
+        return (raw for _, raw in self.problem.shared(self.fitting))
 
     @contextmanager
     def differentiated(self) -> Iterator[None]:
@@ -79,8 +70,20 @@ class Landscape:
         """Return the gradient of the sum of a batch's losses over `mass`, (P,) float64, inside `differentiated`."""
         f, y = self.problem.run(self.model, self.problem.place(raw))
         part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+        if self.problem.sharded:
+            return self._gathered(part)
         rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
         return self.space.flat(dict(zip(self.space.parameters, rows, strict=True))).to(torch.float64)
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        """Return a gradient by backward(), which gathers it from the processes."""
+        torch.autograd.backward(part)
+        rows = []
+        for p in self.space.tensors:
+            row = torch.zeros(p.shape, device=p.device) if p.grad is None else in_one_piece(p.grad)
+            rows.append(row.to(torch.float64).flatten())
+            p.grad = None
+        return torch.cat(rows)
 
     def risk_along(self, direction: Direction, distance: float) -> float:
         """Return the risk at theta - distance * direction."""
@@ -122,7 +125,9 @@ class Landscape:
 
     @cached_property
     def fitting(self) -> int:
-        """Return how many samples' graphs fit in half the problem's memory."""
+        """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
+        if self.problem.sharded:  # what a graph keeps may differ between processes
+            return CHUNK
         probe = self.problem.place(self.problem.probes[0])
         with self.differentiated():
             each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
