@@ -150,3 +150,15 @@ def test_no_head_is_undefined_with_the_reason():
     few = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), outputs=2), [NAME])[NAME]
     assert few.kind == "undefined"
     assert "outputs='exact'" in few.note
+
+
+@pytest.mark.parametrize("name", ["normed queries", "unit queries", "tied"])
+def test_a_product_that_is_not_understood_leaves_no_sum(name):
+    """Values are; queries and keys are not, and the sum would miss them without a word."""
+    report = measured(fl.Problem(attentions.made(name)[0], "cross_entropy", attentions.made(name)[1:]))
+    for part in ("", ".query_key", ".max"):
+        assert report[NAME + part].kind == "undefined"
+        assert report[NAME + part].note.startswith("some heads cannot be told: ")
+    heads = [layer for row, layer in report if row == NAME and layer is not None]
+    assert heads == ["attention.v.0", "attention.v.1"]
+    assert report[f"{NAME}.value_output"].value == pytest.approx(sum(report[NAME, head].value for head in heads))

@@ -41,6 +41,31 @@ def test_fused_projections_are_split_into_heads(net):
     assert {pair.left[1].parameter.rpartition(".")[2] for pair in found.queries} <= {"bias", "in_proj_bias"}
 
 
+def test_a_mask_in_the_product_of_queries_and_keys_hides_no_head():
+    """torch.baddbmm makes the scores where nn.MultiheadAttention gives its weights back, too."""
+    net = nn.MultiheadAttention(4, 2, batch_first=True)
+    net.forward = lambda x, plain=net.forward: plain(x, x, x, attn_mask=torch.ones(3, 3).triu(1).bool())
+    found = heads_of(net, X)
+    assert [rows_of(pair.left[0]) for pair in found.queries] == [[0, 1], [2, 3]]
+    assert [rows_of(pair.left[0]) for pair in found.values] == [[8, 9], [10, 11]]
+    assert len(found.orders) == 1
+    assert not found.refused_queries | found.refused_values
+
+
+def test_what_is_added_to_values_is_no_head():
+    class Added(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.v, self.o = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.o(torch.baddbmm(x, (x @ x.mT).softmax(-1), self.v(x)))
+
+    found = heads_of(Added(), X)
+    assert not found.values
+    assert list(found.refused_values.values()) == ["something is added to what its heads make"]
+
+
 def test_queries_that_share_a_key_move_together():
     net, x, _ = attentions.made("grouped")
     found = heads_of(net, x)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import drawn_features as features
 import drawn_stages as wired
 import torch
+from drawn_attention import ATTENTION
 from drawn_stages import RARE_TOKEN, Factory, Kit, Stage
 from hypothesis import strategies as st
 from literal_curvature import LOSSES, LossOf
@@ -26,8 +27,8 @@ ROWS = wired.OVERRIDDEN | wired.SHARED_LINEAR | wired.EXPERTS | features.NORMS_O
 MAPS = features.CONVOLUTIONS | features.NORMS_OF_CHANNELS
 STAGES: dict[str, dict[str, Factory]] = {
     "vector": EVERYWHERE | ROWS | features.NORMS_OF_VECTORS,
-    "tokens": EVERYWHERE | ROWS | features.ATTENTION,
-    "ids": EVERYWHERE | ROWS | features.ATTENTION,
+    "tokens": EVERYWHERE | ROWS | ATTENTION,
+    "ids": EVERYWHERE | ROWS | ATTENTION,
     "signal": EVERYWHERE | MAPS,
     "picture": EVERYWHERE | MAPS | features.PICTURES,
 }
@@ -44,7 +45,7 @@ FAMILIES: dict[str, tuple[tuple[str, ...], dict[str, Factory]]] = {  #: the spac
         wired.SCALARS | features.NORMS_OF_ROWS | features.NORMS_OF_VECTORS | features.NORMS_OF_CHANNELS,
     ),
     "convolutional": (("signal", "picture"), features.CONVOLUTIONS | features.PICTURES),
-    "attention": (("tokens", "ids"), features.ATTENTION),
+    "attention": (("tokens", "ids"), ATTENTION),
 }
 ENTRIES = ("embedding", "padding", "positions", "looked up again", "looked up again, rarely", "scaled")
 HEADS = ("mean", "first", "tied", "tied slice")
@@ -206,7 +207,7 @@ def networks(draw: Callable[..., object], family: str) -> Drawn:
     before, after = one_of(None, None, *every), one_of(*reversed(every), None, None, None)
     stages = tuple(stage for stage in (before, mine, after) if stage is not None)
     second = one_of("", "", "", "", "", "product", "trace", "layers")
-    small = second or {"encoder layer", "a block twice", "lstm"} & set(dict(stages))
+    small = second or {"encoder layer", "a block twice", "attention block twice", "lstm"} & set(dict(stages))
     outputs = one_of(2, 3, 1) if small else one_of(2, 3, 4, 1)
     n = one_of(9, 12, 6) if small else one_of(12, 20, 33, 40)
     losses = [name for name in LOSS_OF if outputs > 1 or name != "cross_entropy"]

@@ -47,6 +47,8 @@ class Attention(nn.Module):
             q = self.norm(q)
         if self.shift is not None:
             q = q + self.shift
+        if self.variant.get("of length one"):
+            q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
         if self.variant.get("rotary"):
             q, k = turned(q), turned(k)
         if self.variant.get("partly"):
@@ -162,6 +164,7 @@ MADE: dict[str, tuple[Callable[[], nn.Module], Said]] = {
     "placed": (lambda: Net(Attention(placed=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
     "talking": (lambda: Net(Attention(talking=True)), Said(2, 2, 0, 2, why="tells the heads apart")),
     "normed queries": (lambda: Net(Attention(normed=True)), Said(0, 2, 0, 2, why="NativeLayerNorm")),
+    "unit queries": (lambda: Net(Attention(**{"of length one": True})), Said(0, 2, 0, 2, why="queries or keys pass")),
     "shifted queries": (lambda: Net(Attention(shifted=True)), Said(0, 2, 0, 2, why="Add")),
     "adapted queries": (lambda: Net(Attention(adapted=True)), Said(0, 2, 0, 2, why="come from several weights")),
     "tied": (lambda: Net(Attention(tied=True)), Said(0, 2, 1, 2, why="share a weight")),

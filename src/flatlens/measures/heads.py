@@ -97,12 +97,14 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     of its rows (columns of W_o): the trace in the metric tr((W W^T)^-1 dW dW^T), which is that of the quotient. Behind
     a norm that attention alone reads, W stands with the norm's scale, so that a scale that moves out of the norm
     changes nothing. Rows are heads; `.query_key` and `.value_output` are the two products, `.max` is the largest head.
+    Where a head of some attention is not understood, the sum is undefined, and rows of other heads are there.
     """
     if lens.probes is not None:
         return {("", None): undefined(EVERY_OUTPUT)}
     weights, why = heads_of(lens)
     if not weights:
-        return {("", None): undefined(f"{NO_HEADS}{why}")}
+        told = "; ".join(dict.fromkeys(why.values()))
+        return {("", None): undefined(f"{NO_HEADS}{told and f': {told}'}")}
     sums = torch.zeros(len(weights), dtype=torch.float64)
     problem, model = lens.problem.as_asked(), lens.model
     values = dict(model.named_parameters())
@@ -118,11 +120,11 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
                 D = one.derivatives(seen, values).flatten(2)  # (N, n, a a)
                 sums[at] += float((C.transpose(0, 1) * torch.einsum("knz,lnz->knl", D, D)).sum())
     sums = problem.ranks.total(sums) / problem.mass
-    return _parts(weights, sums)
+    return _parts(weights, sums, why)
 
 
-def _parts(weights: list[HeadWeight], sums: Tensor) -> Parts:
-    """Return the sum, the heads, and their two products."""
+def _parts(weights: list[HeadWeight], sums: Tensor, why: Mapping[str, str]) -> Parts:
+    """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood."""
     found: dict[tuple[str, str], float] = {}
     for one, value in zip(weights, sums.tolist(), strict=True):
         for part in ("", one.part):
@@ -134,11 +136,14 @@ def _parts(weights: list[HeadWeight], sums: Tensor) -> Parts:
     }
     for part in ("query_key", "value_output"):
         parts[part, None] = Estimate(sum(value for (name, _), value in found.items() if name == part))
+        if part in why:
+            told = undefined(f"some heads cannot be told: {why[part]}")
+            parts |= dict.fromkeys([("", None), ("max", None), (part, None)], told)
     return parts | {key: Estimate(value) for key, value in found.items()}
 
 
-def heads_of(lens: Lens) -> tuple[list[HeadWeight], str]:
-    """Return the weights of every head, and why others are not understood: "" or ": " and the reasons."""
+def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
+    """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
     problem, model = lens.problem, lens.model
     batch = problem.place(take(problem.probes[0], 0, _FIRST))
     with problem.measuring(model), differentiable(model.parameters()):
@@ -157,8 +162,9 @@ def heads_of(lens: Lens) -> tuple[list[HeadWeight], str]:
                 counts[stem] = counts.get(stem, -1) + 1
                 for one in _weights(finder, products, norms, f"{stem}.{counts[stem]}", part, pair.entries):
                     weights[one.entries.key] = one
-    refused = {*found.refused_queries.values(), *found.refused_values.values()}
-    return list(weights.values()), f": {'; '.join(sorted(refused))}" if refused else ""
+    refused = {"query_key": found.refused_queries, "value_output": found.refused_values}
+    why = {part: "; ".join(sorted(set(left.values()))) for part, left in refused.items() if left}
+    return list(weights.values()), why
 
 
 def _weights(

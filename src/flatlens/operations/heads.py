@@ -19,6 +19,7 @@ from flatlens.operations.pairs import Entries, HeadOrder, WeightPair
 from flatlens.operations.paths import GraphEdge, Paths, dtype_of, is_product, shape_of, taken_back
 from flatlens.operations.reads import RESHAPING
 
+_PRODUCTS = ("BmmBackward0", "BaddbmmBackward0")  #: the second adds a mask to scores
 _BLOCK = 1 << 22  #: entries of the vectors that are taken back together
 _SMALL = 1e-9  #: relative size of a coupling that is rounding, in float64
 
@@ -88,21 +89,24 @@ class HeadFinder:
         self.found = HeadPairs()
         self._weights: dict[Node, Weights] = {}
         self._scores: dict[Node, list[tuple[HeadSide, HeadSide]]] = {}  #: by product: (query, key) of each head
+        self._unread: dict[Node, str] = {}  #: products neither of whose factors comes from a weight, with the reason
 
     def run(self) -> HeadPairs:
         """Return the heads of every attention."""
         for node in self.paths.graph.nodes:
-            if node.name() == "BmmBackward0":
+            if node.name() in _PRODUCTS:
                 self._read(node)
         return self.found
 
     def _read(self, node: Node) -> None:
-        left, right = node.next_functions
+        left, right = node.next_functions[-2:]
         if left[0] is None or right[0] is None:
+            self._unread[node] = "depend on no weight"
             return
         origins = [self.paths.origins(edge) for edge in (left, right)]
         made = [any(is_product(self.paths, one) for one, _ in origin.edges) for origin in origins]
         if not any(made):
+            self._unread[node] = next(self._told(one.edges, one.joined) for one in origins)
             return
         operand, refused = made.index(True), self.found.refused_queries
         try:
@@ -120,7 +124,7 @@ class HeadFinder:
     def _sums_features(self, node: Node, operand: int) -> bool:
         """Return whether a product sums over the features of an operand, as that of queries and keys does."""
         try:
-            self.sides(node.next_functions[operand], 1 if operand else 2, "features")
+            self.sides(node.next_functions[operand - 2], 1 if operand else 2, "features")
         except NotUnderstood:
             return False
         return True
@@ -149,7 +153,13 @@ class HeadFinder:
     def _read_values(self, node: Node, operand: int) -> None:
         """Read a product that weighs values: the axis of features passes through, and a matrix product reads it."""
         axis = 2 if operand else 1
-        sides = self.sides(node.next_functions[operand], axis, "values")
+        edge, scores = node.next_functions[operand - 2], self._scores_behind(node.next_functions[-1 - operand][0])
+        if scores in self._unread:
+            name = self._name(self.paths.origins(edge).edges)
+            self.found.refused_queries[name] = f"its queries or keys {self._unread[scores]}"
+        sides = self.sides(edge, axis, "values")
+        if node.name() != "BmmBackward0":
+            raise NotUnderstood("something is added to what its heads make")
         columns = self._columns(node, axis)
         known: dict[tuple[object, ...], list[tuple[HeadSide, Entries]]] = {}
         for b, side in enumerate(sides):
@@ -168,12 +178,16 @@ class HeadFinder:
             nodes = _nodes(some) | {self._reader(node)}
             pairs.append(WeightPair(name, one.entries, tuple(reading.values()), free, (), nodes))
         self.found.values += pairs
-        self._read_order(node, operand, sides, columns)
+        self._read_order(node, self._scores.get(scores, []), sides, columns)
 
-    def _read_order(self, node: Node, operand: int, sides: list[HeadSide], columns: dict[int, Entries]) -> None:
+    def _read_order(
+        self,
+        node: Node,
+        heads: list[tuple[HeadSide, HeadSide]],
+        sides: list[HeadSide],
+        columns: dict[int, Entries],
+    ) -> None:
         """Read which heads may change places: those of the product of queries and keys from which the weights come."""
-        scores = self._behind(node.next_functions[1 - operand][0])
-        heads = self._scores.get(scores, [])
         if len(heads) != len(sides):
             return
         groups: dict[tuple[object, ...], dict[tuple[object, ...], tuple[Entries, ...]]] = {}
@@ -189,15 +203,15 @@ class HeadFinder:
         name = _named(heads[0][0].weights.parameter, columns[0].parameter, f"{len(members) * len(members[0])} heads")
         self.found.orders.append(HeadOrder(name, tuple(shared.values()), members, nodes))
 
-    def _behind(self, node: Node | None) -> Node | None:
-        """Return the nearest product of queries and keys that a tensor is made from."""
-        seen, waiting = {node}, [node]
-        found = []
+    def _scores_behind(self, node: Node | None) -> Node | None:
+        """Return the nearest product of two tensors that depend on samples, from which a tensor is made."""
+        found, seen, waiting = [], {node}, [node]
         while waiting:
             one = waiting.pop()
             if one is None:
                 continue
-            if one in self._scores:
+            factors = [source for source, _ in one.next_functions[-2:]]
+            if one.name() in _PRODUCTS and not any(source in self.paths.fixed for source in factors):
                 found.append(one)
                 continue
             below = {source for source, _ in one.next_functions} - seen

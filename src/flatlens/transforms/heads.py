@@ -12,6 +12,7 @@ from flatlens.transforms.transform import Moving, Offer, transform
 from flatlens.transforms.wiring import Wiring
 
 NO_ATTENTION = "the network has no attention"
+NO_ORDER = "the network has no attention of several heads"
 NO_NORM = "the network has no norm with a scale that matrix products read"
 NO_GATE = "the network has no gated layer"
 
@@ -54,7 +55,7 @@ def value_output_basis(moving: Moving) -> str:
     return _move_all(moving)
 
 
-@transform(id="R8", source="definition of attention", where=_offered(lambda found: found.orders, NO_ATTENTION),
+@transform(id="R8", source="definition of attention", where=_offered(lambda found: found.orders, NO_ORDER),
            declared_as="permutation", traced=False)  # fmt: skip
 def head_permutation(moving: Moving) -> str:
     """Random order of the heads of each attention: rows of W_q, W_k, W_v, columns of W_o.
