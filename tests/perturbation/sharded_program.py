@@ -16,7 +16,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 import flatlens as fl
 
 NOISE = "gradient_noise_scale(batches=5)"
-MEASURES = ["loss", "critical_sharpness", "directional_sharpness", NOISE, "mls"]
+TOPS = ["sharpness(rtol=1e-05)", "preconditioned_sharpness(rtol=1e-05)"]
+MEASURES = ["loss", "critical_sharpness", "directional_sharpness", NOISE, *TOPS, "mls"]
 
 
 def network() -> nn.Sequential:

@@ -16,10 +16,12 @@ from flatlens.curvature.probes import quantile, student
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, Kind, undefined
 from flatlens.measures.card import PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.differenced import DIFFERENCED, differenced_top
 from flatlens.measures.hessian import require_tolerance, top_of
 from flatlens.measures.lens import Lens
 from flatlens.measures.perturbation import require_count, require_flag
 from flatlens.perturbation.critical import critical_step
+from flatlens.perturbation.differences import DifferencedHessian
 from flatlens.perturbation.noise import Spread, spread_of
 from flatlens.perturbation.steps import Landscape, next_update
 
@@ -38,6 +40,7 @@ CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
     cost="Lanczos: about 10 Hessian products",
     invariant_under={PERMUTATION},
     works_coupled=True,
+    works_sharded=True,
     on_request=True,
 )
 def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Estimate:
@@ -55,10 +58,15 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
     require_tolerance(rtol)
     if lens.optimiser is None:
         return undefined(NO_OPTIMISER)
+    muon = type(lens.optimiser) is getattr(torch.optim, "Muon", None)
+    if muon and lens.problem.sharded:
+        return undefined("the geometry of Muon needs whole matrices: these are spread over processes")
     try:
-        if type(lens.optimiser) is getattr(torch.optim, "Muon", None):
+        if muon:
             return _over_matrices(lens, run, lens.optimiser)
         P = preconditioner_of(lens.optimiser, lens.problem.model)
+        if lens.problem.sharded:
+            return differenced_top(lens, run, "preconditioned_sharpness", rtol, P=P)
         operator = PreconditionedHessian(lens.problem, P, model=lens.model)
     except BadInput as error:
         return undefined(str(error))
@@ -194,9 +202,10 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         square = _inner(direction, direction)
         if not square > 0:
             return undefined("the direction is zero")
-        unit = {name: part / math.sqrt(square) for name, part in direction.items()}
-        value, off = Landscape(lens.problem, model=lens.model).form_along(unit)
-        return Estimate(value, off / 1.96, "estimate", note="by central differences of gradients")
+        differenced = DifferencedHessian(Landscape(lens.problem, model=lens.model))
+        u = differenced.flat(direction) / math.sqrt(square)
+        product, off = differenced.with_error(u)
+        return Estimate(float(u @ product), abs(float(u @ off)) / 1.96, "estimate", note=DIFFERENCED)
     operator = Hessian(lens.problem, model=lens.model)
     u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
     square = float(u.to(torch.float64).square().sum())

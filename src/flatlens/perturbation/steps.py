@@ -47,7 +47,11 @@ class Landscape:
         self.forwards = 0  #: evaluations of the risk over all the data
 
     def gradient(self) -> dict[str, Tensor]:
-        """Return the gradient of the risk in each measured parameter.
+        """Return the gradient of the risk in each measured parameter."""
+        return self.space.named(self.summed_gradient().to(self.space.dtype))
+
+    def summed_gradient(self) -> Tensor:
+        """Return the gradient of the risk, (P,) float64.
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
@@ -55,7 +59,7 @@ class Landscape:
         with self.differentiated():
             for raw in self.problem.batches(CHUNK) if self.problem.sharded else self._own():
                 total += self.gradient_of(raw, self.problem.mass)
-        return self.space.named(self.problem.ranks.total(total).to(self.space.dtype))
+        return self.problem.ranks.total(total)
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -91,25 +95,6 @@ class Landscape:
         with self.moved(direction, distance), self.problem.measuring(self.model, twice=False):
             found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
         return found.risk
-
-    def form_along(self, unit: Direction) -> tuple[float, float]:
-        """Return (u^T H u, its error) from four gradients: central differences over two distances, extrapolated.
-
-        The error is the difference that the extrapolation makes; the distance balances it with rounding.
-        """
-        size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in self.space.tensors) ** 0.5
-        step = torch.finfo(self.space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
-        near, far = self._difference(unit, step), self._difference(unit, 2 * step)
-        return (4 * near - far) / 3, abs(near - far) / 3
-
-    def _difference(self, unit: Direction, step: float) -> float:
-        """Return <u, gradient(theta + step u) - gradient(theta - step u)> / (2 step)."""
-        total = 0.0
-        for sign in (1.0, -1.0):
-            with self.moved(unit, -sign * step):
-                there = self.gradient()
-            total += sign * sum(float((unit[k].to(torch.float64) * there[k].to(torch.float64)).sum()) for k in unit)
-        return total / (2 * step)
 
     @contextmanager
     def moved(self, direction: Direction, distance: float) -> Iterator[None]:

@@ -1,0 +1,55 @@
+"""Hessian products by differences of gradients, beside explicit double backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import flatlens as fl
+from flatlens.curvature import Hessian
+from flatlens.perturbation.differences import DifferencedHessian
+from flatlens.perturbation.steps import Landscape
+
+
+def problem(dtype: torch.dtype) -> fl.Problem:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
+    return fl.Problem(net, "cross_entropy", (torch.randn(30, 5, dtype=dtype), torch.arange(30) % 3))
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float64, 1e-8), (torch.float32, 2e-3)])
+def test_products_are_those_of_double_backward_within_the_stated_error(dtype: torch.dtype, within: float) -> None:
+    one = problem(dtype)
+    H = Hessian(problem(torch.float64)).matrix()
+    before = [p.detach().clone() for p in one.model.parameters()]
+    differenced = DifferencedHessian(Landscape(one))
+    for seed in range(4):
+        v = torch.randn(len(H), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found, error = differenced.with_error(v)
+        wanted = H @ v if dtype == torch.float64 else explicit(one) @ v
+        assert float((found - wanted).norm()) <= within * float(wanted.norm())
+        assert float((found - wanted).norm()) <= 3 * float(error.norm())
+        assert float(error.norm()) <= 10 * within * float(wanted.norm())
+    assert differenced.products == 4
+    assert all(torch.equal(a, p) for a, p in zip(before, one.model.parameters(), strict=True))
+
+
+def explicit(one: fl.Problem) -> Tensor:
+    """The Hessian at a problem's very weights, in float64."""
+    net = problem(torch.float64).model
+    net.load_state_dict({name: value.double() for name, value in one.model.state_dict().items()})
+    torch.manual_seed(0)
+    nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+    x = torch.randn(30, 5).double()
+    return Hessian(fl.Problem(net, "cross_entropy", (x, torch.arange(30) % 3))).matrix()
+
+
+def test_both_sides_are_scaled_and_shifted() -> None:
+    one = problem(torch.float64)
+    H = Hessian(one).matrix()
+    root, shift = torch.linspace(0, 2, len(H), dtype=torch.float64), torch.linspace(1, 3, len(H), dtype=torch.float64)
+    A = DifferencedHessian(Landscape(one), root, shift)
+    v = torch.randn(len(H), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    assert torch.allclose(A(v), root * (H @ (root * v)) + shift * v, rtol=1e-7, atol=1e-9)
+    assert float(A(torch.zeros_like(v)).norm()) == 0
