@@ -41,6 +41,13 @@ def test_the_probability_is_that_of_touching_an_image_at_all():
     assert torch.equal(Augmentation(0.0).apply(x, torch.Generator()), x)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_lie_in_memory_as_they_came(channels):
+    x = torch.zeros(4, channels, 8, 8)
+    for augmentation in (Augmentation(pad=1), Augmentation(p=0.0), Augmentation(pad=0)):
+        assert augmentation.apply(x, torch.Generator()).stride() == x.stride()
+
+
 def test_what_is_no_image_is_refused():
     with pytest.raises(BadData, match=r"\(n, C, h, w\) are needed, got \(3, 64\)"):
         Augmentation().apply(torch.zeros(3, 64), torch.Generator())

@@ -46,12 +46,14 @@ class Augmentation:
     def _cropped(self, x: Tensor, top: Tensor, left: Tensor) -> Tensor:
         if self.pad == 0:
             return x
-        n, _, h, w = x.shape
-        padded = F.pad(x, [self.pad] * 4)
+        n, channels, h, w = x.shape
+        sample = torch.arange(n, device=x.device)[:, None, None, None]
+        channel = torch.arange(channels, device=x.device)[:, None, None]
         rows = top[:, None] + torch.arange(h, device=x.device)
         columns = left[:, None] + torch.arange(w, device=x.device)
-        sample = torch.arange(n, device=x.device)[:, None, None]
-        return padded.movedim(1, 3)[sample, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
+        # All four indices, so that the crops lie in memory channels first. Channels last, torch 2.13 writes out of
+        # bounds in the backward pass of a 1 x 1 convolution of stride 2 with fewer than 8 input channels (AVX2).
+        return F.pad(x, [self.pad] * 4)[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 @dataclass(frozen=True)
