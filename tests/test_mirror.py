@@ -28,7 +28,7 @@ ELSEWHERE = {
     "curvature/test_calibration.py": "curvature/probes curvature/trace",
     "curvature/test_krylov.py": "curvature/recall curvature/spectrum",
     "curvature/test_operators.py": "curvature/graphs curvature/jacobians curvature/space",
-    "measures/test_steps.py": "perturbation/noise perturbation/steps",
+    "measures/test_steps.py": "perturbation/spread perturbation/steps",
     "measures/test_sketched.py": "curvature/jacobian_norms grams/sketch",
     "truths/test_literal_curvature.py": (
         "curvature/blocks curvature/directions curvature/features curvature/functional_hessian"

@@ -129,7 +129,7 @@ def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
     net, optimiser, x, y = started(name)
     problem = fl.Problem(net, "half_squared_error", (x, y))
     before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    update = next_update(optimiser, net, Landscape(problem).gradient())
+    update = next_update(optimiser, net, Landscape(problem).risk_and_gradient()[1])
     assert all(torch.equal(before[name], p) for name, p in net.named_parameters())
     optimiser.zero_grad()
     half_squared(net, x, y).backward()
@@ -161,7 +161,7 @@ def test_a_step_at_the_critical_rate_leaves_the_risk_and_a_longer_one_raises_it(
 def test_relative_critical_sharpness_is_of_one_loss_along_the_update_of_another() -> None:
     net, optimiser, x, y = started("adam")
     here, there = (fl.Problem(net, "half_squared_error", (x[part], y[part])) for part in (slice(80), slice(80, 200)))
-    D = flat(net, next_update(optimiser, net, Landscape(there).gradient()))
+    D = flat(net, next_update(optimiser, net, Landscape(there).risk_and_gradient()[1]))
     g, H = gradient_and_hessian(net, x[:80], y[:80])
     report = fl.measure(
         fl.Lens(here, optimiser=optimiser, along=there), ["critical_sharpness", "directional_sharpness"]

@@ -105,9 +105,14 @@ class Lens:
         return "layout" in vars(self)
 
     @cached_property
+    def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk, and its gradient in each measured parameter, by name."""
+        return Landscape(self.problem, model=self.model).risk_and_gradient()
+
+    @property
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of the risk in each measured parameter, by name."""
-        return Landscape(self.problem, model=self.model).gradient()
+        return self.risk_and_gradient[1]
 
     def planned(self, work: Callable[[], _T]) -> _T:
         """Return the result of `work` under a plan that holds on every chunk."""

@@ -36,7 +36,7 @@ class Landscape:
     >>> landscape = Landscape(problem)
     >>> with torch.no_grad():
     ...     _ = net.weight.copy_(torch.tensor([[1.0, 0.0]]))
-    >>> landscape.gradient()["weight"], landscape.risk_along({"weight": torch.tensor([[1.0, 0.0]])}, 1.0)
+    >>> landscape.risk_and_gradient()[1]["weight"], landscape.risk_along({"weight": torch.tensor([[1.0, 0.0]])}, 1.0)
     (tensor([[ 9., 12.]]), 0.0)
     """
 
@@ -46,20 +46,33 @@ class Landscape:
         self.space = space_of(problem, self.model)
         self.forwards = 0  #: evaluations of the risk over all the data
 
-    def gradient(self) -> dict[str, Tensor]:
-        """Return the gradient of the risk in each measured parameter."""
-        return self.space.named(self.summed_gradient().to(self.space.dtype))
+    def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk, and its gradient in each measured parameter."""
+        risk, gradient = self._summed()
+        return risk, self.space.named(gradient.to(self.space.dtype))
 
     def summed_gradient(self) -> Tensor:
-        """Return the gradient of the risk, (P,) float64.
+        """Return the gradient of the risk, (P,) float64."""
+        return self._summed()[1].to(torch.float64)
+
+    def _summed(self) -> tuple[float, Tensor]:
+        """Return the risk and its gradient, (P,), in float64 where it is a sum of several.
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+        risk, total = 0.0, None
         with self.differentiated():
             for raw in self.problem.batches(CHUNK) if self.problem.sharded else self._own():
-                total += self.gradient_of(raw, self.problem.mass)
-        return self.problem.ranks.total(total)
+                share, part = self.gradient_of(raw, self.problem.mass)
+                risk, total = risk + share, part if total is None else total.to(torch.float64).add_(part)
+        if total is None:
+            total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+        if self.problem.ranks.size == 1:
+            return risk, total
+        whole = self.problem.ranks.total(
+            torch.cat([total.to(torch.float64), total.new_tensor([risk], dtype=torch.float64)])
+        )
+        return float(whole[-1]), whole[:-1]
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -70,17 +83,17 @@ class Landscape:
         with self.problem.measuring(self.model, twice=False), differentiable(self.space.tensors):
             yield
 
-    def gradient_of(self, raw: Batch, mass: float) -> Tensor:
-        """Return the gradient of the sum of a batch's losses over `mass`, (P,) float64, inside `differentiated`."""
+    def gradient_of(self, raw: Batch, mass: float) -> tuple[float, Tensor]:
+        """Return the sum of a batch's losses over `mass`, and its gradient, (P,), inside `differentiated`."""
         f, y = self.problem.run(self.model, self.problem.place(raw))
         part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
         if self.problem.sharded:
-            return self._gathered(part)
+            return float(part.detach()), self._gathered(part)
         rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
-        return self.space.flat(dict(zip(self.space.parameters, rows, strict=True))).to(torch.float64)
+        return float(part.detach()), self.space.flat(dict(zip(self.space.parameters, rows, strict=True)))
 
     def _gathered(self, part: Tensor) -> Tensor:
-        """Return a gradient by backward(), which gathers it from the processes."""
+        """Return a gradient by backward(), which gathers it from the processes, in float64."""
         torch.autograd.backward(part)
         rows = []
         for p in self.space.tensors:
@@ -99,7 +112,11 @@ class Landscape:
     @contextmanager
     def moved(self, direction: Direction, distance: float) -> Iterator[None]:
         """Move the weights by -distance * direction inside this context, and put back their very bits."""
-        kept = {name: p.detach().clone() for name, p in self.space.parameters.items() if name in direction}
+        kept = {
+            name: self._spare[name].copy_(self.space.parameters[name].detach())
+            for name in self._spare
+            if name in direction
+        }
         try:
             for name in kept:
                 self.space.parameters[name].data.add_(spread_like(direction[name], kept[name]), alpha=-distance)
@@ -107,6 +124,11 @@ class Landscape:
         finally:
             for name, before in kept.items():
                 self.space.parameters[name].data.copy_(before)
+
+    @cached_property
+    def _spare(self) -> dict[str, Tensor]:
+        """Return memory for the weights as they were: to ask for it at each move takes longer than the move."""
+        return {name: torch.empty_like(p.detach()) for name, p in self.space.parameters.items()}
 
     @cached_property
     def fitting(self) -> int:
@@ -153,7 +175,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         ) from error
     if not known:
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
-    return {name: in_one_piece(before - after.detach()) / rate for name, (before, after) in known.items()}
+    return {name: in_one_piece((before - after.detach()).div_(rate)) for name, (before, after) in known.items()}
 
 
 def in_one_piece(tensor: Tensor) -> Tensor:

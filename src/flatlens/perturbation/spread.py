@@ -56,7 +56,7 @@ def spread_of(
                 continue
             own = torch.zeros_like(g)
             for raw in problem.data.picked(part).chunks(landscape.fitting):
-                own += landscape.gradient_of(raw, problem.mass)
+                own += landscape.gradient_of(raw, problem.mass)[1]
             apart = own * (problem.n / len(part)) - g
             found[number] = len(part), float(apart.square().sum()), float(apart @ g)
             if progress is not None:
