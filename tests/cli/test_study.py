@@ -194,7 +194,7 @@ def test_settings_on_the_command_line(tmp_path, capsys):
     assert cli.run(command) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["lr"] for row in told["networks"]] == [0.05, 0.1]
-    assert {row["outcome"] for row in told["networks"]} == {"out of steps"}
+    assert {row["outcome"] for row in told["networks"]} == {"finished"}
     assert told["settings"]["base"]["model"]["activation"] == "tanh"
 
 

@@ -40,7 +40,7 @@ def test_the_frame_is_tidy_and_says_what_survives(three):
     assert not frame.duplicated(["measure", "model"]).any()
     rows = frame.set_index(["measure", "model"])
     assert rows.loc[("mls", "b"), "undecided_with"] == "c"
-    assert rows.loc[("mls", "a"), "invariant"] == "layerwise, neuronwise, permutation"
+    assert rows.loc[("mls", "a"), "invariant"] == "headwise, layerwise, neuronwise, permutation"
     assert rows.loc[("ggn_trace", "a"), "invariant"] == "permutation"
     assert rows.loc[("mls", "a"), "small_means"] == "compressed"
     assert rows.loc[("ggn_trace", "a"), "small_means"] == "flat"

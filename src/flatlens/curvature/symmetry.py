@@ -90,7 +90,8 @@ class SymmetryCheck:
             twin = _in_double(self._model)
             batch = move(batch, device_of(twin), torch.float64)
             with problem.measuring(twin), differentiable(twin.parameters()):
-                found = faults(lambda: _risk(problem, twin, batch), _floating(twin.parameters()))
+                at = _floating(twin.parameters())
+                found = faults(lambda: _risk(problem, twin, batch), at, _response(problem, twin, batch, at))
                 suspect = _suspect(problem, twin, batch) if found > WRONG else ""
         except RuntimeError as error:  # no copy, or no float64: judge by the first error found
             if "memory" in str(error):
@@ -133,8 +134,12 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
     return _relative(_dot(u, Hv) - _dot(v, Hu), Hu, Hv, least)
 
 
-def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
+def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0) -> float:
     """Return the relative error of a scalar's derivatives, the largest of three.
+
+    `response`: the size of the derivative of the outputs, of which the scalar is a function with curvature of order 1.
+    Derivatives below 1e-10 of what follows from it are rounding: a sample that is classified beyond doubt has slopes
+    p - 1 of 1e-40, and an asymmetry of that size.
 
     The three: the distance of the gradient with a graph from the gradient without one; the asymmetry of the second
     derivative by double backward; its distance, along a random direction, from central differences of the gradient,
@@ -160,7 +165,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
         return 0.0
     product = _product(rows, at, along)
     once, slope = _dense(gradient(False), at), _dense(rows, at)
-    first = _relative(_length(_minus(once, slope)), once, slope)
+    first = _relative(_length(_minus(once, slope)), once, slope, 1e-10 * response)
     try:
         wide, near = central(4 * STEP), central(STEP)
     finally:
@@ -169,8 +174,8 @@ def faults(value: Callable[[], Tensor], at: list[Tensor]) -> float:
     rounding = 100 * torch.finfo(torch.float64).eps / STEP * _length(slope)
     unsettled = _length(_minus(wide, near)) + rounding
     off = _length(_minus(near, product))
-    least = 1e-6 * _length(slope)  # a second derivative of 0 is 0 up to rounding
-    return max(first, asymmetry(rows, at, least), _relative(off, near, product) if off > 3 * unsettled else 0.0)
+    least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
+    return max(first, asymmetry(rows, at, least), _relative(off, near, product, least) if off > 3 * unsettled else 0.0)
 
 
 def _suspect(problem: Problem, twin: nn.Module, batch: Batch) -> str:
@@ -214,6 +219,13 @@ def _faults_alone(module: nn.Module, args: Any, kwargs: Any) -> float:
 def _risk(problem: Problem, model: nn.Module, batch: Batch) -> Tensor:
     f, y = problem.run(model, batch)
     return problem.loss.values(f.to(torch.float64), y).sum()
+
+
+def _response(problem: Problem, model: nn.Module, batch: Batch, at: list[Tensor]) -> float:
+    """Return the length of the gradient of a random combination of the outputs: about ||J||_F, J their Jacobian."""
+    f, _ = problem.run(model, batch)
+    r = random_like([f])[0]
+    return _length(_dense(list(torch.autograd.grad((r * f).sum(), at, allow_unused=True)), at))
 
 
 def _in_double(model: nn.Module) -> nn.Module:

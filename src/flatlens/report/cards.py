@@ -38,7 +38,17 @@ BRACES = {
     r"\\sqrt\{([^{}]*)\}": r"√(\1)",
     r"\\partial ": "∂",
 }
-GREEK = {"lambda": "λ", "kappa": "κ", "rho": "ρ", "sigma": "σ", "theta": "θ", "phi": "φ", "tau": "τ"}
+GREEK = {
+    "lambda": "λ",
+    "kappa": "κ",
+    "rho": "ρ",
+    "sigma": "σ",
+    "theta": "θ",
+    "phi": "φ",
+    "tau": "τ",
+    "eta": "η",
+    "Sigma": "Σ",
+}
 WORDS = {
     **{f"\\{name}": letter for name, letter in GREEK.items()},
     **{r"\partial": "∂", r"\sum": "Σ", r"\max": "max", r"\min": "min", r"\log": "log"},
