@@ -46,8 +46,8 @@ TIGHT = {  # to a residual
     "minibatch_sharpness",
 }
 SPELLED = {  # so that errors are small beside what a move changes
-    "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=200)",
-    "feature_robustness": "feature_robustness(probes=1500)",
+    "pac_bayes_flatness": "pac_bayes_flatness(of='loss', probes=50)",
+    "feature_robustness": "feature_robustness(probes=400)",
     "locally_constant_labels": "locally_constant_labels(delta=0.5, probes=400)",
     **{name: f"{name}(rtol=1e-11)" for name in TIGHT},
 }

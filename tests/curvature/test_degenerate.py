@@ -119,7 +119,8 @@ CASES: dict[str, Callable[[], Case]] = {
     "a single layer, no bias": lambda: (nn.Linear(4, 1, bias=False).double(), *data(5)),
 }  # fmt: skip
 
-MEASURES = [name for name in fl.measures.MEASURES if name not in ("test_loss", "test_accuracy", "generalisation_gap")]
+LEFT_OUT = ("test_loss", "test_accuracy", "generalisation_gap", "pac_bayes_flatness")
+MEASURES = [*(name for name in fl.measures.MEASURES if name not in LEFT_OUT), "pac_bayes_flatness(probes=2)"]
 OPTIONS = [
     "hessian_trace(exact=True)", "adaptive_sharpness(probes=2)", "sharpness(top_k=3, bottom_k=3, layers=True)",
     "ggn_norm(layers=True)", "spectral_density(ggn=True, layers=True)", "interpolation_gap(bound=True)",

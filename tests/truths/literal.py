@@ -103,7 +103,8 @@ def weight_hessian(net: nn.Module, loss, x: Tensor, y: Tensor, name: str) -> Ten
     def along(flat: Tensor) -> Tensor:
         return risk(net, loss, x, y)({**named, name: flat.reshape(value.shape)})
 
-    return hessian(along, value.flatten())
+    with sdpa_kernel(SDPBackend.MATH):  # torch differentiates the others once
+        return hessian(along, value.flatten())
 
 
 def full_hessian_trace(net: nn.Module, loss, x: Tensor, y: Tensor) -> float:
