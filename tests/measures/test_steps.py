@@ -153,7 +153,7 @@ def test_a_step_at_the_critical_rate_leaves_the_risk_and_a_longer_one_raises_it(
     lens = fl.Lens(problem, optimiser=optimiser)
     critical = 2 / fl.measure(lens, "critical_sharpness")["critical_sharpness"].value
     landscape, update = Landscape(problem), next_update(optimiser, net, lens.gradient)
-    here = landscape.risk_along({}, 0)
+    here = landscape.risk()
     assert landscape.risk_along(update, 0.95 * critical) < here < landscape.risk_along(update, 1.05 * critical)
     assert all(landscape.risk_along(update, share * critical) < here for share in (0.1, 0.3, 0.6, 0.9))
 

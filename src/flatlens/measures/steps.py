@@ -148,11 +148,17 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.02) -> Estimate:
     if slope is None and not inner(direction, direction) > 0:
         return undefined("the direction is zero")
     landscape, key = Landscape(lens.problem, model=lens.model), ("critical_sharpness", None)
-    here = landscape.risk_along({}, 0.0) if slope is None else lens.risk_and_gradient[0]
+    here = landscape.risk() if slope is None else lens.risk_and_gradient[0]
     earlier = lens.remembered.get(key)
     rate = 1.0 if lens.optimiser is None else leading_rate(lens.optimiser)
     first = rate if earlier is None else float(earlier.values[0])
-    found = critical_step(lambda step: landscape.risk_along(direction, step) - here, first, slope=slope, rtol=rtol)
+    with landscape.walk(direction) as move:
+
+        def change(step: float) -> float:
+            move(step)
+            return landscape.risk() - here
+
+        found = critical_step(change, first, slope=slope, rtol=rtol)
     arrays = {"steps": found.steps, "changes": found.changes}
     tried = f"{landscape.forwards} forwards"
     if found.step == 0:

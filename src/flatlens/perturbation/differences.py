@@ -68,8 +68,9 @@ class DifferencedHessian:
 
     def _difference(self, unit: Tensor, times: float) -> Tensor:
         step, direction = times * self.distance, self.landscape.space.named(unit)
-        with self.landscape.moved(direction, -step):
+        with self.landscape.walk(direction) as move:
+            move(-step)
             ahead = self.landscape.summed_gradient()
-        with self.landscape.moved(direction, step):
+            move(step)
             behind = self.landscape.summed_gradient()
         return (ahead - behind).div_(2 * step)

@@ -104,31 +104,33 @@ class Landscape:
 
     def risk_along(self, direction: Direction, distance: float) -> float:
         """Return the risk at theta - distance * direction."""
+        with self.walk(direction) as move:
+            move(distance)
+            return self.risk()
+
+    def risk(self) -> float:
+        """Return the risk where the weights are."""
         self.forwards += 1
-        with self.moved(direction, distance), self.problem.measuring(self.model, twice=False):
+        with self.problem.measuring(self.model, twice=False):
             found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
         return found.risk
 
     @contextmanager
-    def moved(self, direction: Direction, distance: float) -> Iterator[None]:
-        """Move the weights by -distance * direction inside this context, and put back their very bits."""
-        kept = {
-            name: self._spare[name].copy_(self.space.parameters[name].detach())
-            for name in self._spare
-            if name in direction
-        }
-        try:
-            for name in kept:
-                self.space.parameters[name].data.add_(spread_like(direction[name], kept[name]), alpha=-distance)
-            yield
-        finally:
-            for name, before in kept.items():
-                self.space.parameters[name].data.copy_(before)
+    def walk(self, direction: Direction) -> Iterator[Callable[[float], None]]:
+        """Give a function that moves the weights to theta - distance * direction; put them back, to the bit, after."""
+        there = {name: p for name, p in self.space.parameters.items() if name in direction}
+        kept = {name: p.detach().clone() for name, p in there.items()}
+        along = {name: spread_like(direction[name], kept[name]) for name in there}
 
-    @cached_property
-    def _spare(self) -> dict[str, Tensor]:
-        """Return memory for the weights as they were: to ask for it at each move takes longer than the move."""
-        return {name: torch.empty_like(p.detach()) for name, p in self.space.parameters.items()}
+        def move(distance: float) -> None:
+            for name, p in there.items():
+                torch.add(kept[name], along[name], alpha=-distance, out=p.data)
+
+        try:
+            yield move
+        finally:
+            for name, p in there.items():
+                p.data.copy_(kept[name])
 
     @cached_property
     def fitting(self) -> int:
