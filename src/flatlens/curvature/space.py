@@ -87,7 +87,7 @@ def inner(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> float:
     total = torch.zeros((), dtype=torch.float64)
     for name in u:
         if name in v:
-            pieces = zip(u[name].reshape(-1).split(CACHED), v[name].reshape(-1).split(CACHED), strict=True)
+            pieces = zip(*(torch.split(w[name].reshape(-1), CACHED) for w in (u, v)), strict=True)
             total += sum((x.to(torch.float64) @ y.to(torch.float64)).cpu() for x, y in pieces)
     return float(total)
 
