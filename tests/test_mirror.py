@@ -28,7 +28,8 @@ ELSEWHERE = {
     "curvature/test_calibration.py": "curvature/probes curvature/trace",
     "curvature/test_krylov.py": "curvature/recall curvature/spectrum",
     "curvature/test_operators.py": "curvature/graphs curvature/jacobians curvature/space",
-    "measures/test_steps.py": "perturbation/spread perturbation/steps",
+    "measures/test_minibatches.py": "perturbation/spread",
+    "measures/test_steps.py": "perturbation/steps",
     "measures/test_sketched.py": "curvature/jacobian_norms grams/sketch",
     "truths/test_literal_curvature.py": (
         "curvature/blocks curvature/directions curvature/features curvature/functional_hessian"
@@ -78,6 +79,7 @@ ELSEWHERE = {
     "papers/test_units.py": "statistics/joint",
     # The table of operations and the searches are tested by what reads them
     "operations/test_table.py": "operations/activations",
+    "operations/test_heads.py": "operations/head_sides operations/product_weights",
     "operations/test_reads.py": "operations/graph",
     "perturbation/test_certified.py": "perturbation/chain perturbation/inputs",
     "perturbation/test_searches.py": "perturbation/ascent perturbation/level",

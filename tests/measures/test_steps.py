@@ -1,12 +1,12 @@
-"""Curvature along an optimiser's steps, and the noise of gradients, against closed forms and literal definitions."""
+"""Curvature along an optimiser's steps, against closed forms and literal definitions."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
 import torch
+from quadratic import gradient_and_hessian, half_squared, linear
 from torch import Tensor, nn
 
 import flatlens as fl
@@ -14,34 +14,6 @@ from flatlens.errors import BadInput
 from flatlens.perturbation.steps import Landscape, next_update
 
 Made = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-def linear(n: int = 200, noise: float = 1.0) -> tuple[nn.Module, Tensor, Tensor]:
-    """A linear network under the half squared error: the risk is quadratic."""
-    generator = torch.Generator().manual_seed(0)
-    net = nn.Linear(6, 2).double()
-    with torch.no_grad():
-        for p in net.parameters():
-            p.copy_(torch.randn(p.shape, generator=generator, dtype=torch.float64))
-    x = torch.randn(n, 6, generator=generator, dtype=torch.float64) * torch.linspace(0.2, 3, 6, dtype=torch.float64)
-    y = x[:, :2] + noise * torch.randn(n, 2, generator=generator, dtype=torch.float64)
-    return net, x, y
-
-
-def half_squared(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return 0.5 * (net(x) - y).square().sum(1).mean()
-
-
-def gradient_and_hessian(net: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    parameters = list(net.parameters())
-    grads = torch.autograd.grad(half_squared(net, x, y), parameters, create_graph=True)
-    g = torch.cat([one.flatten() for one in grads])
-    rows = [torch.autograd.grad(one, parameters, retain_graph=True, allow_unused=True) for one in g]
-    H = [
-        torch.cat([(torch.zeros_like(p) if r is None else r).flatten() for r, p in zip(row, parameters, strict=True)])
-        for row in rows
-    ]
-    return g.detach(), torch.stack(H)
 
 
 def flat(net: nn.Module, direction: dict[str, Tensor]) -> Tensor:
@@ -220,85 +192,3 @@ def test_measuring_leaves_the_network_and_the_optimiser_alone() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     assert all(torch.equal(state[k], v["momentum_buffer"]) for k, v in optimiser.state.items())
     assert len(optimiser.state) == 2
-
-
-def literal_noise_scale(net: nn.Module, x: Tensor, y: Tensor) -> float:
-    """tr Sigma / ||g||^2 with the given samples as the whole population, one backward pass for each."""
-    rows = [gradient_and_hessian(net, x[i : i + 1], y[i : i + 1])[0] for i in range(len(x))]
-    G = torch.stack(rows)
-    return float((G - G.mean(0)).square().sum(1).mean() / G.mean(0).square().sum())
-
-
-def test_the_noise_scale_of_a_whole_data_set_is_exact() -> None:
-    net, x, y = linear(60)
-    problem = fl.Problem(net, "half_squared_error", (x, y))
-    exact = "gradient_noise_scale(batches=60, sampled=False)"
-    found = fl.measure(fl.Lens(problem), exact)[exact]
-    truth = literal_noise_scale(net, x, y)
-    assert (found.kind, found.stderr) == ("exact", 0)
-    assert found.value == pytest.approx(truth, rel=1e-9)
-
-
-def test_the_noise_scale_from_groups_is_within_a_tenth() -> None:
-    net, x, y = linear(4000)
-    truth = literal_noise_scale(net, x, y)
-    problem = fl.Problem(net, "half_squared_error", (x, y))
-    name = "gradient_noise_scale(batches=400, sampled=False)"
-    found = fl.measure(fl.Lens(problem), name)[name]
-    assert found.value == pytest.approx(truth, rel=0.1)
-    assert abs(found.value - truth) < 2.5 * 1.96 * found.stderr
-    assert 0 < found.stderr < 0.1 * truth
-
-
-def test_the_interval_of_the_noise_scale_covers() -> None:
-    """Samples of a population whose noise scale is known: g is linear in them, and Sigma has a closed form."""
-    net, x, y = linear(20_000)
-    W, b = net.weight.detach(), net.bias.detach()
-    error = x @ W.T + b - y
-    G = torch.cat([(error[:, :, None] * x[:, None]).flatten(1), error], 1)
-    truth = float((G - G.mean(0)).square().sum(1).mean() / G.mean(0).square().sum())
-    covered = 0
-    generator = torch.Generator().manual_seed(5)
-    for _ in range(100):
-        drawn = torch.randint(len(x), (512,), generator=generator)
-        problem = fl.Problem(net, "half_squared_error", (x[drawn], y[drawn]))
-        found = fl.measure(fl.Lens(problem), "gradient_noise_scale", generator=generator)["gradient_noise_scale"]
-        covered += abs(found.value - truth) <= 1.96 * found.stderr
-    assert covered >= 88  # of 95 expected: three standard errors
-
-
-def test_a_gradient_that_cannot_be_told_from_zero_gives_a_lower_bound() -> None:
-    net, x, y = linear(40, noise=5.0)
-    with torch.no_grad():  # the least squares solution: the gradient of these samples is zero
-        A = torch.cat([x, torch.ones(40, 1, dtype=x.dtype)], 1)
-        solved = torch.linalg.lstsq(A, y).solution
-        net.weight.copy_(solved[:-1].T)
-        net.bias.copy_(solved[-1])
-    found = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "gradient_noise_scale(batches=20)")
-    one = found["gradient_noise_scale(batches=20)"]
-    assert one.kind in ("lower bound", "undefined")
-    assert found["gradient_noise_scale(batches=20).covariance"].value > 0
-
-
-def test_the_sharpness_of_minibatches_has_the_interval_of_its_draws() -> None:
-    net, x, y = linear(200)
-    problem = fl.Problem(net, "half_squared_error", (x, y))
-    name = "minibatch_sharpness(samples=16, batches=30)"
-    report = fl.measure(fl.Lens(problem), [name, "sharpness"])
-    found = report[name]
-
-    def top(part: Tensor) -> float:
-        return float(torch.linalg.eigvalsh(gradient_and_hessian(net, x[part], y[part])[1])[-1])
-
-    generator = torch.Generator().manual_seed(9)
-    truth = sum(top(torch.randperm(200, generator=generator)[:16]) for _ in range(300)) / 300
-    assert abs(found.value - truth) < 1.96 * found.stderr * 1.5
-    assert found.value > report["sharpness"].value  # Jensen
-    assert len(found.arrays["batches"]) == 30
-    whole = fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=200, batches=2)")
-    assert whole["minibatch_sharpness(samples=200, batches=2)"].value == pytest.approx(
-        report["sharpness"].value, rel=0.01
-    )
-    assert math.isnan(
-        fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=201)")["minibatch_sharpness(samples=201)"].value
-    )

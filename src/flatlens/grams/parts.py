@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flatlens.grams.layout import Weight
-from flatlens.operations.heads import HeadPairs
+from flatlens.operations.head_sides import HeadPairs
 from flatlens.operations.pairs import Entries
 
 

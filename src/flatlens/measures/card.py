@@ -165,7 +165,7 @@ class NetworkMeasure(Measure):
 
 MEASURE_MODULES = (
     "sensitivity", "gauss_newton", "volume", "flatness", "norms", "factors", "hessian", "traces", "normalised",
-    "perturbation", "robustness", "variation", "densities", "generalisation", "heads", "steps",
+    "perturbation", "robustness", "variation", "densities", "generalisation", "heads", "steps", "minibatches",
 )  # fmt: skip
 """The modules of measures, in the order in which a catalogue row with several measures lists them.
 

@@ -15,9 +15,10 @@ from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.measures.card import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
 from flatlens.measures.lens import Lens
 from flatlens.operations.graph import Node
-from flatlens.operations.heads import HeadFinder, NotUnderstood
+from flatlens.operations.heads import HeadFinder
 from flatlens.operations.pairs import Entries
 from flatlens.operations.paths import Paths, is_product
+from flatlens.operations.product_weights import NotUnderstood
 from flatlens.operations.scales import NormScale, ScaleFinder
 from flatlens.problem import Batch
 from flatlens.problem.data import take
@@ -181,7 +182,7 @@ def _weights(
         columns: list[tuple[int, Tensor]] = []
         for number, product in enumerate(products):
             try:
-                weights = finder.weights(product)
+                weights = finder.weights.of(product)
             except NotUnderstood:
                 continue
             if weights.parameter != entries.parameter:
@@ -200,7 +201,7 @@ def _weights(
 
 def _reads(norm: NormScale, finder: HeadFinder, product: Node) -> bool:
     """Return whether a product reads a norm's features, in their order."""
-    at = finder.weights(product).at.T
+    at = finder.weights.of(product).at.T
     return product in norm.nodes and any(torch.equal(columns.at, at) for columns, _ in norm.readers)
 
 

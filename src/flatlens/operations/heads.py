@@ -8,77 +8,18 @@ belong to which head, and in which coordinates they are multiplied. No name is r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from flatlens.operations.graph import Node
+from flatlens.operations.head_sides import HeadPairs, HeadSide, structure, together
 from flatlens.operations.pairs import Entries, HeadOrder, WeightPair
 from flatlens.operations.paths import GraphEdge, Paths, dtype_of, is_product, shape_of, taken_back
-from flatlens.operations.reads import RESHAPING
+from flatlens.operations.product_weights import NotUnderstood, WeightReader, probe, rounding, unit_vectors
 
 _PRODUCTS = ("BmmBackward0", "BaddbmmBackward0")  #: the second adds a mask to scores
-_BLOCK = 1 << 22  #: entries of the vectors that are taken back together
-_SMALL = 1e-9  #: relative size of a coupling that is rounding, in float64
-
-
-class NotUnderstood(Exception):
-    """Why the weights of an attention cannot be told."""
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """The weight and bias of a matrix product, as positions in parameters."""
-
-    product: Node
-    parameter: str
-    at: Tensor  #: (outputs, inputs)
-    bias: str | None
-    bias_at: Tensor | None  #: (outputs,)
-    nodes: frozenset[Node]  #: the product, and the sum that adds the bias
-
-    def rows(self, features: Tensor, basis: Tensor | None = None) -> tuple[Entries, ...]:
-        """Return the rows that make some of the outputs, with their part of the bias."""
-        found = [Entries(self.parameter, self.at[features], basis)]
-        if self.bias is not None and self.bias_at is not None:
-            found.append(Entries(self.bias, self.bias_at[features, None], basis))
-        return tuple(found)
-
-    def columns(self, features: Tensor, basis: Tensor | None = None) -> Entries:
-        """Return the columns that read some of the inputs."""
-        return Entries(self.parameter, self.at[:, features].T.contiguous(), basis)
-
-
-@dataclass(frozen=True, eq=False)
-class HeadSide:
-    """The features of one head in one factor of a product."""
-
-    weights: Weights
-    features: Tensor  #: (h,) outputs of the matrix product
-    maps: Tensor  #: (positions, h, h): the coordinates at each position, from the features
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Return what two heads that share these features have in common."""
-        return id(self.weights), tuple(self.features.tolist())
-
-    @property
-    def entries(self) -> tuple[Entries, ...]:
-        """Return the rows and their part of the bias."""
-        return self.weights.rows(self.features, self.maps[0])
-
-
-@dataclass(eq=False)
-class HeadPairs:
-    """What was found: pairs of queries and keys, of values and columns, and heads that may change places."""
-
-    queries: list[WeightPair] = field(default_factory=list)
-    values: list[WeightPair] = field(default_factory=list)
-    orders: list[HeadOrder] = field(default_factory=list)
-    refused_queries: dict[str, str] = field(default_factory=dict)  #: products not understood, with the reason
-    refused_values: dict[str, str] = field(default_factory=dict)
 
 
 class HeadFinder:
@@ -87,7 +28,7 @@ class HeadFinder:
     def __init__(self, paths: Paths) -> None:
         self.paths = paths
         self.found = HeadPairs()
-        self._weights: dict[Node, Weights] = {}
+        self.weights = WeightReader(paths)
         self._scores: dict[Node, list[tuple[HeadSide, HeadSide]]] = {}  #: by product: (query, key) of each head
         self._unread: dict[Node, str] = {}  #: products neither of whose factors comes from a weight, with the reason
 
@@ -133,7 +74,7 @@ class HeadFinder:
         """Return the name of the first weight that makes a factor."""
         for node, _ in edges:
             if is_product(self.paths, node):
-                return self.weights(node).parameter
+                return self.weights.of(node).parameter
         return ""
 
     def _read_scores(self, node: Node, left: GraphEdge, right: GraphEdge) -> None:
@@ -141,8 +82,8 @@ class HeadFinder:
         queries, keys = self.sides(left, 2, "queries"), self.sides(right, 1, "keys")
         heads = list(zip(queries, keys, strict=True))
         self._scores[node] = heads
-        for number, (some, others) in enumerate(_together(heads)):
-            free, turned = _structure([*some, *others])
+        for number, (some, others) in enumerate(together(heads)):
+            free, turned = structure([*some, *others])
             name = _named(some[0].weights.parameter, others[0].weights.parameter, f"head {number}")
             if {one.key for side in some for one in side.entries} & {o.key for side in others for o in side.entries}:
                 raise NotUnderstood("its queries and keys share a weight")
@@ -169,7 +110,7 @@ class HeadFinder:
         pairs = []
         for number, heads in enumerate(known.values()):
             some = [side for side, _ in heads]
-            free, turned = _structure(some)
+            free, turned = structure(some)
             if turned or len(free) > 1:
                 raise NotUnderstood("its values are turned or scaled by their position")
             reading = {entries.key: entries for _, entries in heads}
@@ -225,15 +166,15 @@ class HeadFinder:
         if origins.single is None or not is_product(self.paths, origins.single[0]):
             raise NotUnderstood(f"its {what} {self._told(origins.edges, origins.joined)}")
         to, shape = origins.single, shape_of(edge)
-        weights = self.weights(to[0])
-        rows = _probe(shape[3 - axis])
+        weights = self.weights.of(to[0])
+        rows = probe(shape[3 - axis])
         found = []
         for b in range(shape[0]):
             u = torch.zeros(shape[axis], *shape, dtype=torch.float64)
             for i in range(shape[axis]):
                 u[i, b].select(axis - 1, i).copy_(rows)
             back = taken_back(edge, to, u.to(dtype_of(to))).to("cpu", torch.float64)  # (h, rows, d)
-            used = back.abs() > _rounding(to) * back.abs().max()
+            used = back.abs() > rounding(to) * back.abs().max()
             features = used.any(0).any(0).nonzero()[:, 0]
             at = used.any(0).any(1)
             if len(features) != shape[axis]:
@@ -264,10 +205,10 @@ class HeadFinder:
         edge, out = reader.next_functions[-2], (node, 0)
         if self.paths.origins(edge).single != out:
             raise NotUnderstood("what reads its heads reads other features, too")
-        weights = self.weights(reader)
+        weights = self.weights.of(reader)
         heads: dict[tuple[int, ...], list[tuple[int, Tensor]]] = {}
         for c, back in unit_vectors(edge, out):
-            mine = (back.abs() > _rounding(out) * back.abs().max()).flatten(1).any(1).nonzero()[:, 0]
+            mine = (back.abs() > rounding(out) * back.abs().max()).flatten(1).any(1).nonzero()[:, 0]
             whole = back[mine[0]].movedim(axis - 1, 0)  # (h, t)
             heads.setdefault(tuple(mine.tolist()), []).append((c, whole[:, int(whole.abs().sum(0).argmax())]))
         found: dict[int, Entries] = {}
@@ -278,97 +219,6 @@ class HeadFinder:
             entries = weights.columns(torch.tensor([c for c, _ in columns]), basis.T.contiguous())
             found |= dict.fromkeys(members, entries)
         return found
-
-    def weights(self, product: Node) -> Weights:
-        """Return the weight and bias of a matrix product, as positions in parameters."""
-        if product not in self._weights:
-            self._weights[product] = self._read_weights(product)
-        return self._weights[product]
-
-    def _read_weights(self, product: Node) -> Weights:
-        known = self.paths.leaf_of(product.next_functions[-1])
-        if known is None:
-            raise NotUnderstood("one of its weights is made from other parameters")
-        bias = self._bias(product)
-        at = None if bias is None else self.paths.leaf_of(bias[1])
-        if bias is not None and at is None:
-            raise NotUnderstood("one of its biases is made from other parameters")
-        name, positions = known
-        nodes = frozenset({product} if bias is None else {product, bias[0]})
-        return Weights(product, name, positions.T, at[0] if at else None, at[1] if at else None, nodes)
-
-    def _bias(self, product: Node) -> tuple[Node, GraphEdge] | None:
-        """Return (the operation that adds a vector to the rows of a product, the vector); None if there is none."""
-        if product.name() == "AddmmBackward0":
-            added = product.next_functions[0]
-            return None if added[0] is None else (product, added)
-        node = product
-        while len(readers := self.paths.graph.read_by(node)) == 1:
-            node = readers[0][0]
-            if node.name() == "AddBackward0":
-                bias = self.paths.bias_behind(node)
-                return None if bias is None else (node, bias)
-            if node.name() not in RESHAPING:
-                return None
-        return None
-
-
-def unit_vectors(edge: GraphEdge, to: GraphEdge) -> Iterator[tuple[int, Tensor]]:
-    """Yield each column of a tensor (rows, columns), positive at every row and 0 elsewhere, taken back to `to`."""
-    shape = shape_of(edge)
-    rows, columns = _probe(shape[0]), shape[1]
-    step = max(1, _BLOCK // (shape.numel() + shape_of(to).numel()))
-    for start in range(0, columns, step):
-        block = range(start, min(columns, start + step))
-        u = torch.zeros(len(block), *shape, dtype=torch.float64)
-        for at, c in enumerate(block):
-            u[at, :, c] = rows
-        yield from zip(block, taken_back(edge, to, u.to(dtype_of(to))).to("cpu", torch.float64), strict=True)
-
-
-def _together(heads: list[tuple[HeadSide, HeadSide]]) -> list[tuple[list[HeadSide], list[HeadSide]]]:
-    """Return the sides that meet each other, directly or through others: all queries of one key, for example."""
-    lefts, rights = ({side.key: side for side in sides} for sides in zip(*heads, strict=True))
-    meets = {(left.key, right.key) for left, right in heads}
-    found, left_over = [], dict(lefts)
-    while left_over:
-        some = {next(iter(left_over))}
-        while True:
-            others = {right for left, right in meets if left in some}
-            more = {left for left, right in meets if right in others}
-            if more <= some:
-                break
-            some |= more
-        found.append(([lefts[key] for key in lefts if key in some], [rights[key] for key in rights if key in others]))
-        left_over = {key: side for key, side in left_over.items() if key not in some}
-    return found
-
-
-def _structure(sides: list[HeadSide]) -> tuple[tuple[tuple[int, ...], ...], tuple[tuple[int, int], ...]]:
-    """Return the coordinates that all positions treat alike, and the pairs of coordinates that they turn."""
-    turns = torch.cat([torch.linalg.solve(side.maps[0], side.maps, left=False) for side in sides])  # D = A_p A_0^-1
-    size = turns.abs().amax(dim=(1, 2), keepdim=True)
-    turns = turns / size
-    h = turns.shape[1]
-    coupled = (turns.abs() > _SMALL).any(0) & ~torch.eye(h, dtype=torch.bool)
-    coupled = coupled | coupled.T
-    free: dict[tuple[float, ...], list[int]] = {}
-    turned = []
-    for i in range(h):
-        partners = coupled[i].nonzero()[:, 0].tolist()
-        if not partners:
-            signature = tuple(turns[:, i, i].mul(1e8).round().tolist())
-            free.setdefault(signature, []).append(i)
-            continue
-        j = partners[0]
-        like_a_turn = torch.allclose(turns[:, i, i], turns[:, j, j], atol=1e-8) and torch.allclose(
-            turns[:, i, j], -turns[:, j, i], atol=1e-8
-        )
-        if len(partners) > 1 or coupled[j].sum() > 1 or not like_a_turn:
-            raise NotUnderstood("positions mix the coordinates of its queries and keys in an unknown way")
-        if i < j:
-            turned.append((i, j))
-    return tuple(map(tuple, free.values())), tuple(turned)
 
 
 def _all(sides: list[HeadSide]) -> tuple[Entries, ...]:
@@ -382,15 +232,6 @@ def _nodes(sides: list[HeadSide]) -> frozenset[Node]:
 def _named(first: str, second: str, what: str) -> str:
     """Return the name of what is found in two weights, which may be one."""
     return f"{first}: {what}" if first == second else f"{first}, {second}: {what}"
-
-
-def _probe(n: int) -> Tensor:
-    """Return n positive numbers that differ."""
-    return 1 + torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-
-
-def _rounding(edge: GraphEdge) -> float:
-    return _SMALL if dtype_of(edge) == torch.float64 else 1e-5
 
 
 def _singular(matrix: Tensor) -> bool:

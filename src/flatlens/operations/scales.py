@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from flatlens.operations.graph import Node
-from flatlens.operations.heads import HeadFinder, NotUnderstood, Weights, unit_vectors
+from flatlens.operations.heads import HeadFinder
 from flatlens.operations.pairs import Entries, WeightPair
 from flatlens.operations.paths import GraphEdge, Paths, dtype_of, is_product, shape_of, taken_back
+from flatlens.operations.product_weights import NotUnderstood, ProductWeights, unit_vectors
 
 _NORMS = ("NativeLayerNormBackward0", "FusedRmsNormBackward0")
 
@@ -133,7 +134,7 @@ class ScaleFinder:
                     f"its features are read by {', '.join(others) or 'nothing'}, too, directly or over a skip"
                 )
             read = tuple(self._columns(out, reader) for reader in readers)
-            nodes = nodes.union(*(self.heads.weights(reader).nodes for reader in readers))
+            nodes = nodes.union(*(self.heads.weights.of(reader).nodes for reader in readers))
         except NotUnderstood as why:
             self.found.refused_norms[name] = str(why)
             return
@@ -144,7 +145,7 @@ class ScaleFinder:
 
     def _columns(self, out: GraphEdge, reader: Node) -> tuple[Entries, Entries | None]:
         """Return the columns of a product in the order of the features that it reads, and its bias."""
-        weights = self.heads.weights(reader)
+        weights = self.heads.weights.of(reader)
         owner = _feature_of(reader.next_functions[-2], out)
         if sorted(owner) != list(range(len(owner))) or len(owner) != shape_of(out)[-1]:
             raise NotUnderstood(f"{weights.parameter} reads some of its features several times, or not at all")
@@ -161,7 +162,7 @@ class ScaleFinder:
                 continue
             name = ""
             try:
-                weights = self.heads.weights(origin[0])
+                weights = self.heads.weights.of(origin[0])
                 name = weights.parameter
                 if set(self.paths.readers(out)) != set(readers) or len(readers) != 1:
                     raise NotUnderstood("not one matrix product alone reads the gated features")
@@ -170,7 +171,7 @@ class ScaleFinder:
             except NotUnderstood as why:
                 self.found.refused_gates[name] = str(why)
 
-    def _gate(self, weights: Weights, features: list[int], columns: Entries, reader: Node) -> WeightPair:
+    def _gate(self, weights: ProductWeights, features: list[int], columns: Entries, reader: Node) -> WeightPair:
         rows = weights.rows(torch.tensor(features))
         told = f"{weights.parameter} -> {columns.parameter}"
         return WeightPair(told, rows, (columns,), None, (), weights.nodes | {reader})
