@@ -2,6 +2,7 @@
 
 import doctest
 import importlib.util
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_a_tutorial_runs_as_a_notebook(tutorial, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(fl.__file__).parents[1]))
     blocks = split_code_and_text_blocks(str(tutorial))[1]
     content = jupyter_notebook(blocks, {**DEFAULT_GALLERY_CONF, "src_dir": str(DOCS)}, str(tmp_path))
-    notebook = nbformat.from_dict(content)
+    notebook = nbformat.reads(json.dumps(content), as_version=4)  # joins lists of lines
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["kernelspec"] = kernel
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()

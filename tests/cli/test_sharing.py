@@ -53,7 +53,7 @@ def start(tmp_path, monkeypatch):
     begun = []
 
     def of(*arguments, count=1):
-        launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(count)] if count > 1 else []
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if count > 1 else []
         begun.append(
             subprocess.Popen(
                 [sys.executable, *launcher, "-m", "flatlens", *arguments],

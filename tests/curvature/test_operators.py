@@ -387,7 +387,9 @@ def test_sizes_of_ghost_batches_that_leave_one_alone_are_refused(size: object, w
 def test_ghost_batches_leave_what_is_per_sample_undefined() -> None:
     net, x, y = with_norms()
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y), batchnorm="train", ghost_batch=5))
-    report = fl.measure(lens, [m for m in fl.measures.MEASURES if not m.startswith("test_")][:-1])
+    others = ("generalisation_gap", "preconditioned_sharpness")  # they need held-out data and an optimiser
+    names = [m for m in fl.measures.MEASURES if not m.startswith("test_") and m not in others]
+    report = fl.measure(lens, names)
     for key, layer in report:
         defined = fl.measures.named(key.partition(".")[0])[0].works_coupled
         estimate = report[key, layer]

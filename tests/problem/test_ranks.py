@@ -18,7 +18,7 @@ from flatlens.problem import Ranks
 from flatlens.problem.data import Data, joined
 
 PROGRAM = str(Path(__file__).parent / "ranks_program.py")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 MEASURES = "mls,relative_flatness,neuron_flatness,sharpness,hessian_trace,average_sharpness,loss,test_loss"
 
 

@@ -185,7 +185,8 @@ class _Squared(Operator):
         forward, backward = jacobian_products(f, self.space)
         # only a loss that autograd differentiates twice adds operations to be checked
         of = f if self.problem.loss.closed else self.problem.loss.values(f.to(torch.float64), y)
-        self.certificate.require_adjoint(batch, of, [f, self.space.point()], (backward, forward))
+        v = torch.empty(self.space.size, dtype=self.space.dtype, device=self.space.device)  # its shape alone is read
+        self.certificate.require_adjoint(batch, of, [f, v], (backward, forward))
         mass = self.problem.mass
 
         def product(v: Tensor) -> Tensor:

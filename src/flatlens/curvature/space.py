@@ -80,15 +80,20 @@ class Space:
 
 
 def inner(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> float:
-    """Return <u, v> over the names of both, with products in float64.
+    """Return <u, v> over the names of both, with products in float64."""
+    both = [name for name in u if name in v]
+    return dot([u[name] for name in both], [v[name] for name in both])
+
+
+def dot(u: Iterable[Tensor], v: Iterable[Tensor]) -> float:
+    """Return the sum of <u_i, v_i>, with products in float64.
 
     It goes piece by piece: whole vectors in float64 take ten times as long, as they do not fit in a core's cache.
     """
     total = torch.zeros((), dtype=torch.float64)
-    for name in u:
-        if name in v:
-            pieces = zip(*(torch.split(w[name].reshape(-1), CACHED) for w in (u, v)), strict=True)
-            total += sum((x.to(torch.float64) @ y.to(torch.float64)).cpu() for x, y in pieces)
+    for pair in zip(u, v, strict=True):
+        for x, y in zip(*(torch.split(w.reshape(-1), CACHED) for w in pair), strict=True):
+            total += (x.to(torch.float64) @ y.to(torch.float64)).cpu()
     return float(total)
 
 

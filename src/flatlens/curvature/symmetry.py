@@ -28,6 +28,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
+from flatlens.curvature.space import dot
 from flatlens.errors import BadModel
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
@@ -35,6 +36,7 @@ from flatlens.problem.data import move
 from flatlens.problem.state import device_of, differentiable
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
+PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
 WRONG = 1e-4  #: relative error, in float64, that neither rounding nor third derivatives explain
 
 _Gradients: TypeAlias = list[Tensor | None]
@@ -66,7 +68,7 @@ class SymmetryCheck:
         def error_of() -> float:
             w, v = random_like(like)
             JTw, Jv = jacobian[0](w), jacobian[1](v)
-            return _relative(_dot([w], [Jv]) - _dot([v], [JTw]), [Jv], [JTw])
+            return _relative(dot([w], [Jv]) - dot([v], [JTw]), [Jv], [JTw])
 
         self._require(batch, [of], error_of)
 
@@ -131,7 +133,7 @@ def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> floa
     found, there = [g for g, _ in live], [place for _, place in live]
     u, v = random_like(found), random_like(found, seed=1)
     Hu, Hv = _product(found, there, u), _product(found, there, v)
-    return _relative(_dot(u, Hv) - _dot(v, Hu), Hu, Hv, least)
+    return _relative(dot(u, Hv) - dot(v, Hu), Hu, Hv, least)
 
 
 def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0) -> float:
@@ -257,18 +259,21 @@ def _dense(rows: _Gradients, like: list[Tensor]) -> list[Tensor]:
 
 
 def random_like(tensors: Iterable[Tensor], seed: int = 0) -> list[Tensor]:
-    """Return standard normal tensors of the same shapes; equal seeds give equal numbers."""
+    """Return standard normal tensors of the same shapes; equal seeds give equal numbers.
+
+    A tensor of more than PERIOD entries, a prime number, repeats its first ones: a check needs no more.
+    """
     generator = torch.Generator().manual_seed(seed)
-    double = torch.float64, torch.float32
-    return [torch.randn(t.shape, generator=generator, dtype=double[t.dtype != torch.float64]).to(t) for t in tensors]
-
-
-def _dot(a: list[Tensor], b: list[Tensor]) -> float:
-    return float(sum((x * y).sum(dtype=torch.float64) for x, y in zip(a, b, strict=True)))
+    found = []
+    for t in tensors:
+        dtype = torch.float64 if t.dtype == torch.float64 else torch.float32
+        drawn = torch.randn(min(t.numel(), PERIOD), generator=generator, dtype=dtype).to(t)
+        found.append(drawn.repeat(-(-t.numel() // PERIOD))[: t.numel()].reshape(t.shape))
+    return found
 
 
 def _length(a: list[Tensor]) -> float:
-    return math.sqrt(sum(float(x.square().sum(dtype=torch.float64)) for x in a))
+    return math.sqrt(dot(a, a))
 
 
 def _minus(a: list[Tensor], b: list[Tensor]) -> list[Tensor]:

@@ -6,7 +6,7 @@ and changes outputs by rounding errors at most.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.nn.utils import parametrize
 from torch.nn.utils.parametrizations import _WeightNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import checkpoint as checkpoints
 
 from flatlens.errors import BadModel
 
@@ -140,6 +141,31 @@ def plain_hardsigmoid() -> Iterator[None]:
         yield
     finally:
         F.hardsigmoid = before
+
+
+class _NotReentrant:
+    """Stands in for torch's `CheckpointFunction`: what it recomputes can be differentiated as often as is needed."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        """Return what the function returns."""
+        again = checkpoints.checkpoint
+        return again(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+
+
+@contextmanager
+def plain_checkpoints() -> Iterator[None]:
+    """Compute `checkpoint(..., use_reentrant=True)` as with False.
+
+    The reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if its own
+    inputs have none, as in a network's first block: these would silently count as 0.
+    """
+    before = checkpoints.CheckpointFunction
+    try:
+        checkpoints.CheckpointFunction = _NotReentrant  # type: ignore[assignment,misc]
+        yield
+    finally:
+        checkpoints.CheckpointFunction = before  # type: ignore[misc]
 
 
 def _of_parts(dim: int, g: Tensor, v: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from flatlens.errors import BadModel, ForwardFailed
 from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
+    plain_checkpoints,
     plain_embeddings,
     plain_hardsigmoid,
     plain_norms,
@@ -83,6 +84,7 @@ def measuring(
             plain_norms(model),
             plain_hardsigmoid(),
             plain_parametrizations(),
+            plain_checkpoints(),
             eager(),
         ):
             model.eval()
