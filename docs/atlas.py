@@ -57,8 +57,8 @@ def page(stored: list[Reproduction]) -> str:
     found, laptops = apart(stored)
     rows = rows_of(found)
     every = [row for each in rows for row in each]
-    sections = [line for one, mine in zip(found, rows, strict=True)
-                for line in _section(one, mine, laptops.get(_name(one), []))]  # fmt: skip
+    sections = [text for one, mine in zip(found, rows, strict=True)
+                for text in _section(one, mine, laptops.get(name_of(one), []))]  # fmt: skip
     return "\n".join(
         [
             INTRODUCTION,
@@ -74,7 +74,7 @@ def page(stored: list[Reproduction]) -> str:
 
 def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, list[Row]]]:
     """Return those that have a section, and by their names the rows at laptop scale that stand beside those at desk."""
-    desk = {one.experiment.id: _name(one) for one in stored if one.scale == "desk"}
+    desk = {one.experiment.id: name_of(one) for one in stored if one.scale == "desk"}
     beside = [one for one in stored if one.scale == "laptop" and one.experiment.id in desk]
     laptops = dict(zip((desk[one.experiment.id] for one in beside), rows_of(beside), strict=True))
     return [one for one in stored if not any(one is other for other in beside)], laptops
@@ -83,10 +83,10 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
 def _kinds(rows: list[Row]) -> Iterator[str]:
     yield by_chance(rows)
     yield ""
-    yield _row("kind", *MARKS)
-    yield _row("---", *["---:"] * len(MARKS))
+    yield line("kind", *MARKS)
+    yield line("---", *["---:"] * len(MARKS))
     for kind, counts in counted_by_kind(rows).items():
-        yield _row(kind, *counts.values())
+        yield line(kind, *counts.values())
     yield ""
 
 
@@ -101,11 +101,11 @@ def _missing(found: list[Reproduction]) -> Iterator[str]:
 
 
 def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
-    yield _row("", "experiment", "source", "networks", *MARKS)
-    yield _row("---", "---", "---", "---:", *["---:"] * len(MARKS))
+    yield line("", "experiment", "source", "networks", *MARKS)
+    yield line("---", "---", "---", "---:", *["---:"] * len(MARKS))
     for one, mine in zip(found, rows, strict=True):
         counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
-        yield _row(_link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
+        yield line(_link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
     yield ""
 
 
@@ -118,11 +118,11 @@ def _figures(found: list[Reproduction]) -> Iterator[str]:
         yield ""
         yield f"**{PAPERS[paper]}** ({paper})"
         yield ""
-        yield _row("figure", "what the paper shows", "here", "remark")
-        yield _row("---", "---", "---", "---")
+        yield line("figure", "what the paper shows", "here", "remark")
+        yield line("---", "---", "---", "---")
         for one in FIGURES:
             if one.paper == paper:
-                yield _row(one.name, one.shows, _counterpart(one, found), one.remark)
+                yield line(one.name, one.shows, _counterpart(one, found), one.remark)
     yield ""
 
 
@@ -131,17 +131,17 @@ def _counterpart(figure: PaperFigure, found: list[Reproduction]) -> str:
     links = []
     for one in found:
         if one.experiment.id == figure.experiment:
-            pictures = [f"[picture]({_picture(one, plot)})" for plot in figure.among(one.plots)]
+            pictures = [f"[picture]({picture(one, plot)})" for plot in figure.among(one.plots)]
             links.append(", ".join([_link(one), *pictures]))
     return "; ".join(links) or (f"{figure.experiment}, not yet run" if figure.experiment else "none")
 
 
 def _link(one: Reproduction) -> str:
-    return f"[{_name(one)}](#{_name(one).lower().replace(' ', '-')})"
+    return f"[{name_of(one)}](#{anchor(one)})"
 
 
 def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[str]:
-    yield f"## {_name(one)}"
+    yield f"## {name_of(one)}"
     yield ""
     yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
     yield " ".join(what_was_run(result) for result in one.results.values())
@@ -149,8 +149,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
     yield ""
     second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
     second += ("at laptop scale",) * bool(laptop)
-    yield _row("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
-    yield _row("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
+    yield line("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
+    yield line("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
     for row, small in zip(rows, laptop or [None] * len(rows), strict=True):
         outcome, again = row.outcome, row.again
         runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
@@ -159,11 +159,11 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
             runs.append(" and ".join(half.statistic.in_words for half in row.halves))
         if small:
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
-        yield _row(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
+        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
                    statistic.in_words, statistic.size)  # fmt: skip
     yield ""
     for plot in one.plots:
-        yield f"![{plot.title}]({_picture(one, plot)})"
+        yield f"![{plot.title}]({picture(one, plot)})"
         yield ""
         yield f"{plot.title}. {plot.caption}"
         yield ""
@@ -175,15 +175,21 @@ def _said(prediction: Prediction) -> str:
     return f"{says} ({prediction.source}{quote}){f' {prediction.reason}' if prediction.reason else ''}"
 
 
-def _name(one: Reproduction) -> str:
+def name_of(one: Reproduction) -> str:
+    """Return the title of an experiment's section: its identifier, and the scale where that is not laptop."""
     return one.experiment.id if one.scale == "laptop" else f"{one.experiment.id} at {one.scale} scale"
 
 
+def anchor(one: Reproduction) -> str:
+    """Return the anchor of an experiment's section."""
+    return name_of(one).lower().replace(" ", "-")
+
+
 def _stem(one: Reproduction, plot: Plot) -> str:
-    return f"{_name(one)}-{plot.name}".replace(" ", "_")
+    return f"{name_of(one)}-{plot.name}".replace(" ", "_")
 
 
-def _picture(one: Reproduction, plot: Plot) -> str:
+def picture(one: Reproduction, plot: Plot) -> str:
     """Return the path of a figure's file, from the page; an SVG, unless only a PNG was small enough."""
     png = PICTURES / f"{_stem(one, plot)}.png"
     return (png if (HERE / png).is_file() else png.with_suffix(".svg")).as_posix()
@@ -195,7 +201,8 @@ def _versions(found: list[Reproduction]) -> Iterator[str]:
     yield ""
 
 
-def _row(*cells: object) -> str:
+def line(*cells: object) -> str:
+    """Return one row of a Markdown table."""
     plain = [str(cell).replace("|", "\\|") for cell in cells]
     return f"| {' | '.join(plain)} |"
 
@@ -230,12 +237,17 @@ def keep(runs: Path, into: Path) -> None:
             save_archive(found, into / f"{found.experiment.id}-{found.scale}.zip")
 
 
+def load_all() -> list[Reproduction]:
+    """Return all experiments whose tables are kept."""
+    named = [HERE / TABLES / f"{name}-{scale}.zip" for name in EXPERIMENTS for scale in SCALES]
+    return [load_archive(path) for path in named if path.is_file()]
+
+
 def main(*runs: str) -> None:
     """Keep the tables of these runs; write the page to the standard output and the pictures beside it."""
     for folder in runs:
         keep(Path(folder), HERE / TABLES)
-    named = [HERE / TABLES / f"{name}-{scale}.zip" for name in EXPERIMENTS for scale in SCALES]
-    found = [load_archive(path) for path in named if path.is_file()]
+    found = load_all()
     draw(apart(found)[0], HERE / PICTURES)
     sys.stdout.write(page(found))
 

@@ -34,8 +34,8 @@ one point.
 Relative flatness of a weight W is the trace over A of the curvature of the risk at W (I + A). A change of basis
 multiplies W_q from the left and A stands on the right, so (M W_q)(I + A) = M (W_q (I + A)): the changed networks are
 the same ones, and so is the trace. The same holds for W_k and W_v. The basis of values stands to the right of W_o, so
-there A stands on the left, (I + A) W_o. `head_flatness_ggn` is the sum of the four traces of every head, for the
-Gauss-Newton part of the curvature:
+there A stands on the left, (I + A) W_o. `head_flatness` is the sum of the four traces of every head,
+`head_flatness_ggn` their Gauss-Newton part, which is exact without random probes:
 
     sum_{{s,s'}} <w_s, w_s'> Tr H_{{s,s'}},  w_s the rows of W_q, W_k, W_v, and the columns of W_o
 

@@ -77,7 +77,8 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
         net.name,
         "the Gauss-Newton part and the whole have two names",
         "They are equal in the last layer, in ReLU networks and at interpolation, and differ elsewhere below a "
-        "smooth activation. `head_flatness_ggn` is this part for heads of attention, which these networks do not have.",
+        "smooth activation. `head_flatness` and `head_flatness_ggn` are the two for heads of attention, which these "
+        "networks do not have.",
         rows,
     )
 

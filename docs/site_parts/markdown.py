@@ -9,18 +9,22 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 _FORMULA = re.compile(r"\$`([^`]+)`\$")
 _OF_THE_ROOT = re.compile(r"^```\{include\} \.\./(\w+\.md)\n```$", re.M)
-_ABSENT = re.compile(r"\[([^\]]+)\]\((?:\.\./[^)]*|tables|LOG\.md|LICENSE)\)")
+_ABSENT = r"\[([^\]]+)\]\((?:%s[^)]*|tables|LOG\.md|LICENSE)\)"
+"""A link to what the site does not have: a file above docs/ (%s is the way there), or one of these."""
 
 
-def for_the_site(text: str) -> str:
+def for_the_site(text: str, depth: int = 0) -> str:
     """Return a page with formulas as MyST writes them, and without links to files that the site does not have.
+
+    `depth`: number of folders between docs/ and the page.
 
     >>> for_the_site("$`S`$ is in [results](../benchmarks/results)")
     '$S$ is in results'
     """
     for name in ("CONTRIBUTING", "CHANGELOG"):
         text = text.replace(f"](../{name}.md", f"]({name.lower()}.md").replace(f"]({name}.md", f"]({name.lower()}.md")
-    return _ABSENT.sub(r"\1", _FORMULA.sub(r"$\1$", text))
+    absent = re.compile(_ABSENT % re.escape("../" * (depth + 1)))
+    return absent.sub(r"\1", _FORMULA.sub(r"$\1$", text))
 
 
 def of_the_root(name: str) -> str:
@@ -29,7 +33,7 @@ def of_the_root(name: str) -> str:
 
 
 def _read(app: Any, name: str, content: list[str]) -> None:
-    content[0] = for_the_site(_OF_THE_ROOT.sub(lambda found: of_the_root(found[1]), content[0]))
+    content[0] = for_the_site(_OF_THE_ROOT.sub(lambda found: of_the_root(found[1]), content[0]), name.count("/"))
 
 
 def setup(app: Any) -> None:

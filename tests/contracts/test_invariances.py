@@ -53,7 +53,7 @@ SPELLED = {  # so that errors are small beside what a move changes
 }
 UNDEFINED_THERE = ("preconditioned_sharpness", "minibatch_sharpness")  #: they need an optimiser, or more samples
 BY_CHANCE = ("locally_constant_labels",)  #: labels are constant near these samples in either basis
-OF_HEADS = ("head_flatness_ggn",)  #: undefined without attention
+OF_HEADS = ("head_flatness", "head_flatness_ggn")  #: undefined without attention
 KEYS = [SPELLED.get(name, name) for name in fl.measures.MEASURES if name not in HELD_OUT + OF_HEADS]
 OPTIONS = [
     "average_sharpness(adaptive=False)",

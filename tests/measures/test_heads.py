@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flatlens as fl
 from flatlens.transforms import TRANSFORMS, read_wiring
 
-NAME = "head_flatness_ggn"
+NAME, WHOLE = "head_flatness_ggn", "head_flatness"
+EXACTLY = f"{WHOLE}(exact=True)"
 MOVES = ("query_key_basis", "value_output_basis", "head_permutation", "norm_folding", "norm_scale", "gate_scale")
 NORMED = {"crossed": ("q",)}  #: which projections read a norm's features; else all
 
@@ -73,6 +75,49 @@ def test_it_is_its_literal_definition(name):
     assert found[NAME].kind == "exact"
 
 
+def literal_hessian(net: nn.Module, x: Tensor, y: Tensor, projection: str, head: int, size: int, normed: bool) -> float:
+    """The trace over A of the risk's second derivative, by explicit double backward."""
+    width = getattr(net.attention, projection).weight.shape[0 if projection == "o" else 1]
+    A = torch.zeros(width, width, dtype=torch.float64, requires_grad=True)
+    with sdpa_kernel(SDPBackend.MATH):
+        f = functional_call(net, changed(net, projection, head, size, normed, A), (x,))
+    slope = torch.autograd.grad(nn.functional.cross_entropy(f, y), A, create_graph=True)[0].flatten()
+    seconds = [torch.autograd.grad(part, A, retain_graph=True)[0].flatten()[i] for i, part in enumerate(slope)]
+    return float(torch.stack(seconds).sum())
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "called twice", "crossed", "partly rotary"])
+def test_the_whole_is_its_literal_definition(name):
+    net, x, y = attentions.made(name)
+    whole, few = f"{WHOLE}(exact=True)", f"{WHOLE}(probes=60)"
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [whole, few, NAME])
+    net.requires_grad_(False)
+    a, normed = net.attention, NORMED.get(name, ("q", "k", "v"))
+    sizes = {"q": a.heads, "k": a.groups, "v": a.groups, "o": a.heads}
+    each = {
+        projection: sum(literal_hessian(net, x, y, projection, h, a.size, projection in normed) for h in range(heads))
+        for projection, heads in sizes.items()
+    }
+    assert found[whole].value == pytest.approx(sum(each.values()), rel=1e-9)
+    assert found[f"{whole}.query_key"].value == pytest.approx(each["q"] + each["k"], rel=1e-9)
+    assert found[f"{whole}.value_output"].value == pytest.approx(each["v"] + each["o"], rel=1e-9)
+    assert found[f"{whole}.gauss_newton"].value == pytest.approx(found[NAME].value, rel=1e-12)
+    for key, layer in found:
+        if key.startswith(few) and not key.endswith(".max"):  # the largest of noisy values is too large
+            exact = found[key.replace("probes=60", "exact=True"), layer].value
+            assert abs(found[key, layer].value - exact) <= 4 * found[key, layer].stderr + 1e-12, (key, layer)
+
+
+def test_the_whole_needs_a_bias_that_keeps_the_part_of_a_norms_shift():
+    net, x, y = attentions.made("plain")
+    for projection in ("q", "k", "v"):
+        getattr(net.attention, projection).bias = None
+    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), [WHOLE, NAME])
+    assert report[NAME].kind == "exact"
+    assert report[WHOLE].kind == "undefined"
+    assert "norm's shift" in report[WHOLE].note
+
+
 def risk_curvature(net: nn.Module, x: Tensor, weights: dict[str, Tensor]) -> Tensor:
     """Gauss-Newton matrix of the half squared error in some weights, side by side."""
     values = [weight.clone().requires_grad_() for weight in weights.values()]
@@ -125,9 +170,12 @@ def test_no_symmetry_moves_it(name):
     assert before > 0
     for move in MOVES:
         if TRANSFORMS[move].offer(read_wiring(problem, problem.model)).links:
-            after = measured(TRANSFORMS[move].apply(problem).problem)[NAME].value
-            assert after == pytest.approx(before, rel=1e-6 if name == "llama" else 1e-10)
+            moved = TRANSFORMS[move].apply(problem).problem
+            assert measured(moved)[NAME].value == pytest.approx(before, rel=1e-6 if name == "llama" else 1e-10)
             done += 1
+            if name in ("plain", "llama-shaped"):
+                whole, again = (fl.measure(fl.Lens(one), EXACTLY)[EXACTLY].value for one in (problem, moved))
+                assert again == pytest.approx(whole, rel=1e-8)
     assert done >= 4
 
 

@@ -2,81 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import GradientEdge
 
+from flatlens.curvature import Residual
 from flatlens.estimate import Estimate, undefined
-from flatlens.grams.record import run_recorded
+from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import ignore_slow_batching_warning
 from flatlens.measures.card import HEADWISE, LAYERWISE, PERMUTATION, Parts, Run, on_lens
+from flatlens.measures.head_weights import HeadWeight, heads_of, seen_of
 from flatlens.measures.lens import Lens
-from flatlens.operations.graph import Node
-from flatlens.operations.heads import HeadFinder
-from flatlens.operations.pairs import Entries
-from flatlens.operations.paths import Paths, is_product
+from flatlens.measures.traces import Effort, FunctionalHessianPart, plus, sampled
 from flatlens.operations.product_weights import NotUnderstood
-from flatlens.operations.scales import NormScale, ScaleFinder
-from flatlens.problem import Batch
-from flatlens.problem.data import take
 from flatlens.problem.state import differentiable
+from flatlens.progress import PRODUCTS
 
 NO_HEADS = "the network has no attention whose heads can be told"
 EVERY_OUTPUT = "it needs the derivative of every output: Lens(outputs='exact')"
-OTHER_PRODUCTS = "the network does other matrix products on other samples"
-_FIRST = 2  #: samples on which heads are found
-
-
-@dataclass(frozen=True, eq=False)
-class HeadWeight:
-    """The weight of one head: it reads features (queries, keys, values), or it makes outputs of the head's values."""
-
-    head: str
-    part: str
-    entries: Entries
-    reads: bool
-    uses: tuple[tuple[int, Tensor], ...]  #: (which matrix product of the pass, its outputs or inputs that are meant)
-    norm: NormScale | None  #: the norm whose features it reads and nothing else does
-
-    def derivatives(self, seen: SeenChunk, values: Mapping[str, Tensor]) -> Tensor:
-        """Return the derivatives of the outputs in A, (N, n, a, a): W (I + A), or (I + A) W where it makes outputs.
-
-        Behind a norm, W is taken with the norm's scale, and features as they are before scale and shift.
-        """
-        W = self.entries.of(values).to(torch.float64)
-        shift = scale = None
-        if self.norm is not None:
-            scale = self.norm.scale.of(values)[:, 0].to(W)
-            shift = None if self.norm.shift is None else self.norm.shift.of(values)[:, 0].to(W)
-        total = torch.zeros((), dtype=torch.float64, device=W.device)
-        for product, features in self.uses:
-            phi, slope = seen.read[product], seen.slopes[product]
-            if not self.reads:
-                total = total + seen.summed(product, slope, phi[:, features] @ W)
-                continue
-            phi = phi if shift is None else phi - shift
-            M = seen.summed(product, slope[..., features], phi if scale is None else phi / scale)
-            total = total + (W if scale is None else W * scale).T @ M
-        return total
-
-
-@dataclass(frozen=True, eq=False)
-class SeenChunk:
-    """One chunk: what each matrix product reads, and the derivatives of the outputs at what it gives."""
-
-    n: int
-    read: dict[int, Tensor]  #: (rows, inputs) float64
-    slopes: dict[int, Tensor]  #: (N, rows, outputs) float64
-    samples: dict[int, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
-
-    def summed(self, product: int, left: Tensor, right: Tensor) -> Tensor:
-        """Return the sum over each sample's rows of outer products, (N, n, a, b), from (N, rows, a) and (rows, b)."""
-        at = self.samples[product]
-        each = [left[:, at == i].transpose(1, 2) @ right[at == i] for i in range(self.n)]
-        return torch.stack(each, 1)
+NO_BIAS = "projections without a bias read a norm's shift: no change of their weights leaves its part as it is"
 
 
 @on_lens(
@@ -100,12 +46,71 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     changes nothing. Rows are heads; `.query_key` and `.value_output` are the two products, `.max` is the largest head.
     Where a head of some attention is not understood, the sum is undefined, and rows of other heads are there.
     """
+    try:
+        weights, why = _told(lens)
+        sums = _gauss_newton(lens, run, weights)
+    except NotUnderstood as reason:
+        return {("", None): undefined(str(reason))}
+    return _parts(weights, why, lambda numbers: Estimate(float(sums[numbers].sum())))
+
+
+@on_lens(
+    id="M9",
+    family="flatness",
+    symbol=r"\kappa_{heads}",
+    source="relative2021 Def. 3; symmetries2025",
+    unit="loss",
+    cost="N backward passes to the projections of attention, and probes of one Hessian product each",
+    invariant_under={LAYERWISE, PERMUTATION, HEADWISE},
+    on_request=True,
+)
+def head_flatness(lens: Lens, run: Run, *, rtol: float = 0.01, probes: int | None = None, exact: bool = False) -> Parts:
+    """Relative flatness of attention heads in the metric that no change of their basis moves; summed over heads.
+
+    It is `head_flatness_ggn`, which describes the metric, plus the same trace of the functional Hessian, H - GGN.
+    Random probes estimate the latter: as many as bring the standard error of the sum below `rtol` times the value, or
+    exactly `probes`; or with `exact=True` every direction in turn. `.gauss_newton` and `.functional_hessian` are the
+    two parts; other parts and the rows are those of `head_flatness_ggn`. Undefined where projections without a bias
+    read the shift of a norm: the change that the definition asks for is then none of the parameters.
+    """
+    effort = Effort(rtol, probes, exact)
+    try:
+        weights, why = _told(lens)
+        if any(one.norm is not None and one.norm.shift is not None and one.bias is None for one in weights):
+            raise NotUnderstood(NO_BIAS)
+        sums = _gauss_newton(lens, run, weights)
+    except NotUnderstood as reason:
+        return {("", None): undefined(str(reason))}
+    beyond = _functional_hessian(lens, run, weights, effort, float(sums.sum()))
+
+    def part(numbers: list[int]) -> Estimate:
+        return beyond.over([beyond.names[number] for number in numbers])
+
+    whole = list(range(len(weights)))
+    parts = _parts(weights, why, lambda numbers: plus(Estimate(float(sums[numbers].sum())), part(numbers)))
+    if parts["", None].kind != "undefined":
+        parts["gauss_newton", None] = Estimate(float(sums.sum()))
+        parts["functional_hessian", None] = replace(part(whole), arrays={})
+    return parts
+
+
+def _told(lens: Lens) -> tuple[list[HeadWeight], Mapping[str, str]]:
+    """Return `heads_of` the network.
+
+    Raises:
+        NotUnderstood: no head can be told, or the lens does not take every output.
+    """
     if lens.probes is not None:
-        return {("", None): undefined(EVERY_OUTPUT)}
+        raise NotUnderstood(EVERY_OUTPUT)
     weights, why = heads_of(lens)
     if not weights:
-        told = "; ".join(dict.fromkeys(why.values()))
-        return {("", None): undefined(f"{NO_HEADS}{told and f': {told}'}")}
+        reasons = "; ".join(dict.fromkeys(why.values()))
+        raise NotUnderstood(f"{NO_HEADS}{reasons and f': {reasons}'}")
+    return weights, why
+
+
+def _gauss_newton(lens: Lens, run: Run, weights: list[HeadWeight]) -> Tensor:
+    """Return the trace over A of each weight's Gauss-Newton matrix, (weights,)."""
     sums = torch.zeros(len(weights), dtype=torch.float64)
     problem, model = lens.problem.as_asked(), lens.model
     values = dict(model.named_parameters())
@@ -113,140 +118,85 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     most = max(1, min(64, problem.memory // (4 * lens.layout.bytes_per_sample(problem.outputs))))
     with problem.measuring(model), differentiable(model.parameters()), ignore_slow_batching_warning():
         for _, raw in problem.walked(most, "heads", run.progress):
-            try:
-                seen, C = _seen(lens, problem.place(raw), wanted)
-            except NotUnderstood as error:
-                return {("", None): undefined(str(error))}
+            seen, C = seen_of(lens, problem.place(raw), wanted)
             for at, one in enumerate(weights):
                 D = one.derivatives(seen, values).flatten(2)  # (N, n, a a)
                 sums[at] += float((C.transpose(0, 1) * torch.einsum("knz,lnz->knl", D, D)).sum())
-    sums = problem.ranks.total(sums) / problem.mass
-    return _parts(weights, sums, why)
+    return problem.ranks.total(sums) / problem.mass
 
 
-def _parts(weights: list[HeadWeight], sums: Tensor, why: Mapping[str, str]) -> Parts:
-    """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood."""
-    found: dict[tuple[str, str], float] = {}
-    for one, value in zip(weights, sums.tolist(), strict=True):
+def _functional_hessian(
+    lens: Lens, run: Run, weights: list[HeadWeight], effort: Effort, size: float
+) -> FunctionalHessianPart:
+    """Return the trace over A of each weight's functional Hessian: numbers, or probes of all weights at once.
+
+    A probe changes all weights together. Their signs are independent, so the terms between two weights have mean 0.
+    """
+    values = dict(lens.model.named_parameters())
+    operator = Residual(lens.problem, sorted({name for one in weights for name in one.parameters}), model=lens.model)
+    shapes = [one.directions(values) for one in weights]
+
+    def forms(signs: Mapping[int, Tensor]) -> Tensor:
+        """Return the quadratic form of each weight's own part, (weights,), for coordinates of some weights."""
+        along = {at: weights[at].moved(values, Z) for at, Z in signs.items()}
+        v: dict[str, Tensor] = {}
+        for each in along.values():
+            for name, part in each.items():
+                v[name] = v[name] + part if name in v else part
+        Fv = operator(v)
+        own = torch.zeros(len(weights), dtype=torch.float64)
+        for at, each in along.items():
+            own[at] = sum(float((part.double() * Fv[name].double()).sum()) for name, part in each.items())
+        lens.count(1)
+        return own
+
+    def draw(probes: int) -> Tensor:
+        like = torch.empty(0, dtype=torch.float64)
+        rows = []
+        for number in range(probes):
+            rows.append(forms({at: random_signs(shape, like, run.generator) for at, shape in enumerate(shapes)}))
+            if run.progress is not None:
+                run.progress(PRODUCTS, number + 1, probes)
+        return torch.stack(rows)
+
+    everything = sum(h * a for h, a in shapes)
+    names = tuple(map(str, range(len(weights))))
+    found = sampled(draw, effort, size, everything, run)
+    if found is not None:
+        return FunctionalHessianPart(names, *found, len(found[0]))
+    total, done = torch.zeros(len(weights), dtype=torch.float64), 0
+    for at, (h, a) in enumerate(shapes):
+        for unit in torch.eye(h * a, dtype=torch.float64):
+            total += forms({at: unit.reshape(h, a)})
+            done += 1
+            if run.progress is not None:
+                run.progress(PRODUCTS, done, everything)
+    return FunctionalHessianPart(names, total, None, everything)
+
+
+def _parts(
+    weights: list[HeadWeight], why: Mapping[str, str], of: Callable[[list[int]], Estimate]
+) -> dict[tuple[str, str | None], Estimate]:
+    """Return the sum, the heads, and their two products; undefined where a head of some attention is not understood.
+
+    `of(numbers)` is the sum over some weights.
+    """
+    found: dict[tuple[str, str], list[int]] = {}
+    for number, one in enumerate(weights):
         for part in ("", one.part):
-            found[part, one.head] = found.get((part, one.head), 0.0) + value
-    heads = [value for (part, _), value in found.items() if not part]
+            found.setdefault((part, one.head), []).append(number)
+    rows = {key: of(numbers) for key, numbers in found.items()}
+    largest = max((row for (part, _), row in rows.items() if not part), key=lambda row: row.value)
+    if largest.stderr:
+        largest = replace(largest, arrays={}, note="the largest of noisy values: biased upwards")
     parts: dict[tuple[str, str | None], Estimate] = {
-        ("", None): Estimate(sum(heads)),
-        ("max", None): Estimate(max(heads)),
+        ("", None): of(list(range(len(weights)))),
+        ("max", None): largest,
     }
     for part in ("query_key", "value_output"):
-        parts[part, None] = Estimate(sum(value for (name, _), value in found.items() if name == part))
+        mine = [number for number, one in enumerate(weights) if one.part == part]
+        parts[part, None] = replace(of(mine), arrays={})
         if part in why:
             told = undefined(f"some heads cannot be told: {why[part]}")
             parts |= dict.fromkeys([("", None), ("max", None), (part, None)], told)
-    return parts | {key: Estimate(value) for key, value in found.items()}
-
-
-def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
-    """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
-    problem, model = lens.problem, lens.model
-    batch = problem.place(take(problem.probes[0], 0, _FIRST))
-    with problem.measuring(model), differentiable(model.parameters()):
-        tape, _, _, _ = run_recorded(problem, model, batch)
-        assert tape.graph is not None
-        paths = Paths(tape.graph, model)
-        finder = HeadFinder(paths)
-        found = finder.run()
-        norms = ScaleFinder(paths, finder).run().norms
-        products = [node for node in paths.graph.nodes if is_product(paths, node)]
-        weights = {}
-        for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
-            counts: dict[str, int] = {}
-            for pair in {pair.key: pair for pair in pairs}.values():
-                stem = pair.left[0].parameter.removesuffix("weight").rstrip("._")
-                counts[stem] = counts.get(stem, -1) + 1
-                for one in _weights(finder, products, norms, f"{stem}.{counts[stem]}", part, pair.entries):
-                    weights[one.entries.key] = one
-    refused = {"query_key": found.refused_queries, "value_output": found.refused_values}
-    why = {part: "; ".join(sorted(set(left.values()))) for part, left in refused.items() if left}
-    return list(weights.values()), why
-
-
-def _weights(
-    finder: HeadFinder,
-    products: list[Node],
-    norms: list[NormScale],
-    head: str,
-    part: str,
-    several: tuple[Entries, ...],
-) -> Iterator[HeadWeight]:
-    """Yield the weights among the entries of one product of a head; biases are left out."""
-    for entries in several:
-        rows: list[tuple[int, Tensor]] = []
-        columns: list[tuple[int, Tensor]] = []
-        for number, product in enumerate(products):
-            try:
-                weights = finder.weights.of(product)
-            except NotUnderstood:
-                continue
-            if weights.parameter != entries.parameter:
-                continue
-            for uses, at in ((rows, weights.at), (columns, weights.at.T)):
-                features = torch.isin(at[:, 0], entries.at[:, 0]).nonzero()[:, 0]
-                if len(features) != len(entries.at):
-                    continue
-                order = features[at[features, 0].argsort()][entries.at[:, 0].argsort().argsort()]
-                if torch.equal(at[order], entries.at):
-                    uses.append((number, order))
-        if rows or columns:
-            norm = next((norm for norm in norms if rows and _reads(norm, finder, products[rows[0][0]])), None)
-            yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm)
-
-
-def _reads(norm: NormScale, finder: HeadFinder, product: Node) -> bool:
-    """Return whether a product reads a norm's features, in their order."""
-    at = finder.weights.of(product).at.T
-    return product in norm.nodes and any(torch.equal(columns.at, at) for columns, _ in norm.readers)
-
-
-def _seen(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Tensor]:
-    """Return what is seen of a chunk, and the losses' curvature in the outputs, (n, N, N)."""
-    problem, model = lens.problem, lens.model
-    tape, _, f, y = run_recorded(problem, model, batch)
-    assert tape.graph is not None
-    paths = Paths(tape.graph, model)
-    products = [node for node in paths.graph.nodes if is_product(paths, node)]
-    if wanted[-1] >= len(products):
-        raise NotUnderstood(OTHER_PRODUCTS)
-    n, N = f.shape
-    one = torch.eye(N, dtype=f.dtype, device=f.device)[:, None].expand(N, n, N)
-    some = (1 + torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(f)
-    numbers = torch.arange(1, n + 1).to(f)
-    u = torch.cat([one, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
-    edges = [GradientEdge(products[number], 0) for number in wanted]
-    read = {number: _read(products[number]) for number in wanted}  # autograd frees it with the graph
-    slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
-    with torch.no_grad():
-        C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)
-    each: dict[int, Tensor] = {}
-    samples: dict[int, Tensor] = {}
-    for number, slope in zip(wanted, slopes, strict=True):
-        if slope is None:
-            raise NotUnderstood(OTHER_PRODUCTS)
-        each[number] = slope[:N].detach().to(torch.float64)
-        samples[number] = _samples(slope[N].to(torch.float64), slope[N + 1].to(torch.float64))
-    return SeenChunk(n, read, each, samples), C.to(f.device)
-
-
-def _read(product: Node) -> Tensor:
-    """Return the features that a matrix product multiplies, (rows, inputs) float64."""
-    phi: Tensor = product._saved_mat1 if product.name() == "AddmmBackward0" else product._saved_self
-    return phi.detach().to(torch.float64)
-
-
-def _samples(plain: Tensor, numbered: Tensor) -> Tensor:
-    """Return the sample of each row, from derivatives of all outputs, and of these times the samples' numbers."""
-    size = plain.square().sum(1)
-    ratio = (plain * numbered).sum(1) / size.clamp(min=torch.finfo(size.dtype).tiny)
-    number = ratio.round()
-    wrong = (numbered - number[:, None] * plain).abs().amax(1) > 1e-3 * plain.abs().amax(1)
-    rounding = size <= 1e-12 * size.max()
-    if bool((wrong & ~rounding).any()):
-        raise NotUnderstood("the rows of a projection belong to several samples at once")
-    return torch.where((size > 0) & ~(wrong & rounding), number.long() - 1, -1)
+    return parts | {key: replace(row, arrays={}) for key, row in rows.items()}

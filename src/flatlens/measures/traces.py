@@ -155,10 +155,10 @@ def traced(
     parts: dict[tuple[str, str | None], Estimate] = {}
     for at, v in places.items():
         here = beyond.over([name for name in beyond.names if mine.get(name, name) == at])
-        parts["", at] = replace(_plus(_mean_of(lens, v), here), arrays={})
+        parts["", at] = replace(plus(_mean_of(lens, v), here), arrays={})
     all_of_it = beyond.over(beyond.names)
     return {
-        ("", None): _plus(whole, all_of_it),
+        ("", None): plus(whole, all_of_it),
         ("gauss_newton", None): whole,
         ("functional_hessian", None): replace(all_of_it, arrays={}),
         **parts,
@@ -180,7 +180,7 @@ def _mean_of(lens: Lens, values: Tensor | int) -> Estimate:
     return Estimate(found.value, found.stderr, "estimate")
 
 
-def _plus(a: Estimate, b: Estimate) -> Estimate:
+def plus(a: Estimate, b: Estimate) -> Estimate:
     """Return the sum of estimates with independent errors; the probes of b are shifted to the sum."""
     arrays = {"probes": a.value + b.arrays["probes"]} if b.arrays else {}
     kind: Kind = "exact" if a.kind == b.kind == "exact" else "estimate"
@@ -291,9 +291,9 @@ def interpolation_gap(
     apart = Estimate(0.0)  # C = I: the Gauss-Newton trace is S
     if not _is_half_square(lens):
         plain = _mean_of(lens, sum(passed(lens, run, interpolation_sharpness).values()))
-        apart = _plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
+        apart = plus(parts["gauss_newton", None], replace(plain, value=-plain.value))
     beyond = parts["functional_hessian", None]
-    found: dict[tuple[str, str | None], Estimate] = {("", None): _plus(apart, beyond)}
+    found: dict[tuple[str, str | None], Estimate] = {("", None): plus(apart, beyond)}
     if bound:
         found["bound", None] = _lemma_bound(lens, run, adaptive)
     return found

@@ -1,0 +1,232 @@
+"""The weights of attention heads, and the derivatives of a chunk's outputs in their relative changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from flatlens.grams.record import run_recorded
+from flatlens.measures.lens import Lens
+from flatlens.operations.graph import Node
+from flatlens.operations.heads import HeadFinder
+from flatlens.operations.pairs import Entries
+from flatlens.operations.paths import Paths, is_product
+from flatlens.operations.product_weights import NotUnderstood
+from flatlens.operations.scales import NormScale, ScaleFinder
+from flatlens.problem import Batch
+from flatlens.problem.data import take
+from flatlens.problem.state import differentiable
+
+OTHER_PRODUCTS = "the network does other matrix products on other samples"
+_FIRST = 2  #: samples on which heads are found
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeight:
+    """The weight of one head: it reads features (queries, keys, values), or it makes outputs of the head's values."""
+
+    head: str
+    part: str
+    entries: Entries
+    reads: bool
+    uses: tuple[tuple[int, Tensor], ...]  #: (which matrix product of the pass, its outputs or inputs that are meant)
+    norm: NormScale | None  #: the norm whose features it reads and nothing else does
+    bias: Entries | None  #: what is added to the features that it makes by reading
+
+    def derivatives(self, seen: SeenChunk, values: Mapping[str, Tensor]) -> Tensor:
+        """Return the derivatives of the outputs in A, (N, n, a, a): W (I + A), or (I + A) W where it makes outputs.
+
+        Behind a norm, W is taken with the norm's scale, and features as they are before scale and shift.
+        """
+        W = self.entries.of(values).to(torch.float64)
+        shift = scale = None
+        if self.norm is not None:
+            scale = self.norm.scale.of(values)[:, 0].to(W)
+            shift = None if self.norm.shift is None else self.norm.shift.of(values)[:, 0].to(W)
+        total = torch.zeros((), dtype=torch.float64, device=W.device)
+        for product, features in self.uses:
+            phi, slope = seen.read[product], seen.slopes[product]
+            if not self.reads:
+                total = total + seen.summed(product, slope, phi[:, features] @ W)
+                continue
+            phi = phi if shift is None else phi - shift
+            M = seen.summed(product, slope[..., features], phi if scale is None else phi / scale)
+            total = total + (W if scale is None else W * scale).T @ M
+        return total
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Return the names of the parameters that `moved` changes."""
+        kept = self._kept
+        return (self.entries.parameter,) if kept is None else (self.entries.parameter, kept[0].parameter)
+
+    @property
+    def _kept(self) -> tuple[Entries, Entries] | None:
+        """Return (bias, shift of the norm) if the bias has to keep W's product with the shift as it is."""
+        if self.bias is None or self.norm is None or self.norm.shift is None:
+            return None
+        return self.bias, self.norm.shift
+
+    def _root(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return (L, scale): L (h, rank) float64 with L L^T = W W^T, W with the norm's scale (a,)."""
+        W = self.entries.of(values).to("cpu", torch.float64)
+        scale = torch.ones(W.shape[1], dtype=torch.float64)
+        if self.norm is not None:
+            scale = self.norm.scale.of(values)[:, 0].to(scale)
+        U, singular, _ = torch.linalg.svd(W * scale, full_matrices=False)
+        return U * singular, scale
+
+    def directions(self, values: Mapping[str, Tensor]) -> tuple[int, int]:
+        """Return the shape of the coordinates that `moved` takes."""
+        L, scale = self._root(values)
+        return L.shape[1], len(scale)
+
+    def moved(self, values: Mapping[str, Tensor], Z: Tensor) -> dict[str, Tensor]:
+        """Return the change of the parameters along coordinates Z, by name.
+
+        Summed over coordinates, the squares of these changes are those of W A over all A: W W^T = L L^T, so L Z has as
+        many coordinates as W has entries, where W A has a^2.
+        """
+        L, scale = self._root(values)
+        change = L @ Z / scale
+        parts = [(self.entries, change)]
+        if self._kept is not None:
+            bias, shift = self._kept
+            parts.append((bias, -(change @ shift.of(values).to(change))))
+        found = {}
+        for entries, part in parts:
+            live = values[entries.parameter]
+            whole = torch.zeros(live.numel(), dtype=live.dtype)
+            whole[entries.at] = part.to(whole)
+            found[entries.parameter] = whole.reshape(live.shape).to(live.device)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class SeenChunk:
+    """One chunk: what each matrix product reads, and the derivatives of the outputs at what it gives."""
+
+    n: int
+    read: dict[int, Tensor]  #: (rows, inputs) float64
+    slopes: dict[int, Tensor]  #: (N, rows, outputs) float64
+    samples: dict[int, Tensor]  #: the sample of each row, (rows,); -1 where no output depends on the row
+
+    def summed(self, product: int, left: Tensor, right: Tensor) -> Tensor:
+        """Return the sum over each sample's rows of outer products, (N, n, a, b), from (N, rows, a) and (rows, b)."""
+        at = self.samples[product]
+        each = [left[:, at == i].transpose(1, 2) @ right[at == i] for i in range(self.n)]
+        return torch.stack(each, 1)
+
+
+def heads_of(lens: Lens) -> tuple[list[HeadWeight], dict[str, str]]:
+    """Return the weights of every head, and by part (queries and keys, values) why others are not understood."""
+    problem, model = lens.problem, lens.model
+    batch = problem.place(take(problem.probes[0], 0, _FIRST))
+    with problem.measuring(model), differentiable(model.parameters()):
+        tape, _, _, _ = run_recorded(problem, model, batch)
+        assert tape.graph is not None
+        paths = Paths(tape.graph, model)
+        finder = HeadFinder(paths)
+        found = finder.run()
+        norms = ScaleFinder(paths, finder).run().norms
+        products = [node for node in paths.graph.nodes if is_product(paths, node)]
+        weights = {}
+        for part, pairs in (("query_key", found.queries), ("value_output", found.values)):
+            counts: dict[str, int] = {}
+            for pair in {pair.key: pair for pair in pairs}.values():
+                stem = pair.left[0].parameter.removesuffix("weight").rstrip("._")
+                counts[stem] = counts.get(stem, -1) + 1
+                for one in _weights(finder, products, norms, f"{stem}.{counts[stem]}", part, pair.entries):
+                    weights[one.entries.key] = one
+    refused = {"query_key": found.refused_queries, "value_output": found.refused_values}
+    why = {part: "; ".join(sorted(set(left.values()))) for part, left in refused.items() if left}
+    return list(weights.values()), why
+
+
+def _weights(
+    finder: HeadFinder,
+    products: list[Node],
+    norms: list[NormScale],
+    head: str,
+    part: str,
+    several: tuple[Entries, ...],
+) -> Iterator[HeadWeight]:
+    """Yield the weights among the entries of one product of a head; biases are left out."""
+    for entries in several:
+        rows: list[tuple[int, Tensor]] = []
+        columns: list[tuple[int, Tensor]] = []
+        for number, product in enumerate(products):
+            try:
+                weights = finder.weights.of(product)
+            except NotUnderstood:
+                continue
+            if weights.parameter != entries.parameter:
+                continue
+            for uses, at in ((rows, weights.at), (columns, weights.at.T)):
+                features = torch.isin(at[:, 0], entries.at[:, 0]).nonzero()[:, 0]
+                if len(features) != len(entries.at):
+                    continue
+                order = features[at[features, 0].argsort()][entries.at[:, 0].argsort().argsort()]
+                if torch.equal(at[order], entries.at):
+                    uses.append((number, order))
+        if rows or columns:
+            norm = next((norm for norm in norms if rows and _reads(norm, finder, products[rows[0][0]])), None)
+            made = finder.weights.of(products[rows[0][0]]).rows(rows[0][1])[1:] if rows else ()
+            yield HeadWeight(head, part, entries, bool(rows), tuple(rows or columns), norm, next(iter(made), None))
+
+
+def _reads(norm: NormScale, finder: HeadFinder, product: Node) -> bool:
+    """Return whether a product reads a norm's features, in their order."""
+    at = finder.weights.of(product).at.T
+    return product in norm.nodes and any(torch.equal(columns.at, at) for columns, _ in norm.readers)
+
+
+def seen_of(lens: Lens, batch: Batch, wanted: list[int]) -> tuple[SeenChunk, Tensor]:
+    """Return what is seen of a chunk, and the losses' curvature in the outputs, (n, N, N)."""
+    problem, model = lens.problem, lens.model
+    tape, _, f, y = run_recorded(problem, model, batch)
+    assert tape.graph is not None
+    paths = Paths(tape.graph, model)
+    products = [node for node in paths.graph.nodes if is_product(paths, node)]
+    if wanted[-1] >= len(products):
+        raise NotUnderstood(OTHER_PRODUCTS)
+    n, N = f.shape
+    one = torch.eye(N, dtype=f.dtype, device=f.device)[:, None].expand(N, n, N)
+    some = (1 + torch.rand(N, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).to(f)
+    numbers = torch.arange(1, n + 1).to(f)
+    u = torch.cat([one, some.expand(1, n, N), (numbers[:, None] * some).expand(1, n, N)])
+    edges = [GradientEdge(products[number], 0) for number in wanted]
+    read = {number: _read(products[number]) for number in wanted}  # autograd frees it with the graph
+    slopes = torch.autograd.grad([f], edges, [u], is_grads_batched=True, allow_unused=True)
+    with torch.no_grad():
+        C = problem.loss.output_hessian(f.detach(), y).to("cpu", torch.float64)
+    each: dict[int, Tensor] = {}
+    samples: dict[int, Tensor] = {}
+    for number, slope in zip(wanted, slopes, strict=True):
+        if slope is None:
+            raise NotUnderstood(OTHER_PRODUCTS)
+        each[number] = slope[:N].detach().to(torch.float64)
+        samples[number] = _samples(slope[N].to(torch.float64), slope[N + 1].to(torch.float64))
+    return SeenChunk(n, read, each, samples), C.to(f.device)
+
+
+def _read(product: Node) -> Tensor:
+    """Return the features that a matrix product multiplies, (rows, inputs) float64."""
+    phi: Tensor = product._saved_mat1 if product.name() == "AddmmBackward0" else product._saved_self
+    return phi.detach().to(torch.float64)
+
+
+def _samples(plain: Tensor, numbered: Tensor) -> Tensor:
+    """Return the sample of each row, from derivatives of all outputs, and of these times the samples' numbers."""
+    size = plain.square().sum(1)
+    ratio = (plain * numbered).sum(1) / size.clamp(min=torch.finfo(size.dtype).tiny)
+    number = ratio.round()
+    wrong = (numbered - number[:, None] * plain).abs().amax(1) > 1e-3 * plain.abs().amax(1)
+    rounding = size <= 1e-12 * size.max()
+    if bool((wrong & ~rounding).any()):
+        raise NotUnderstood("the rows of a projection belong to several samples at once")
+    return torch.where((size > 0) & ~(wrong & rounding), number.long() - 1, -1)

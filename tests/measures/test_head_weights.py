@@ -1,0 +1,52 @@
+"""The weights of heads: the directions in which they are moved span what their definition asks for."""
+
+from __future__ import annotations
+
+import attentions
+import pytest
+import torch
+from torch import Tensor
+
+import flatlens as fl
+from flatlens.measures.head_weights import HeadWeight, heads_of
+
+
+def outer(rows: list[dict[str, Tensor]]) -> Tensor:
+    """Sum over directions of their outer products."""
+    M = torch.stack([torch.cat([row[name].flatten() for name in sorted(row)]) for row in rows])
+    return M.T @ M
+
+
+def relative(one: HeadWeight, values: dict[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The change of the parameters by W A for each unit matrix A; the bias keeps W's product with the shift."""
+    W, norm = one.entries.of(values), one.norm
+    scale = torch.ones(W.shape[1]).double() if norm is None else norm.scale.of(values)[:, 0]
+    found = []
+    for unit in torch.eye(W.shape[1] ** 2, dtype=torch.float64):
+        change = W * scale @ unit.reshape(W.shape[1], W.shape[1]) / scale
+        parts = [(one.entries, change)]
+        if norm is not None and norm.shift is not None and one.bias is not None:
+            parts.append((one.bias, -change @ norm.shift.of(values)))
+        row = {}
+        for entries, part in parts:
+            whole = torch.zeros_like(values[entries.parameter]).flatten()
+            whole[entries.at.flatten()] = part.flatten()
+            row[entries.parameter] = whole
+        found.append(row)
+    return found
+
+
+@pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "crossed"])
+def test_moved_spans_all_relative_changes(name: str) -> None:
+    net, x, y = attentions.made(name)
+    lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
+    weights, why = heads_of(lens)
+    assert not why
+    values = {key: p.detach() for key, p in lens.model.named_parameters()}
+    assert {one.reads for one in weights} == {True, False}
+    for one in weights:
+        h, a = one.directions(values)
+        assert h < a
+        moved = [one.moved(values, unit.reshape(h, a)) for unit in torch.eye(h * a, dtype=torch.float64)]
+        assert all(set(row) == set(one.parameters) for row in moved)
+        torch.testing.assert_close(outer(moved), outer(relative(one, values)), rtol=1e-10, atol=1e-10)

@@ -1,0 +1,87 @@
+"""docs/papers.py: the pages of the papers get their tables and pictures from the stored runs."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from flatlens.experiments.gap_correlations import gap_correlations
+from flatlens.experiments.quantities import GAP, Quantity
+
+DOCS = Path(__file__).parents[2] / "docs"
+pytestmark = pytest.mark.xdist_group("X3")
+
+
+@pytest.fixture
+def pages(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    spec = importlib.util.spec_from_file_location("paper_pages", DOCS / "papers.py")
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "paper_pages", module)  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def found(smoke_of):
+    return smoke_of("X3")[1]
+
+
+def population(found):
+    """Three learning rates with 8 seeds each: one measure is the gap and noise, one follows the learning rate alone."""
+    draw = np.random.default_rng(0)
+    lr, seed = np.repeat([0.1, 0.2, 0.4], 8), np.tile(range(8), 3)
+    gap = lr + 0.03 * draw.normal(size=24)
+    measures = {"good": gap + 0.01 * draw.normal(size=24), "lr's": lr + 0.03 * draw.normal(size=24)}
+    quantities = (GAP, *(Quantity(name, name) for name in measures))
+    values = pd.DataFrame(
+        {"key": map(str, range(24)), "lr": lr, "seed": seed, "included": True, GAP.name: gap} | measures
+    )
+    settings, units = values[["lr", "seed"]], values["seed"]
+    relations = gap_correlations(values[[q.name for q in quantities]], settings, quantities, units)
+    return replace(found, results={"drawn": replace(
+        found.results["tightness"], networks=values, values=values, quantities=quantities, varied=["lr", "seed"],
+        gap_correlations=relations,
+    )})  # fmt: skip
+
+
+def test_every_page_has_its_place_for_results(pages):
+    for path in pages.FOLDER.glob("*.md"):
+        text = path.read_text()
+        assert text.count(pages.BEGIN) == text.count(pages.END) == 1, path.name
+        assert text.index(pages.BEGIN) < text.index(pages.END)
+
+
+def test_only_what_lies_between_the_marks_is_replaced(pages):
+    text = f"# Title\n\n{pages.BEGIN}\nold\n{pages.END}\n\nLast.\n"
+    once = pages.refresh(text, iter(["new"]))
+    assert once.startswith("# Title\n")
+    assert once.endswith("Last.\n")
+    assert "new" in once
+    assert "old" not in once
+    assert pages.refresh(once, iter(["new"])) == once
+
+
+def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkeypatch, tmp_path):
+    (tmp_path / "compression.md").write_text(f"# Title\n{pages.BEGIN}\n{pages.END}\n")
+    monkeypatch.setattr(pages, "FOLDER", tmp_path)
+    monkeypatch.setattr(pages.atlas, "load_all", lambda: [found])
+    pages.main()
+    page = (tmp_path / "compression.md").read_text()
+    assert "**Fig. G.4.** The paper shows an MLP through training" in page
+    assert "![Fig. G.4: the steps of the bound](../images/atlas/X3_at_smoke_scale-tightness.svg)" in page
+    assert "| theorem |" in page
+
+
+def test_a_measure_that_follows_a_setting_alone_shows_so(pages, found):
+    lines = list(pages.over_all([population(found)], []))
+    good, follows = (next(line for line in lines if line.startswith(f"| {name} ")) for name in ("good", "lr's"))
+    assert good.endswith("| 24, 8 units | + * |")
+    assert follows.endswith("| 24, 8 units | + * |")
+    within = [line.split("|")[4].split()[0] for line in (good, follows)]
+    assert float(within[0]) > 0.9
+    assert abs(float(within[1])) < 0.5
