@@ -64,6 +64,8 @@ def test_work_that_tells_nothing_is_told_of(capsys):
     assert lines[0] == "flatlens: reading, 0 s so far"
     told = [line.removeprefix("flatlens: ").partition(",")[0].partition(" 1/3")[0] for line in lines]
     assert list(dict.fromkeys(told)) == ["reading", "trying", "one pass"]
+    assert lines[-1].startswith("flatlens: one pass 1/3, ")
+    assert lines[-1].endswith(" so far")
     time.sleep(0.5)
     assert capsys.readouterr().err == ""
 

@@ -98,6 +98,7 @@ class Bar:
                 number = self._bars.add_task(what, total=total, completed=done)
                 self._tasks[what] = _Task(number, done, time.monotonic())
             self._bars.update(self._tasks[what].number, completed=done, total=total)
+            self._tasks[what].count = f"{done}/{total}"
             self._speak(f"{what} {done}/{total}{self._tasks[what].left(done, total)}")
             if done >= total:
                 self._bars.remove_task(self._tasks.pop(what).number)
@@ -115,7 +116,8 @@ class Bar:
                     return  # the bars update themselves in their own thread
                 at = next(reversed(self._tasks), self._stage)
                 start = self._tasks[at].start if at in self._tasks else self._since
-                self._speak(f"{at}, {in_words(time.monotonic() - start)} so far")
+                counted = f" {self._tasks[at].count}" if at in self._tasks else ""
+                self._speak(f"{at}{counted}, {in_words(time.monotonic() - start)} so far")
 
     def _speak(self, line: str) -> None:
         """Print a line, if there is no bar and enough time has passed since the last line."""
@@ -140,6 +142,7 @@ class Bar:
 class _Task:
     def __init__(self, number: TaskID, first: int, start: float) -> None:
         self.number, self.first, self.start = number, first, start
+        self.count = ""  #: "3/10"
 
     def left(self, done: int, total: int) -> str:
         if done <= self.first:
