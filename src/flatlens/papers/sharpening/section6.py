@@ -118,7 +118,7 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
 
 
 def _tiny(kind: Trained, data: DataSettings, model: Architecture) -> Trained:
-    return replace(kind, data=data, model=model, batch_size=10, epochs=20, samples=10, lrs=(0.02,))
+    return replace(kind, data=data, model=model, batch_size=10, epochs=6, samples=10, lrs=(0.02,))
 
 
 SMALL_NETWORKS = (
