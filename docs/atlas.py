@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from flatlens.errors import BadFolder
 from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
@@ -42,7 +44,7 @@ INTRODUCTION = f"""\
 
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
 what needs no more than a laptop. Their tables are kept in [docs/tables](tables): `python docs/atlas.py > docs/atlas.md`
-weighs and draws all that is here again, without training, in a minute.
+weighs and draws all that is here again, without training, in some minutes.
 A row is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
 reproduced* where all of it lies on the other, else *inconclusive*; it is decided where two runs agree ({IN_WORDS}).
 Intervals are over independent units, such as seeds, whose number stands beside that of the networks; fewer than 6
@@ -239,6 +241,7 @@ def keep(runs: Path, into: Path) -> None:
 
 def load_all() -> list[Reproduction]:
     """Return all experiments whose tables are kept."""
+    torch.set_num_threads(1)  # X16 draws thousands of small data sets again
     named = [HERE / TABLES / f"{name}-{scale}.zip" for name in EXPERIMENTS for scale in SCALES]
     return [load_archive(path) for path in named if path.is_file()]
 

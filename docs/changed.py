@@ -1,0 +1,101 @@
+"""The verdicts that changed since the first atlas: `python docs/changed.py > docs/changed.md`.
+
+tables/earlier.json has the rows of that page, each with the row that has taken its place, if one has.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import atlas
+
+from flatlens.papers.predictions import MARKS, Conclusion
+from flatlens.papers.summary import Row, rows_of
+
+INTRODUCTION = """\
+# Verdicts that changed
+
+The first [atlas](atlas.md) drew its intervals as if all networks were independent, decided after one run, and weighed
+some sentences that no paper says. This page lists each of its verdicts that is no longer the same, at laptop scale, and
+why. *Decided* is what two runs agree on, over independent units ([how](reproducing.md#outcomes)). The experiments
+themselves have changed, too: most have more networks, with a start of their own each.
+"""
+
+
+def page(earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]]) -> Iterator[str]:
+    """Yield the page's lines: the rows that changed, those that are gone, and a count."""
+    yield INTRODUCTION
+    told = [one for one in earlier if one["now"] is None or one["experiment"] in rows]
+    changed = [(one, _present(one, rows)) for one in told if one["now"] is not None]
+    changed = [(one, row) for one, row in changed if row.decided != one["outcome"]]
+    gone = [one for one in earlier if one["now"] is None]
+    same = len(told) - len(changed) - len(gone)
+    waiting = sorted({one["experiment"] for one in earlier} - set(rows), key=lambda name: int(name[1:]))
+    yield f"Of {len(earlier)} verdicts {same} are the same, {len(changed)} changed, and {len(gone)} rows are gone."
+    if waiting:
+        yield f"The others wait for new runs of {', '.join(waiting)}: they stand at the end, and decide nothing."
+    yield ""
+    yield "## Changed"
+    yield ""
+    yield atlas.line("", "what is said now", "was", "value then", "decided", "value now", "n", "why")
+    yield atlas.line("---", "---", "---", "---", "---", "---", "---:", "---")
+    for one, row in changed:
+        found = row.outcome.statistic
+        yield atlas.line(
+            f"[{one['experiment']}](atlas.md#{one['experiment'].lower()})", row.outcome.prediction.says,
+            _marked(one["outcome"]), one["value"], row.marked, found.in_words, found.size, _why(one, row),
+        )  # fmt: skip
+    yield ""
+    yield "## Gone"
+    yield ""
+    yield atlas.line("", "what was said", "was", "why")
+    yield atlas.line("---", "---", "---", "---")
+    for one in gone:
+        yield atlas.line(one["experiment"], one["says"], _marked(one["outcome"]), one["why"])
+    if waiting:
+        yield ""
+        yield "## Not yet run again"
+        yield ""
+        yield atlas.line("", "what was said", "was", "value then")
+        yield atlas.line("---", "---", "---", "---")
+        for one in earlier:
+            if one["experiment"] in waiting and one["now"] is not None:
+                yield atlas.line(one["experiment"], one["says"], _marked(one["outcome"]), one["value"])
+
+
+def _present(one: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> Row:
+    return next(row for row in rows[one["experiment"]] if row.outcome.prediction.says == one["now"])
+
+
+def _marked(conclusion: Conclusion) -> str:
+    return f"{MARKS[conclusion]} {conclusion}"
+
+
+def _why(one: Mapping[str, Any], row: Row) -> str:
+    """Return what else the row weighs now, and what its two runs gave."""
+    outcome, again = row.outcome, row.again
+    if outcome.prediction.kind == "theorem" or again is None:
+        runs = ""
+    elif row.decided == outcome.conclusion != "inconclusive":
+        runs = f"two runs agree, the second with {again.statistic.in_words}"
+    elif outcome.conclusion == "inconclusive":
+        units = outcome.statistic.size.rpartition(", ")[2]
+        runs = f"open over {units}" if one["outcome"] != "inconclusive" else ""
+    else:
+        runs = f"the second run is {again.conclusion}, {again.statistic.in_words}"
+    return "; ".join(filter(None, (one["why"], runs)))
+
+
+def main() -> None:
+    """Write the page to the standard output."""
+    earlier = json.loads((atlas.HERE / atlas.TABLES / "earlier.json").read_text())
+    found = [one for one in atlas.load_all() if one.scale == "laptop"]
+    rows = dict(zip((one.experiment.id for one in found), rows_of(found), strict=True))
+    sys.stdout.write("\n".join(page(earlier, rows)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
