@@ -186,9 +186,12 @@ def test_measuring_leaves_the_network_and_the_optimiser_alone() -> None:
     net, optimiser, x, y = started("momentum")
     state = {k: v["momentum_buffer"].clone() for k, v in optimiser.state.items()}
     before = [p.detach().clone() for p in net.parameters()]
+    slopes = [p.grad.clone() for p in net.parameters() if p.grad is not None]
     lens = fl.Lens(fl.Problem(net, "half_squared_error", (x, y)), optimiser=optimiser)
     fl.measure(lens, ["critical_sharpness", "directional_sharpness", "gradient_noise_scale(batches=4)"])
     lens.require_fresh()
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     assert all(torch.equal(state[k], v["momentum_buffer"]) for k, v in optimiser.state.items())
     assert len(optimiser.state) == 2
+    assert len(slopes) == 2
+    assert all(p.grad is not None and torch.equal(p.grad, g) for p, g in zip(net.parameters(), slopes, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -163,7 +163,9 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         raise BadInput(f"the learning rate is {rate:g}: the optimiser makes no step")
     known: dict[str, tuple[Tensor, Tensor]] = {}
     try:
-        twin = copy.deepcopy(optimiser)
+        held = (p.grad for group in optimiser.param_groups for p in group["params"])
+        without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
+        twin = copy.deepcopy(optimiser, without)
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             for p, original in zip(group["params"], own["params"], strict=True):
                 name = names.get(id(original), "")
