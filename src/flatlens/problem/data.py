@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from flatlens.errors import BadData, typed_line
 from flatlens.problem.apart import picked
 from flatlens.problem.batches import BATCH_OF, as_pair, collated, in_tensors, is_dicts, loader_of
-from flatlens.problem.loaders import fixed_order, kept, random_kept, read
+from flatlens.problem.loaders import fixed_order, kept, random_kept, read, seed_torch
 from flatlens.problem.ranks import ALONE, Ranks
 
 Batch: TypeAlias = Any
@@ -209,7 +209,7 @@ class Data:
         assert self._source is not None
         self._readings += 1
         with random_kept(), kept(self._source):  # a loader draws a seed from the global generator
-            torch.manual_seed(self._readings)  # a new seed each time, so that random augmentation shows
+            seed_torch(self._readings)  # a new seed each time, so that random augmentation shows
             held = 0
             for number, raw in read(self._source, ranks, self.where):
                 batch = self._read(tuple(raw) if isinstance(raw, list) else raw)
