@@ -9,12 +9,22 @@ from torch import Tensor
 
 import flatlens as fl
 from flatlens.measures.head_weights import HeadWeight, heads_of
+from flatlens.operations.pairs import Entries
 
 
 def outer(rows: list[dict[str, Tensor]]) -> Tensor:
     """Sum over directions of their outer products."""
     M = torch.stack([torch.cat([row[name].flatten() for name in sorted(row)]) for row in rows])
     return M.T @ M
+
+
+def row_of(parts: list[tuple[Entries, Tensor]], values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The change of whole parameters, by name."""
+    row = {}
+    for entries, part in parts:
+        row[entries.parameter] = torch.zeros_like(values[entries.parameter]).flatten()
+        row[entries.parameter][entries.at.flatten()] = part.flatten()
+    return row
 
 
 def relative(one: HeadWeight, values: dict[str, Tensor]) -> list[dict[str, Tensor]]:
@@ -27,17 +37,12 @@ def relative(one: HeadWeight, values: dict[str, Tensor]) -> list[dict[str, Tenso
         parts = [(one.entries, change)]
         if norm is not None and norm.shift is not None and one.bias is not None:
             parts.append((one.bias, -change @ norm.shift.of(values)))
-        row = {}
-        for entries, part in parts:
-            whole = torch.zeros_like(values[entries.parameter]).flatten()
-            whole[entries.at.flatten()] = part.flatten()
-            row[entries.parameter] = whole
-        found.append(row)
+        found.append(row_of(parts, values))
     return found
 
 
 @pytest.mark.parametrize("name", ["plain", "grouped", "llama-shaped", "crossed"])
-def test_moved_spans_all_relative_changes(name: str) -> None:
+def test_directions_span_all_relative_changes(name: str) -> None:
     net, x, y = attentions.made(name)
     lens = fl.Lens(fl.Problem(net, "cross_entropy", (x, y)))
     weights, why = heads_of(lens)
@@ -45,8 +50,11 @@ def test_moved_spans_all_relative_changes(name: str) -> None:
     values = {key: p.detach() for key, p in lens.model.named_parameters()}
     assert {one.reads for one in weights} == {True, False}
     for one in weights:
-        h, a = one.directions(values)
+        directions = one.directions(values)
+        h, a = directions.shape
         assert h < a
-        moved = [one.moved(values, unit.reshape(h, a)) for unit in torch.eye(h * a, dtype=torch.float64)]
-        assert all(set(row) == set(one.parameters) for row in moved)
-        torch.testing.assert_close(outer(moved), outer(relative(one, values)), rtol=1e-10, atol=1e-10)
+        units = torch.eye(h * a, dtype=torch.float64)
+        moved = [row_of(directions.along(unit.reshape(h, a)), values) for unit in units]
+        theirs = relative(one, values)
+        assert all(set(row) == set(theirs[0]) for row in moved)
+        torch.testing.assert_close(outer(moved), outer(theirs), rtol=1e-10, atol=1e-10)

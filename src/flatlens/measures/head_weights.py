@@ -58,57 +58,48 @@ class HeadWeight:
             total = total + (W if scale is None else W * scale).T @ M
         return total
 
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Return the names of the parameters that `moved` changes."""
-        kept = self._kept
-        return (self.entries.parameter,) if kept is None else (self.entries.parameter, kept[0].parameter)
-
-    @property
-    def _kept(self) -> tuple[Entries, Entries] | None:
-        """Return (bias, shift of the norm) if the bias has to keep W's product with the shift as it is."""
-        if self.bias is None or self.norm is None or self.norm.shift is None:
-            return None
-        return self.bias, self.norm.shift
-
-    def _root(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return (L, scale): L (h, rank) float64 with L L^T = W W^T, W with the norm's scale (a,)."""
+    def directions(self, values: Mapping[str, Tensor]) -> HeadDirections:
+        """Return the directions of the weight's relative changes, at these parameters."""
         W = self.entries.of(values).to("cpu", torch.float64)
-        scale = torch.ones(W.shape[1], dtype=torch.float64)
+        scale, shift = torch.ones(W.shape[1], dtype=torch.float64), None
         if self.norm is not None:
             scale = self.norm.scale.of(values)[:, 0].to(scale)
+            shift = None if self.norm.shift is None else self.norm.shift.of(values).to(scale)
         U, singular, _ = torch.linalg.svd(W * scale, full_matrices=False)
-        return U * singular, scale
+        return HeadDirections(self.entries, U * singular, scale, None if shift is None else self.bias, shift)
 
-    def directions(self, values: Mapping[str, Tensor]) -> tuple[int, int]:
-        """Return the shape of the coordinates that `moved` takes."""
-        L, scale = self._root(values)
-        return L.shape[1], len(scale)
 
-    def moved(self, values: Mapping[str, Tensor], Z: Tensor) -> dict[str, Tensor]:
-        """Return the change of the parameters along coordinates Z, by name.
+@dataclass(frozen=True, eq=False)
+class HeadDirections:
+    """Directions of relative changes of a head's weight, W A, one for each matrix of coordinates Z.
 
-        Summed over coordinates, the squares of these changes are those of W A over all A: W W^T = L L^T, so L Z has as
-        many coordinates as W has entries, where W A has a^2.
-        """
-        L, scale = self._root(values)
-        change = L @ Z / scale
-        parts = [(self.entries, change)]
-        if self._kept is not None:
-            bias, shift = self._kept
-            parts.append((bias, -(change @ shift.of(values).to(change))))
-        found = {}
-        for entries, part in parts:
-            live = values[entries.parameter]
-            whole = torch.zeros(live.numel(), dtype=live.dtype)
-            whole[entries.at] = part.to(whole)
-            found[entries.parameter] = whole.reshape(live.shape).to(live.device)
-        return found
+    Summed over coordinates, the squares of the changes are those of W A over all A: W W^T = L L^T, so L Z has as many
+    coordinates as W has entries, where W A has a^2.
+    """
+
+    entries: Entries
+    L: Tensor  #: (h, rank) float64: L L^T = W W^T, W with the norm's scale
+    scale: Tensor  #: (a,) float64, of the norm
+    bias: Entries | None  #: it keeps W's product with the norm's shift as it is
+    shift: Tensor | None  #: (a, 1) float64
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Return the shape of the coordinates."""
+        return self.L.shape[1], len(self.scale)
+
+    def along(self, Z: Tensor) -> list[tuple[Entries, Tensor]]:
+        """Return the entries that change along coordinates Z, each with its change, float64."""
+        change = self.L @ Z / self.scale
+        moved = [(self.entries, change)]
+        if self.bias is not None and self.shift is not None:
+            moved.append((self.bias, -change @ self.shift))
+        return moved
 
 
 @dataclass(frozen=True, eq=False)
 class SeenChunk:
-    """One chunk: what each matrix product reads, and the derivatives of the outputs at what it gives."""
+    """The features that each matrix product reads in a chunk, and the derivatives of the outputs at what it gives."""
 
     n: int
     read: dict[int, Tensor]  #: (rows, inputs) float64

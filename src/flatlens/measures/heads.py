@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -133,20 +134,21 @@ def _functional_hessian(
     A probe changes all weights together. Their signs are independent, so the terms between two weights have mean 0.
     """
     values = dict(lens.model.named_parameters())
-    operator = Residual(lens.problem, sorted({name for one in weights for name in one.parameters}), model=lens.model)
-    shapes = [one.directions(values) for one in weights]
+    directions = [one.directions(values) for one in weights]
+    shapes = [one.shape for one in directions]
+    changed = {entries.parameter for one in directions for entries in (one.entries, one.bias) if entries is not None}
+    operator = Residual(lens.problem, sorted(changed), model=lens.model)
 
-    def forms(signs: Mapping[int, Tensor]) -> Tensor:
+    def forms(coordinates: Mapping[int, Tensor]) -> Tensor:
         """Return the quadratic form of each weight's own part, (weights,), for coordinates of some weights."""
-        along = {at: weights[at].moved(values, Z) for at, Z in signs.items()}
-        v: dict[str, Tensor] = {}
-        for each in along.values():
-            for name, part in each.items():
-                v[name] = v[name] + part if name in v else part
-        Fv = operator(v)
+        moved = {at: directions[at].along(Z) for at, Z in coordinates.items()}
+        v = {name: torch.zeros_like(p).flatten() for name, p in operator.space.parameters.items()}
+        for entries, part in chain.from_iterable(moved.values()):
+            v[entries.parameter][entries.at] += part.to(v[entries.parameter])
+        Fv = operator({name: row.reshape(values[name].shape) for name, row in v.items()})
         own = torch.zeros(len(weights), dtype=torch.float64)
-        for at, each in along.items():
-            own[at] = sum(float((part.double() * Fv[name].double()).sum()) for name, part in each.items())
+        for at, parts in moved.items():
+            own[at] = sum(float((part * entries.of(Fv).cpu()).sum()) for entries, part in parts)
         lens.count(1)
         return own
 
