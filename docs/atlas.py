@@ -65,7 +65,9 @@ def page(stored: list[Reproduction]) -> str:
         [
             INTRODUCTION,
             *_missing(found),
-            *_kinds(every),
+            by_chance(every),
+            "",
+            *kinds(every),
             *_glance(found, rows),
             *_figures(found),
             *sections,
@@ -82,9 +84,8 @@ def apart(stored: list[Reproduction]) -> tuple[list[Reproduction], dict[str, lis
     return [one for one in stored if not any(one is other for other in beside)], laptops
 
 
-def _kinds(rows: list[Row]) -> Iterator[str]:
-    yield by_chance(rows)
-    yield ""
+def kinds(rows: list[Row]) -> Iterator[str]:
+    """Yield a table of how many rows of each kind came to which conclusion."""
     yield line("kind", *MARKS)
     yield line("---", *["---:"] * len(MARKS))
     for kind, counts in counted_by_kind(rows).items():
@@ -107,7 +108,7 @@ def _glance(found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     yield line("---", "---", "---", "---:", *["---:"] * len(MARKS))
     for one, mine in zip(found, rows, strict=True):
         counts = [sum(row.decided == conclusion for row in mine) for conclusion in MARKS]
-        yield line(_link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
+        yield line(link(one), one.experiment.title, one.experiment.reproduces, one.networks, *counts)
     yield ""
 
 
@@ -134,12 +135,13 @@ def _counterpart(figure: PaperFigure, found: list[Reproduction]) -> str:
     for one in found:
         if one.experiment.id == figure.experiment:
             pictures = [f"[picture]({picture(one, plot)})" for plot in figure.among(one.plots)]
-            links.append(", ".join([_link(one), *pictures]))
+            links.append(", ".join([link(one), *pictures]))
     return "; ".join(links) or (f"{figure.experiment}, not yet run" if figure.experiment else "none")
 
 
-def _link(one: Reproduction) -> str:
-    return f"[{name_of(one)}](#{anchor(one)})"
+def link(one: Reproduction, page: str = "") -> str:
+    """Return a link to an experiment's section, from this page or from another one, which gives the way to it."""
+    return f"[{name_of(one)}]({page}#{name_of(one).lower().replace(' ', '-')})"
 
 
 def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[str]:
@@ -180,11 +182,6 @@ def _said(prediction: Prediction) -> str:
 def name_of(one: Reproduction) -> str:
     """Return the title of an experiment's section: its identifier, and the scale where that is not laptop."""
     return one.experiment.id if one.scale == "laptop" else f"{one.experiment.id} at {one.scale} scale"
-
-
-def anchor(one: Reproduction) -> str:
-    """Return the anchor of an experiment's section."""
-    return name_of(one).lower().replace(" ", "-")
 
 
 def _stem(one: Reproduction, plot: Plot) -> str:

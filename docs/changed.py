@@ -12,7 +12,7 @@ from typing import Any
 
 import atlas
 
-from flatlens.papers.predictions import MARKS, Conclusion
+from flatlens.papers.predictions import with_mark
 from flatlens.papers.summary import Row, rows_of
 
 INTRODUCTION = """\
@@ -28,50 +28,41 @@ themselves have changed, too: most have more networks, with a start of their own
 def page(earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]]) -> Iterator[str]:
     """Yield the page's lines: the rows that changed, those that are gone, and a count."""
     yield INTRODUCTION
-    told = [one for one in earlier if one["now"] is None or one["experiment"] in rows]
-    changed = [(one, _present(one, rows)) for one in told if one["now"] is not None]
-    changed = [(one, row) for one, row in changed if row.decided != one["outcome"]]
+    replaced = [one for one in earlier if one["now"] is not None]
     gone = [one for one in earlier if one["now"] is None]
-    same = len(told) - len(changed) - len(gone)
+    present = [(one, _present(one, rows)) for one in replaced if one["experiment"] in rows]
+    changed = [(one, row) for one, row in present if row.decided != one["outcome"]]
+    same = len(present) - len(changed)
     waiting = sorted({one["experiment"] for one in earlier} - set(rows), key=lambda name: int(name[1:]))
     yield f"Of {len(earlier)} verdicts {same} are the same, {len(changed)} changed, and {len(gone)} rows are gone."
     if waiting:
         yield f"The others wait for new runs of {', '.join(waiting)}: they stand at the end, and decide nothing."
-    yield ""
-    yield "## Changed"
-    yield ""
-    yield atlas.line("", "what is said now", "was", "value then", "decided", "value now", "n", "why")
-    yield atlas.line("---", "---", "---", "---", "---", "---", "---:", "---")
+    yield from _head("Changed", "what is said now", "was", "value then", "decided", "value now", "n", "why")
     for one, row in changed:
         found = row.outcome.statistic
         yield atlas.line(
             f"[{one['experiment']}](atlas.md#{one['experiment'].lower()})", row.outcome.prediction.says,
-            _marked(one["outcome"]), one["value"], row.marked, found.in_words, found.size, _why(one, row),
+            with_mark(one["outcome"]), one["value"], row.marked, found.in_words, found.size, _why(one, row),
         )  # fmt: skip
-    yield ""
-    yield "## Gone"
-    yield ""
-    yield atlas.line("", "what was said", "was", "why")
-    yield atlas.line("---", "---", "---", "---")
+    yield from _head("Gone", "what was said", "was", "why")
     for one in gone:
-        yield atlas.line(one["experiment"], one["says"], _marked(one["outcome"]), one["why"])
+        yield atlas.line(one["experiment"], one["says"], with_mark(one["outcome"]), one["why"])
     if waiting:
-        yield ""
-        yield "## Not yet run again"
-        yield ""
-        yield atlas.line("", "what was said", "was", "value then")
-        yield atlas.line("---", "---", "---", "---")
-        for one in earlier:
-            if one["experiment"] in waiting and one["now"] is not None:
-                yield atlas.line(one["experiment"], one["says"], _marked(one["outcome"]), one["value"])
+        yield from _head("Not yet run again", "what was said", "was", "value then")
+        for one in replaced:
+            if one["experiment"] in waiting:
+                yield atlas.line(one["experiment"], one["says"], with_mark(one["outcome"]), one["value"])
+
+
+def _head(title: str, *columns: str) -> Iterator[str]:
+    """Yield a section's title and the head of its table, whose first column has the experiments."""
+    yield from ("", f"## {title}", "")
+    yield atlas.line("", *columns)
+    yield atlas.line("---", *("---:" if column == "n" else "---" for column in columns))
 
 
 def _present(one: Mapping[str, Any], rows: Mapping[str, list[Row]]) -> Row:
     return next(row for row in rows[one["experiment"]] if row.outcome.prediction.says == one["now"])
-
-
-def _marked(conclusion: Conclusion) -> str:
-    return f"{MARKS[conclusion]} {conclusion}"
 
 
 def _why(one: Mapping[str, Any], row: Row) -> str:

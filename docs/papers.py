@@ -18,9 +18,8 @@ from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.vary import TOGETHER, last_field
 from flatlens.papers.figures import FIGURES
-from flatlens.papers.predictions import MARKS
 from flatlens.papers.reproduce import Reproduction
-from flatlens.papers.summary import SURVIVES, Row, counted_by_kind, rows_of
+from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
 from flatlens.report.words import what_was_run
 from flatlens.statistics import Statistic, benjamini_hochberg
 from flatlens.statistics.relations import relate_within
@@ -29,13 +28,7 @@ FOLDER = Path(__file__).parent / "papers"
 BEGIN, END = "<!-- results -->", "<!-- end -->"
 ALL = "index"
 """Name of the page over all papers; the others are called as their paper."""
-DISCOVERY = 0.05
-"""Largest share of wrong signs among the measures that are said to go with the gap, in the mean."""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# A paper's page
-# ---------------------------------------------------------------------------------------------------------------------
+ATLAS = "../atlas.md"
 
 
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
@@ -50,19 +43,16 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
     yield ""
     yield "Of all rows, by kind:"
     yield ""
-    yield atlas.line("kind", *MARKS)
-    yield atlas.line("---", *["---:"] * len(MARKS))
-    for kind, counts in counted_by_kind(row for _, mine in own for row in mine).items():
-        yield atlas.line(kind, *counts.values())
-    yield ""
+    yield from atlas.kinds([row for _, mine in own for row in mine])
     yield from _figures(paper, [one for one, _ in own])
 
 
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
-    where = f"[{atlas.name_of(one)}](../atlas.md#{atlas.anchor(one)})"
     said = f"“{prediction.quote}” ({prediction.source})"
-    return atlas.line(said, f"{where}: {prediction.says}", row.marked, statistic.in_words, statistic.size)
+    return atlas.line(
+        said, f"{atlas.link(one, ATLAS)}: {prediction.says}", row.marked, statistic.in_words, statistic.size
+    )
 
 
 def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
@@ -74,15 +64,10 @@ def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
         for plot, pairs in groupby(sorted(shown, key=lambda pair: pair[1].name), key=lambda pair: pair[1]):
             figures = [figure for figure, _ in pairs]
             yield f"**{', '.join(figure.name for figure in figures)}.** The paper shows {figures[0].shows}."
-            yield f"Here ([{atlas.name_of(one)}](../atlas.md#{atlas.anchor(one)})): {plot.title}. {plot.caption}"
+            yield f"Here ({atlas.link(one, ATLAS)}): {plot.title}. {plot.caption}"
             yield ""
             yield f"![{plot.title}](../{atlas.picture(one, plot)})"
             yield ""
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The page over all papers
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -95,7 +80,7 @@ class Relation:
     within: str  #: Pearson's r among networks of equal settings, in words; "" where nothing but the seed differs
 
 
-def over_all(found: list[Reproduction], _: list[list[Row]]) -> Iterator[str]:
+def over_all(found: list[Reproduction]) -> Iterator[str]:
     """Yield a table of each measure with the gap in each population, and what was run."""
     relations = [
         each for one in found for name, result in one.results.items() for each in _relations(one, name, result)
@@ -156,10 +141,7 @@ def _goes(each: Relation, rate: float) -> str:
 
 
 def _where(one: Reproduction, name: str) -> str:
-    return f"[{atlas.name_of(one)}](../atlas.md#{atlas.anchor(one)}), {name.replace('_', ' ')}"
-
-
-# ---------------------------------------------------------------------------------------------------------------------
+    return f"{atlas.link(one, ATLAS)}, {name.replace('_', ' ')}"
 
 
 def refresh(page: str, lines: Iterator[str]) -> str:
@@ -174,7 +156,7 @@ def main() -> None:
     found, _ = atlas.apart(atlas.load_all())
     rows = rows_of(found)
     for path in sorted(FOLDER.glob("*.md")):
-        lines = over_all(found, rows) if path.stem == ALL else of_paper(path.stem, found, rows)
+        lines = over_all(found) if path.stem == ALL else of_paper(path.stem, found, rows)
         path.write_text(refresh(path.read_text(), lines))
 
 

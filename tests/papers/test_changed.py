@@ -1,6 +1,5 @@
 """docs/changed.py: which verdicts of the first atlas are no longer the same, and why."""
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +14,8 @@ pytestmark = pytest.mark.xdist_group("X3")
 
 
 @pytest.fixture
-def changed(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
-    spec = importlib.util.spec_from_file_location("changed_verdicts", DOCS / "changed.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def changed(docs_script):
+    return docs_script("changed")
 
 
 def test_every_earlier_row_has_its_place_or_a_reason():

@@ -1,9 +1,6 @@
 """docs/papers.py: the pages of the papers get their tables and pictures from the stored runs."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -12,18 +9,12 @@ import pytest
 from flatlens.experiments.gap_correlations import gap_correlations
 from flatlens.experiments.quantities import GAP, Quantity
 
-DOCS = Path(__file__).parents[2] / "docs"
 pytestmark = pytest.mark.xdist_group("X3")
 
 
 @pytest.fixture
-def pages(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS))
-    spec = importlib.util.spec_from_file_location("paper_pages", DOCS / "papers.py")
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "paper_pages", module)  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+def pages(docs_script):
+    return docs_script("papers")
 
 
 @pytest.fixture
@@ -78,7 +69,7 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
 
 
 def test_a_measure_that_follows_a_setting_alone_shows_so(pages, found):
-    lines = list(pages.over_all([population(found)], []))
+    lines = list(pages.over_all([population(found)]))
     good, follows = (next(line for line in lines if line.startswith(f"| {name} ")) for name in ("good", "lr's"))
     assert good.endswith("| 24, 8 units | + * |")
     assert follows.endswith("| 24, 8 units | + * |")

@@ -1,10 +1,8 @@
 """Experiments run into folders, are read back, and say what came of their claims."""
 
-import importlib.util
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -19,20 +17,12 @@ from flatlens.report.figures.plots import plot_figure
 from flatlens.report.reproduction import atlas_html, write_atlas
 from flatlens.statistics import Statistic
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.xdist_group("X3")
 
 
 def run(name, out, **options):
     with ThreadPoolExecutor(1) as executor:
         return reproduce(name, out, scale="smoke", executor=executor, **options)
-
-
-def atlas_script():
-    spec = importlib.util.spec_from_file_location("atlas", ROOT / "docs" / "atlas.py")
-    atlas = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(atlas)
-    return atlas
 
 
 @pytest.fixture
@@ -130,9 +120,9 @@ def test_several_are_an_atlas_with_an_overview(tightness):
         assert f'href="{link}"' in both
 
 
-def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path, monkeypatch):
+def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path, monkeypatch, docs_script):
     _, found = tightness
-    atlas = atlas_script()
+    atlas = docs_script("atlas")
     monkeypatch.setattr(atlas, "HERE", tmp_path)
     pictures = tmp_path / "images" / "atlas"
     pictures.mkdir(parents=True)
@@ -155,9 +145,9 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     assert f"{found.outcomes[0].marked} {first.in_words}, n = {first.size} |" in twice
 
 
-def test_the_page_is_made_from_kept_tables(tightness, tmp_path, monkeypatch, capsys):
+def test_the_page_is_made_from_kept_tables(tightness, tmp_path, monkeypatch, capsys, docs_script):
     out, found = tightness
-    atlas = atlas_script()
+    atlas = docs_script("atlas")
     monkeypatch.setattr(atlas, "HERE", tmp_path / "docs")
     shutil.copytree(out, tmp_path / "runs" / "X3")
     atlas.main(str(tmp_path / "runs"))
@@ -169,9 +159,9 @@ def test_the_page_is_made_from_kept_tables(tightness, tmp_path, monkeypatch, cap
     assert capsys.readouterr().out == atlas.page([found])
 
 
-def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness, tmp_path, monkeypatch):
+def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness, tmp_path, monkeypatch, docs_script):
     _, found = tightness
-    atlas = atlas_script()
+    atlas = docs_script("atlas")
     (tmp_path / "runs" / "X3").mkdir(parents=True)
     monkeypatch.setattr(atlas, "is_reproduction", lambda _: True)
     for half in (replace(found, results={"a": replace(found.results["tightness"], unfinished=1)}),
@@ -181,9 +171,9 @@ def test_an_experiment_that_is_unfinished_or_has_no_rerun_is_not_kept(tightness,
     assert not list((tmp_path / "kept").iterdir())
 
 
-def test_laptop_scale_stands_beside_desk_scale(tightness):
+def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
     _, found = tightness
-    atlas = atlas_script()
+    atlas = docs_script("atlas")
     laptop, desk = replace(found, scale="laptop", again=found.outcomes), replace(found, scale="desk")
     page = atlas.page([laptop, desk])
     assert "## X3 at desk scale" in page
@@ -193,9 +183,11 @@ def test_laptop_scale_stands_beside_desk_scale(tightness):
     assert f"| {row.marked} {row.outcome.statistic.in_words} | {found.outcomes[0].statistic.in_words} |" in page
 
 
-def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(tightness, tmp_path, monkeypatch):
+def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(
+    tightness, tmp_path, monkeypatch, docs_script
+):
     _, found = tightness
-    atlas = atlas_script()
+    atlas = docs_script("atlas")
     monkeypatch.setattr(atlas, "LARGEST", 1000)
     atlas.draw([found], tmp_path)
     written = list(tmp_path.iterdir())

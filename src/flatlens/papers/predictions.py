@@ -77,7 +77,7 @@ class Outcome:
     @property
     def marked(self) -> str:
         """The conclusion behind its mark: "✓ reproduced"."""
-        return f"{MARKS[self.conclusion]} {self.conclusion}"
+        return with_mark(self.conclusion)
 
     def as_json(self) -> dict[str, Any]:
         """Return claim, statistic, interval, n, who was left out, and conclusion as plain values; None for NaN."""
@@ -93,6 +93,11 @@ class Outcome:
             "predicted": f"{prediction.side} {prediction.than:g}", "of_ranks": ranks, "leave_one_out": [least, most],
             "why": s.why, "method": s.method, "note": s.note,
         }  # fmt: skip
+
+
+def with_mark(conclusion: Conclusion) -> str:
+    """Return a conclusion behind its mark: "✓ reproduced"."""
+    return f"{MARKS[conclusion]} {conclusion}"
 
 
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:

@@ -9,7 +9,7 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 
-from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind
+from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind, with_mark
 from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
 
@@ -54,7 +54,7 @@ class Row:
     @property
     def marked(self) -> str:
         """The conclusion behind its mark, and whether it survives: "✓ reproduced *"."""
-        return f"{MARKS[self.decided]} {self.decided}{f' {SURVIVES}' * self.survives}"
+        return with_mark(self.decided) + f" {SURVIVES}" * self.survives
 
 
 def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
