@@ -6,6 +6,7 @@ Each page is written by hand, but for the lines between `<!-- results -->` and `
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import atlas
 import numpy as np
+import pandas as pd
 
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
@@ -118,18 +120,25 @@ def _relations(one: Reproduction, name: str, result: StudyResult) -> Iterator[Re
 
 def _within(result: StudyResult) -> Mapping[str, str]:
     """Return, by measure, r with the gap once the means of each group of equal settings are taken off, in words."""
-    fields = [field for name in result.varied for field in name.split(TOGETHER) if last_field(field) != "seed"]
-    fields = [field for field in fields if field in result.networks]
+    settings = {name: table for name in result.varied if (table := _without_seeds(result.networks, name)) is not None}
     used = result.values["included"].astype(bool)
-    if not fields or GAP.name not in result.values:
+    if not settings or GAP.name not in result.values:
         return {}
-    group = result.networks[fields].astype(str).agg(" ".join, axis=1)[used]
+    group = pd.DataFrame(settings).agg(" ".join, axis=1)[used]
     measures = [quantity.name for quantity in result.quantities if quantity.name in result.values]
     table = relate_within(result.values[measures][used], GAP.name, {"settings": group}, result.networks["seed"][used])
     return {
         row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"]).in_words
         for _, row in table.iterrows()
     }
+
+
+def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
+    """Return a varied setting in words, of several that vary together those but seeds; None if there is no other."""
+    kept = [i for i, field in enumerate(name.split(TOGETHER)) if last_field(field) != "seed"]
+    if not kept or TOGETHER not in name:
+        return networks[name].astype(str) if kept else None
+    return networks[name].map(lambda values: str([literal_eval(values)[i] for i in kept]))
 
 
 def _goes(each: Relation, rate: float) -> str:
