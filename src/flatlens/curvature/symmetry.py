@@ -173,7 +173,7 @@ def faults(value: Callable[[], Tensor], at: list[Tensor], response: float = 0.0)
     finally:
         for p, was in zip(at, before, strict=True):
             p.data.copy_(was)
-    rounding = 100 * torch.finfo(torch.float64).eps / STEP * _length(slope)
+    rounding = torch.finfo(torch.float64).eps / STEP * (100 * _length(slope) + response)  # p - 1 is off by eps
     unsettled = _length(_minus(wide, near)) + rounding
     off = _length(_minus(near, product))
     least = 1e-6 * _length(slope) + 1e-10 * response**2  # a second derivative of 0 is 0 up to rounding
