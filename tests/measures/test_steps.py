@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -109,6 +110,62 @@ def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
     lr = optimiser.param_groups[0]["lr"]
     for name, p in net.named_parameters():
         assert torch.allclose((before[name] - p.detach()) / lr, update[name], rtol=1e-6, atol=1e-9)
+
+
+def test_torch_s_own_optimisers_leave_gradients_as_they_are() -> None:
+    """So that `next_update` need not copy them."""
+    others = {"LBFGS", "SparseAdam"}  # which need a closure, or a sparse gradient
+    for name, kind in vars(torch.optim).items():
+        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or name in {*others, "Optimizer"}:
+            continue
+        known = inspect.signature(kind).parameters
+        for foreach in [True, False] if "foreach" in known else [None]:
+            wanted = {"foreach": foreach, "maximize": True, "weight_decay": 0.1, "momentum": 0.9}
+            net = nn.Linear(5, 4, bias=False)
+            optimiser = kind(net.parameters(), lr=0.1, **{key: wanted[key] for key in wanted if key in known})
+            for _ in range(3):
+                given = torch.randn(4, 5)
+                net.weight.grad = given.clone()
+                optimiser.step()
+                assert torch.equal(net.weight.grad, given), name
+
+
+class TwoOffsets(nn.Module):
+    """a + b: autograd returns one tensor as the gradient in both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.a + self.b)
+
+
+def test_a_gradient_over_several_chunks_is_the_sum_of_theirs() -> None:
+    x = torch.randn(2500, 3, dtype=torch.float64)
+    problem = fl.Problem(TwoOffsets(), "half_squared_error", (x, torch.zeros_like(x)))
+    risk, gradient = Landscape(problem).risk_and_gradient()
+    assert risk == pytest.approx(float(x.square().sum()) / 5000)
+    for name in "ab":
+        assert torch.allclose(gradient[name], x.mean(0), rtol=1e-12)
+
+
+class WritesToGradients(torch.optim.SGD):
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(2.0)
+        super().step(closure)
+
+
+def test_an_optimiser_that_writes_to_gradients_gets_a_copy() -> None:
+    net, _, x, y = started("sgd")
+    gradient = Landscape(fl.Problem(net, "half_squared_error", (x, y))).risk_and_gradient()[1]
+    before = {name: part.clone() for name, part in gradient.items()}
+    update = next_update(WritesToGradients(net.parameters(), lr=0.5), net, gradient)
+    for name, part in gradient.items():
+        assert torch.equal(part, before[name])
+        assert torch.allclose(update[name], 2 * part)
 
 
 def test_a_step_at_the_critical_rate_leaves_the_risk_and_a_longer_one_raises_it() -> None:

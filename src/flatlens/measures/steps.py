@@ -122,7 +122,7 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], float | Non
     works_sharded=True,
     on_request=True,
 )
-def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.02) -> Estimate:
+def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     """Critical sharpness: 2 / eta_c, eta_c the largest step along the next update that does not raise the risk.
 
     The update is what the lens's optimiser would subtract next at learning rate 1, given the gradient on the measured

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flatlens.estimate import Progress
-from flatlens.perturbation.steps import Landscape
+from flatlens.perturbation.steps import Landscape, as_one_vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ def spread_of(
 
     `gradient` is that of all the data. The data is read once for each group.
     """
-    problem, g = landscape.problem, torch.cat([part.flatten() for part in gradient.values()]).to(torch.float64)
+    problem, g = landscape.problem, as_one_vector(gradient)
     parts = torch.randperm(problem.n, generator=generator).tensor_split(min(groups, problem.n))
     found: dict[int, tuple[int, float, float]] = {}
     with landscape.differentiated():
@@ -56,7 +56,7 @@ def spread_of(
                 continue
             own = torch.zeros_like(g)
             for raw in problem.data.picked(part).chunks(landscape.fitting):
-                own += landscape.gradient_of(raw, problem.mass)[1]
+                own += as_one_vector(landscape.gradient_of(raw, problem.mass)[1])
             apart = own * (problem.n / len(part)) - g
             found[number] = len(part), float(apart.square().sum()), float(apart @ g)
             if progress is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from importlib import import_module
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from flatlens.problem.outcomes import outcomes
 from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
+
+_FITTING: WeakKeyDictionary[Problem, int] = WeakKeyDictionary()
+"""How many samples' graphs fit in half a problem's memory."""
 
 
 @final
@@ -49,30 +52,30 @@ class Landscape:
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk, and its gradient in each measured parameter."""
         risk, gradient = self._summed()
-        return risk, self.space.named(gradient.to(self.space.dtype))
+        return risk, {name: part.to(self.space.dtype) for name, part in gradient.items()}
 
     def summed_gradient(self) -> Tensor:
         """Return the gradient of the risk, (P,) float64."""
-        return self._summed()[1].to(torch.float64)
+        return as_one_vector(self._summed()[1])
 
-    def _summed(self) -> tuple[float, Tensor]:
-        """Return the risk and its gradient, (P,), in float64 where it is a sum of several.
+    def _summed(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk and its gradient by parameter, in float64 where it is a sum of several.
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        risk, total = 0.0, None
+        risk, total = 0.0, dict[str, Tensor]()
         with self.differentiated():
             for raw in self.problem.batches(CHUNK) if self.problem.sharded else self._own():
-                share, part = self.gradient_of(raw, self.problem.mass)
-                risk, total = risk + share, part if total is None else total.to(torch.float64).add_(part)
-        if total is None:
-            total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+                share, parts = self.gradient_of(raw, self.problem.mass)
+                risk += share
+                total = {name: total[name].to(torch.float64) + parts[name] for name in total} or parts
+        if not total:
+            total = self.space.named(torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device))
         if self.problem.ranks.size == 1:
             return risk, total
-        whole = self.problem.ranks.total(
-            torch.cat([total.to(torch.float64), total.new_tensor([risk], dtype=torch.float64)])
-        )
-        return float(whole[-1]), whole[:-1]
+        own = as_one_vector(total)
+        whole = self.problem.ranks.total(torch.cat([own, own.new_tensor([risk])]))
+        return float(whole[-1]), self.space.named(whole[:-1])
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -83,24 +86,25 @@ class Landscape:
         with self.problem.measuring(self.model, twice=False), differentiable(self.space.tensors):
             yield
 
-    def gradient_of(self, raw: Batch, mass: float) -> tuple[float, Tensor]:
-        """Return the sum of a batch's losses over `mass`, and its gradient, (P,), inside `differentiated`."""
+    def gradient_of(self, raw: Batch, mass: float) -> tuple[float, dict[str, Tensor]]:
+        """Return the sum of a batch's losses over `mass`, and its gradient by parameter, inside `differentiated`."""
         f, y = self.problem.run(self.model, self.problem.place(raw))
         part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
         if self.problem.sharded:
             return float(part.detach()), self._gathered(part)
         rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
-        return float(part.detach()), self.space.flat(dict(zip(self.space.parameters, rows, strict=True)))
+        named = zip(self.space.parameters.items(), rows, strict=True)
+        return float(part.detach()), {name: p.new_zeros(p.shape) if row is None else row for (name, p), row in named}
 
-    def _gathered(self, part: Tensor) -> Tensor:
+    def _gathered(self, part: Tensor) -> dict[str, Tensor]:
         """Return a gradient by backward(), which gathers it from the processes, in float64."""
         torch.autograd.backward(part)
-        rows = []
-        for p in self.space.tensors:
+        rows = {}
+        for name, p in self.space.parameters.items():
             row = torch.zeros(p.shape, device=p.device) if p.grad is None else in_one_piece(p.grad)
-            rows.append(row.to(torch.float64).flatten())
+            rows[name] = row.to(torch.float64)
             p.grad = None
-        return torch.cat(rows)
+        return rows
 
     def risk_along(self, direction: Direction, distance: float) -> float:
         """Return the risk at theta - distance * direction."""
@@ -132,15 +136,17 @@ class Landscape:
             for name, p in there.items():
                 p.data.copy_(kept[name])
 
-    @cached_property
+    @property
     def fitting(self) -> int:
         """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
         if self.problem.sharded:  # what a graph keeps may differ between processes
             return CHUNK
-        probe = self.problem.place(self.problem.probes[0])
-        with self.differentiated():
-            each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
-        return max(1, min(CHUNK, self.problem.memory // 2 // each))
+        if self.problem not in _FITTING:  # a forward pass, which a tracker would repeat at every moment
+            probe = self.problem.place(self.problem.probes[0])
+            with self.differentiated():
+                each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
+            _FITTING[self.problem] = max(1, min(CHUNK, self.problem.memory // 2 // each))
+        return _FITTING[self.problem]
 
 
 def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
@@ -166,11 +172,14 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         held = (p.grad for group in optimiser.param_groups for p in group["params"])
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
         twin = copy.deepcopy(optimiser, without)
+        torchs_own = type(optimiser).__module__.startswith("torch.optim.")  # these do not write to gradients
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             for p, original in zip(group["params"], own["params"], strict=True):
                 name = names.get(id(original), "")
-                p.grad = spread_like(gradient[name].detach().clone(), p) if name in gradient else None
-                if p.grad is not None:
+                p.grad = None
+                if name in gradient:
+                    g = gradient[name].detach()
+                    p.grad = spread_like(g if torchs_own else g.clone(), p)
                     known[name] = original.detach(), p
         twin.step()
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
@@ -179,7 +188,13 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         ) from error
     if not known:
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
-    return {name: in_one_piece((before - after.detach()).div_(rate)) for name, (before, after) in known.items()}
+    moved = {name: after.detach().sub_(before) for name, (before, after) in known.items()}  # in memory already at hand
+    return {name: in_one_piece(step.div_(-rate)) for name, step in moved.items()}
+
+
+def as_one_vector(gradient: Direction) -> Tensor:
+    """Return a gradient by parameter as one vector, (P,) float64."""
+    return torch.cat([part.to(torch.float64).flatten() for part in gradient.values()])
 
 
 def in_one_piece(tensor: Tensor) -> Tensor:

@@ -20,7 +20,6 @@ from flatlens.former import present_measure, renamed
 from flatlens.measures import Lens, Measure, measure
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
-from flatlens.problem.checks import require_finite_weights
 from flatlens.progress import ProgressLine, no_progress
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
@@ -152,7 +151,6 @@ class Tracker:
 
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         try:
-            require_finite_weights(self.problem.model)
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
             progress = no_progress if self._live is None else ProgressLine(f"step {step}: ")
             report = measure(lens, self._measures, anyway=True, generator=self._generator(step), progress=progress)
