@@ -193,13 +193,13 @@ def test_a_budget_of_time(monkeypatch) -> None:
     """A clock that a measurement moves by 1 and a step of training by 3: a share of 10% lets one in 3 through."""
     now = [0.0]
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
-    measure = module.measure
+    measure_with = module.measure_with
 
     def slow(*arguments: object, **options: object) -> fl.Report:
         now[0] += 1
-        return measure(*arguments, **options)
+        return measure_with(*arguments, **options)
 
-    monkeypatch.setattr(module, "measure", slow)
+    monkeypatch.setattr(module, "measure_with", slow)
     run = Run()
     tracker = fl.Tracker(run.problem, ["loss", "accuracy"], every=1, budget=0.1, live=False)
     taken = []

@@ -63,12 +63,12 @@ def measure(
         raise BadInput(f"measure(...): a Lens is needed, got {type(lens).__name__}: measure(Lens(problem))")
     draws = drawing(generator, progress, "measure")
     watch = Watch(or_line(progress), math.inf if anyway else LIMIT)
+    lens.require_fresh()
     return measure_with(lens, measures, Run(draws, watch, layers=_parts_of_names(lens, layers)))
 
 
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
-    """Return what `measure` does, with rows for frozen layers if the run includes them."""
-    lens.require_fresh()
+    """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
     with measuring(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -17,10 +18,12 @@ from flatlens.curvature.krylov import Remembered
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.former import present_measure, renamed
-from flatlens.measures import Lens, Measure, measure
+from flatlens.measures import Lens, Measure
+from flatlens.measures.card import Run
+from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
-from flatlens.progress import ProgressLine, no_progress
+from flatlens.progress import ProgressLine, Watch, no_progress
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
 from flatlens.tracking.live import Live, Moment
@@ -152,8 +155,8 @@ class Tracker:
     def _measure(self, step: int, optimiser: torch.optim.Optimizer | None) -> Report:
         try:
             lens = Lens(self.problem, outputs=self._outputs, after=self._warm, optimiser=optimiser, along=self._along)
-            progress = no_progress if self._live is None else ProgressLine(f"step {step}: ")
-            report = measure(lens, self._measures, anyway=True, generator=self._generator(step), progress=progress)
+            watch = Watch(no_progress if self._live is None else ProgressLine(f"step {step}: "), limit=math.inf)
+            report = measure_with(lens, self._measures, Run(self._generator(step), watch))
         except (BadModel, BadLoss, BadData, ArithmeticError) as error:
             why = f"training diverged? {one_line(error)}"
             return Report({(m.key, None): undefined(why) for m in self._measures}, {})
