@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 from fake_study import fake_result
 
+from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import (
     agreement,
     between,
@@ -22,6 +23,7 @@ from flatlens.papers.courses import (
     until_partner,
 )
 from flatlens.papers.evidence import along, histories, reached
+from flatlens.papers.predictions import conclusion_of
 
 VALUES = {  # of s at steps 0, 5, 10, 15
     "a": [2.0, 4.0, 8.0, 1.0],
@@ -63,10 +65,46 @@ def test_numbers_of_whole_courses():
 def test_two_columns_of_a_course():
     course = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
     assert agreement("s", "j")(course) == pytest.approx(np.corrcoef([3, -1, 2], [1, 2, 4])[0, 1])
+    assert agreement("s", "j", "spearman")(course) == pytest.approx(-0.5)
     assert np.isnan(agreement("s", "j")(course.iloc[:3]))
     assert np.isnan(agreement("s", "nowhere")(course))
     assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
     assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
+
+
+def test_courses_begin_where_the_loss_is_low():
+    result = fake_result(
+        pd.DataFrame({"key": ["a", "b"], "seed": [0, 1]}),
+        histories=pd.DataFrame(
+            [("a", step, "loss", "", loss, 1.0) for step, loss in ((0, 1.0), (5, 0.1), (10, 0.3), (15, 0.05))]
+            + [("b", step, "loss", "", 1.0, 1.0) for step in (0, 5)],
+            columns=["key", "step", "measure", "layer", "value", "edge"],
+        ),
+    )
+    courses = once_below(0.15)(result)
+    assert list(courses) == ["a"]
+    assert courses["a"].index.tolist() == [5, 10, 15]  # once it was below, it counts
+
+
+def test_one_step_does_not_decide_what_follows_what():
+    """Of every network, the first change is large in both columns; the others go against each other."""
+    seeds = range(8)
+    rows = [
+        (f"n{seed}", step, name, "", start + sign * wave, 1.0)
+        for seed in seeds
+        for name, sign in (("s", 1), ("j", -1))
+        for step, (start, wave) in enumerate(
+            [(100.0, 0), (1, 1), (1, 2), (1, 1.5), (1, 3 + 0.1 * seed), (1, 0.5), (1, 4), (1, 0)]
+        )
+    ]
+    columns = ["key", "step", "measure", "layer", "value", "edge"]
+    networks = pd.DataFrame({"key": [f"n{seed}" for seed in seeds], "seed": seeds})
+    numbers = {"r": agreement("s", "j"), "of ranks": agreement("s", "j", "spearman")}
+    results = {"one": fake_result(networks, histories=pd.DataFrame(rows, columns=columns))}
+    alone, beside = (mean_of(in_course("one", numbers), "r", ranks)(results) for ranks in (None, "of ranks"))
+    assert alone.value == beside.value > 0.9
+    assert beside.of_ranks < 0
+    assert [conclusion_of(one, "above", 0.0) for one in (alone, beside)] == ["reproduced", "inconclusive"]
 
 
 def test_courses_end_where_the_partner_gets_there():

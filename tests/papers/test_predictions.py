@@ -10,7 +10,7 @@ from fake_study import fake_result
 
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.evidence import changes, correlated, each_history, studied, together, trend
+from flatlens.papers.evidence import correlated, studied, trend
 from flatlens.papers.experiment import Plot
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, conclusion_of
@@ -104,32 +104,6 @@ def test_a_trend_is_along_the_setting():
     of_seeds = trend("s", "lr", "mls")({"s": fake_result(networks)})
     assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 6, 6, "seed")
     assert of_seeds.tails(0.0)[1] == 0.5**6  # every seed falls
-
-
-def test_a_history_begins_where_the_loss_is_low():
-    tables = each_history(Result, below=0.15)
-    assert len(tables) == 5
-    assert tables["a"].index.tolist() == [20, 30, 40]  # once it was below, it counts
-    assert each_history(Result)["a"].index.tolist() == [0, 10, 20, 30, 40]
-
-
-def test_what_goes_together_in_training():
-    found = together("one", "s", "loss")(RESULTS)  # changes of s are all equal: no correlation
-    assert found.n == 0
-    courses = each_history(Result)
-    curved = [one for one in courses.values() if np.ptp(np.diff(one["v"])) > 0]  # of two networks, v is s
-    expected = [np.corrcoef(np.diff(one["v"]), np.diff(one["loss"]))[0, 1] for one in curved]
-    found = together("one", "v", "loss")(RESULTS)
-    assert (found.value, found.n, found.left_out) == (pytest.approx(np.mean(expected)), 3, 2)
-    assert together("one", "s", "missing")(RESULTS).n == 0
-
-
-def test_what_changes_in_training():
-    found = changes("one", "v")(RESULTS)
-    assert found.value == pytest.approx(np.mean([1, 1, 2, 2, -1]) * np.log(60 / 100))
-    assert (found.units, found.unit) == (5, "network")
-    assert "fewer than 6 independent units" in found.note
-    assert changes("one", "missing")(RESULTS).n == 0
 
 
 def test_curves_have_their_means_and_deviations():

@@ -126,16 +126,17 @@ def changed(table: Table, before: str, after: str) -> Evidence:
     return _mean(table, lambda networks: _log_ratio(networks, before, after), f"log({after} / {before})")
 
 
-def mean_of(table: Table, column: str) -> Evidence:
-    """Return the mean of a column."""
-    return _mean(table, lambda networks: numbers_of(networks, [column])[column].to_numpy(), column)
+def mean_of(table: Table, column: str, ranks: str | None = None) -> Evidence:
+    """Return the mean of a column; if it holds correlations, `ranks` may hold those of ranks, which have to agree."""
+    return _mean(table, lambda networks: numbers_of(networks, [column])[column].to_numpy(), column, ranks)
 
 
-def _mean(table: Table, values: Callable[[pd.DataFrame], Array], name: str) -> Evidence:
+def _mean(table: Table, values: Callable[[pd.DataFrame], Array], name: str, ranks: str | None = None) -> Evidence:
     def found(results: Results) -> Statistic:
         networks, untrained = trained_ones(table(results))
         units = units_in(networks)
-        one = average(values(networks), units, name=name, unit=word_of(units))
+        of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
+        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks)
         return replace(one, excluded=(*untrained, *one.excluded))
 
     return found

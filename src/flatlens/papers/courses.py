@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.result import StudyResult
-from flatlens.papers.evidence import Table, after_loss, alike_in, changes_together, histories, reached
+from flatlens.papers.evidence import Table, alike_in, histories, reached
 from flatlens.papers.predictions import Results
+from flatlens.statistics.correlations import COEFFICIENTS, CoefficientName
 
 Courses: TypeAlias = Callable[[StudyResult], Mapping[str, pd.DataFrame]]
 """Returns a table per network, by key: one row per measured step, one column per followed measure, and `edge`."""
@@ -85,9 +86,21 @@ def rise(column: str) -> Number:
     return lambda course: late(column)(course) - first(column)(course)
 
 
-def agreement(x: str, y: str) -> Number:
-    """Return Pearson's r of the changes of two columns between measured steps."""
-    return lambda course: changes_together(course, x, y)
+def agreement(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:
+    """Return the correlation of the changes of two columns between measured steps; NaN for fewer than three changes.
+
+    A rank correlation of the values would count a drift of 2% on a plateau as much as a rise by a factor of ten.
+    Pearson's of the changes may hang on one of them, the first step of training: a verdict needs that of ranks, too.
+    """
+
+    def found(course: pd.DataFrame) -> float:
+        if not {x, y} <= set(course.columns):
+            return np.nan
+        changes = np.diff(course[[x, y]].dropna().to_numpy(dtype=float), axis=0)
+        once = np.ones((1, len(changes)))
+        return float(COEFFICIENTS[coefficient](changes[:, 0], changes[:, 1], once)[0]) if len(changes) > 2 else np.nan
+
+    return found
 
 
 def growth_beyond(column: str, over: str, edge: str) -> Number:
@@ -128,7 +141,7 @@ def once_below(loss: float) -> Courses:
     """Return courses from the first step with a smaller loss on; those with fewer than two rows are left out."""
 
     def found(result: StudyResult) -> Mapping[str, pd.DataFrame]:
-        courses = {key: after_loss(course, loss) for key, course in histories(result).items()}
+        courses = {key: course[(course["loss"] < loss).cummax()] for key, course in histories(result).items()}
         return {key: course for key, course in courses.items() if len(course) > 1}
 
     return found

@@ -14,7 +14,7 @@ from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import UNIT, labelled, trained_ones, units_in, units_of_groups, with_units, word_of
-from flatlens.statistics import Statistic, average, clustered, kendall, pearson, spearman
+from flatlens.statistics import Statistic, average, clustered, kendall, spearman
 from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS, TITLES, CoefficientName
@@ -138,58 +138,6 @@ def alike_in(networks: pd.DataFrame, same: Sequence[str]) -> list[pd.DataFrame]:
     if not varied or networks.empty:
         return [networks] if len(networks) else []
     return [group for _, group in networks.groupby(varied, dropna=False, sort=False)]
-
-
-def together(study: str, x: str, y: str, *, below: float = np.inf) -> Evidence:
-    """Return the mean over networks of `changes_together` of two measures, once the loss is `below`."""
-    name = f"Pearson r of the changes of {x} and {y} between steps"
-    return _of_courses(study, lambda course: changes_together(course, x, y), name, below)
-
-
-def changes_together(course: pd.DataFrame, x: str, y: str) -> float:
-    """Return Pearson's r of the changes of two columns from row to row; NaN for fewer than three changes.
-
-    A rank correlation of the values would count a drift of 2% on a plateau as much as a rise by a factor of ten.
-    """
-    if not {x, y} <= set(course.columns):
-        return np.nan
-    changes = np.diff(course[[x, y]].dropna().to_numpy(dtype=float), axis=0)
-    return float(pearson(changes[:, 0], changes[:, 1], np.ones((1, len(changes))))[0]) if len(changes) > 2 else np.nan
-
-
-def changes(study: str, column: str, *, below: float = np.inf) -> Evidence:
-    """Return the mean over networks of log(last / first) of a measure during training, once the loss is `below`."""
-
-    def log_ratio(course: pd.DataFrame) -> float:
-        values = course[column].dropna() if column in course else pd.Series(dtype=float)
-        ends = values.iloc[[0, -1]].to_numpy() if len(values) > 1 else np.array([np.nan, np.nan])
-        return float(np.log(ends[1] / ends[0])) if (ends > 0).all() else np.nan
-
-    return _of_courses(study, log_ratio, f"log(last / first) of {column}", below)
-
-
-def _of_courses(study: str, number: Callable[[pd.DataFrame], float], name: str, below: float) -> Evidence:
-    """Return the mean over networks of a number of the course, once the loss is `below`."""
-
-    def found(results: Results) -> Statistic:
-        courses = each_history(results[study], below)
-        networks = reached(study)(results)
-        kept = networks[networks["key"].isin(set(courses))]
-        units = units_in(kept)
-        return average([number(courses[key]) for key in kept["key"]], units, name=name, unit=word_of(units))
-
-    return found
-
-
-def each_history(result: StudyResult, below: float = np.inf) -> dict[str, pd.DataFrame]:
-    """Return `histories` from the first step on where the loss is `below`."""
-    return {key: after_loss(table, below) if "loss" in table else table for key, table in histories(result).items()}
-
-
-def after_loss(course: pd.DataFrame, below: float) -> pd.DataFrame:
-    """Return the rows from the first one on where the loss is `below`."""
-    kept: pd.DataFrame = course[(course["loss"] < below).cummax()]
-    return kept
 
 
 def histories(result: StudyResult) -> dict[str, pd.DataFrame]:

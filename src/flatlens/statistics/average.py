@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,29 +16,38 @@ from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import Statistic
 
 
-def average(values: Any, units: Any = None, *, name: str = "x", unit: str = "network") -> Statistic:
+def average(values: Any, units: Any = None, *, name: str = "x", unit: str = "network", ranks: Any = None) -> Statistic:
     """Return the mean over networks, of one number per network; the interval is Student's over independent units.
 
     `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
     1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
     one (Clopper and Pearson 1934) of the share of units with the larger value.
 
+    `ranks`: where the numbers are correlations, the same of ranks; a verdict then needs both means (`clustered`).
+
     >>> average([1.0, 2.0, 3.0, float("nan"), 6.0, 2.0, 1.0])
     Mean of x = 2.5 [0.537, 4.46], p = 0.022 (n = 6, 6 networks; 1 left out: x is missing)
     """
     labels = np.arange(len(values)) if units is None else np.asarray(units, dtype=object)
-    kept = keep(as_columns(**{name: np.asarray(values, dtype=np.float64), "_unit": labels}), [name], present=["_unit"])
-    x = kept.table[name].to_numpy()
+    columns = {name: values} if ranks is None else {name: values, f"{name}, of ranks": ranks}
+    numbers = {column: np.asarray(one, dtype=np.float64) for column, one in columns.items()}
+    kept = keep(as_columns(**numbers, _unit=labels), list(columns), present=["_unit"])
+    x, *of_ranks = (kept.table[column].to_numpy() for column in columns)
     found = clustered(
         f"Mean of {name}",
-        lambda counts: np.asarray(counts @ x / counts.sum(1)),
+        partial(_weighted_mean, x),
         kept.table["_unit"],
         unit=unit,
+        ranks=partial(_weighted_mean, of_ranks[0]) if of_ranks else None,
         excluded=kept.excluded,
     )
     means = pd.Series(x).groupby(kept.table["_unit"].to_numpy()).mean().to_numpy()
     ends = _two_values(means)
-    return found if ends is None or len(means) < FEWEST_UNITS else _binomial(found, means, *ends)
+    return found if ends is None or of_ranks or len(means) < FEWEST_UNITS else _binomial(found, means, *ends)
+
+
+def _weighted_mean(x: Array, counts: Array) -> Array:
+    return np.asarray(counts @ x / counts.sum(1))
 
 
 def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "network") -> Statistic:

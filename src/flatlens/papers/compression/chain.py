@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
 from flatlens.papers.remarks import SMOKE_ONLY
 from flatlens.papers.units import labelled
+from flatlens.statistics.correlations import CoefficientName
 from flatlens.training import SGD, Training
 
 CHAIN = {
@@ -54,6 +56,9 @@ def _x3(scale: Scale) -> Mapping[str, Study]:
     return {"tightness": trained}
 
 
+_OfRun: TypeAlias = Callable[[pd.DataFrame, CoefficientName], float]
+"""Returns a number of a run from correlations of this kind."""
+
 _ROUNDED = 1 + 1e-9
 """Factor by which rounding may violate an inequality."""
 
@@ -74,10 +79,10 @@ def _steps(results: Results) -> pd.DataFrame:
     )
 
 
-def _over_runs(number: Callable[[pd.DataFrame], float], name: str) -> Evidence:
+def _over_runs(number: _OfRun, name: str) -> Evidence:
     """Return the mean over runs of a number of the logarithms of all columns, in the order of the steps of training.
 
-    A run is the networks of one seed: they differ in the number of steps alone.
+    A run is the networks of one seed: they differ in the number of steps alone. The number's own of ranks has to agree.
     """
 
     def runs(results: Results) -> pd.DataFrame:
@@ -85,22 +90,31 @@ def _over_runs(number: Callable[[pd.DataFrame], float], name: str) -> Evidence:
         columns = [*CHAIN.values(), *VARIATION_SIDES]
         logs = networks[columns].astype(float).apply(np.log)
         logs = logs.assign(seed=networks["seed"], steps=networks["max_steps"])
-        found = [(seed, number(run.sort_values("steps"))) for seed, run in logs.groupby("seed")]
-        return labelled(pd.DataFrame(found, columns=["seed", name]), ["seed"], "run")
+        found = [
+            (seed, number(ordered, "pearson"), number(ordered, "spearman"))
+            for seed, run in logs.groupby("seed")
+            for ordered in [run.sort_values("steps")]
+        ]
+        return labelled(pd.DataFrame(found, columns=["seed", name, "of ranks"]), ["seed"], "run")
 
-    return mean_of(runs, name)
-
-
-def _more_indicative(run: pd.DataFrame) -> float:
-    """Return Fisher's z of the changes of A and C between numbers of steps, less that of A and D."""
-    c, d = (np.clip(agreement(CHAIN["A"], CHAIN[other])(run), -1 + 1e-9, 1 - 1e-9) for other in ("C", "D"))
-    return float(np.arctanh(c) - np.arctanh(d))
+    return mean_of(runs, name, "of ranks")
 
 
-def _with_variation(run: pd.DataFrame) -> float:
-    """Return Pearson's r over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies."""
+def _more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
+    """Return Fisher's z of the changes of A and C between numbers of steps, less that of A and D.
+
+    Of ranks the difference itself: r = 1 is common there, and its z infinite.
+    """
+    c, d = (agreement(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
+    if coefficient != "pearson":
+        return c - d
+    return float(np.diff(np.arctanh(np.clip([d, c], -1 + 1e-9, 1 - 1e-9)))[0])
+
+
+def _with_variation(run: pd.DataFrame, coefficient: CoefficientName) -> float:
+    """Return the correlation over the numbers of steps of log C/B and of how much ||df/dW||_F / ||x|| varies."""
     loose, varies = run[CHAIN["C"]] - run[CHAIN["B"]], run[VARIATION_SIDES[0]] - run[VARIATION_SIDES[1]]
-    return float(loose.corr(varies)) if len(run) > 2 else float("nan")
+    return float(loose.corr(varies, method=coefficient)) if len(run) > 2 else float("nan")
 
 
 def _x3_plots(results: Results) -> list[Plot]:

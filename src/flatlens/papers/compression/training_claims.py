@@ -14,6 +14,7 @@ from flatlens.papers.courses import Courses, Number, agreement, between, gain, i
 from flatlens.papers.evidence import Evidence, Table, along, histories, reached, where
 from flatlens.papers.predictions import Prediction, PredictionKind, Side
 from flatlens.papers.remarks import WEAK
+from flatlens.statistics.correlations import CoefficientName
 
 STUDY = "training"
 ONSET_SHARE = 0.1
@@ -54,6 +55,12 @@ class Line:
         """Return the mean over the figure's networks of a number of their courses."""
         return mean_of(self.of(in_course(STUDY, {name: number}, courses)), name)
 
+    def following(self, name: str, column: str, courses: Courses = histories, *, size: bool = False) -> Evidence:
+        """Return the mean r, or size of r, of the changes of sharpness and a column; that of ranks has to agree."""
+        said, ranks = f"Pearson r of the changes of sharpness and {name} between steps", "of ranks"
+        numbers = {said: follows(column, size=size), ranks: follows(column, "spearman", size=size)}
+        return mean_of(self.of(in_course(STUDY, numbers, courses)), said, ranks)
+
     def trend(self, column: str) -> Evidence:
         """Return the mean over seeds of Kendall's tau-b of the setting and a column at the end of training."""
         return along(self.of(reached(STUDY)), self.setting, column, ["seed"])
@@ -74,9 +81,18 @@ SHARP, VOLUME = SHARPNESS.column, LOG_VOLUME.column
 _CODED = TOP_THREE.column
 
 
-def follows(column: str) -> Number:
-    """Return Pearson's r of the changes between steps of a column and of sharpness, as in the figures its root."""
-    return lambda course: agreement(SHARPNESS.name, column)(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))
+def follows(column: str, coefficient: CoefficientName = "pearson", *, size: bool = False) -> Number:
+    """Return the correlation of the changes between steps of a column and of sharpness, as in the figures its root.
+
+    `size`: return its size alone.
+    """
+    of = agreement(SHARPNESS.name, column, coefficient)
+
+    def found(course: pd.DataFrame) -> float:
+        r = of(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))
+        return abs(r) if size else r
+
+    return found
 
 
 def _ends(line: Line, *, top: bool) -> list[Prediction]:
@@ -122,7 +138,7 @@ def _vgg(line: Line) -> list[Prediction]:
     rows = [
         Prediction(
             f"{line.name}.{name}_follows_sharpness", f"{over}, {told}.", f"compression {source}",
-            line.mean(f"Pearson r of the changes of sharpness and {name} between steps", follows(column), late),
+            line.following(name, column, late),
             kind="claim", quote=quote, headline=headline,
         )
         for name, column, told, source, quote, headline in (
@@ -163,17 +179,13 @@ def _vgg(line: Line) -> list[Prediction]:
             f"{line.name}.dimension_unexplained",
             f"{over}, sharpness tells little of local dimension: the size of r of their changes is below {WEAK:g}.",
             "compression section 4.2",
-            line.mean("|Pearson r| of the changes of sharpness and local dimension", _dimension_with_sharpness, late),
+            line.following("local dimension", "local_dimension", late, size=True),
             "below", WEAK,
             quote="the local dimensionality exhibits unpredictable behavior that cannot be explained by the sharpness",
             reason=f"No number says how little is 'cannot be explained'; {WEAK:g} is ours. MLS and volume follow "
             "sharpness more closely: X4 compares them.",
         ),
     ]  # fmt: skip
-
-
-def _dimension_with_sharpness(course: pd.DataFrame) -> float:
-    return abs(follows("local_dimension")(course))
 
 
 def _batch_32() -> list[Prediction]:
@@ -210,7 +222,7 @@ def _mlp(line: Line) -> list[Prediction]:
         Prediction(
             f"{line.name}.{name}_follows_sharpness", f"{line.over}: {name.upper()} follows sharpness during training.",
             f"compression {line.figure}",
-            line.mean(f"Pearson r of the changes of sharpness and {name} between steps", follows(name)),
+            line.following(name, name),
             kind="claim", quote=closely,
         )
         for name in ("mls", "nmls")

@@ -94,6 +94,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "share of the largest norm of C": _share(_CURVATURE.column),
             "rise of the output norm": rise(outputs),
             "r of the changes of output norm and norm of C": agreement(outputs, _CURVATURE.column),
+            "of ranks": agreement(outputs, _CURVATURE.column, "spearman"),
         },
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
@@ -184,7 +185,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "curvature.follows_outputs",
             "With unsmoothed labels the norm of C falls as the norm of the output grows.",
             late,
-            mean_of(plain, "r of the changes of output norm and norm of C"),
+            mean_of(plain, "r of the changes of output norm and norm of C", "of ranks"),
             "this growth in output corresponds to a vanishing of the C term",
             "below",
         ),
