@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint as checkpoints
 
 import flatlens as fl
+from flatlens.curvature import Hessian
 from flatlens.errors import BadLoss, BadModel
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -111,6 +113,38 @@ def test_checkpoints_change_no_measure(reentrant: bool) -> None:
         found, truth = [fl.measure(fl.Lens(problem), names).values() for problem in problems]
         assert [e.value for e in found] == pytest.approx([e.value for e in truth], rel=1e-9)
     assert issubclass(checkpoints.CheckpointFunction, torch.autograd.Function)  # put back
+
+
+class Recomputes(nn.Module):
+    """Attention, a norm and dropout, which backward() would run anew in whatever state the network is in by then."""
+
+    def __init__(self, checkpointed: bool) -> None:
+        super().__init__()
+        self.checkpointed = checkpointed
+        self.a, self.norm, self.drop = nn.Linear(3, 12).double(), nn.BatchNorm1d(4).double(), nn.Dropout(0.5)
+        self.b = nn.Linear(4, 2).double()
+
+    def block(self, x: Tensor) -> Tensor:
+        q, k, v = self.a(x).unflatten(-1, (3, 2, 2)).unbind(1)
+        return self.drop(self.norm(nn.functional.scaled_dot_product_attention(q, k, v).flatten(1)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(
+            checkpoints.checkpoint(self.block, x, use_reentrant=False) if self.checkpointed else self.block(x)
+        )
+
+
+@pytest.mark.parametrize("options", [{}, {"batchnorm": "train", "ghost_batch": 4}])
+def test_what_is_recomputed_meets_the_same_state_in_every_product(options: dict[str, Any]) -> None:
+    plain, net = Recomputes(False), Recomputes(True)
+    net.load_state_dict(plain.state_dict())
+    products = []
+    for model in (plain, net):
+        operator = Hessian(fl.Problem(model, "cross_entropy", (X, Y), **options))
+        v = torch.linspace(-1, 1, operator.size, dtype=torch.float64)
+        products += [operator(v), operator(v)]
+    for one in products[1:]:
+        assert torch.allclose(one, products[0], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", [nn.MultiMarginLoss(), nn.MultiMarginLoss(p=2)], ids=["p=1", "p=2"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 
 import pytest
 import torch
 from quadratic import gradient_and_hessian, half_squared, linear
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flatlens as fl
 from flatlens.errors import BadInput
@@ -112,24 +112,6 @@ def test_the_next_update_is_what_the_optimiser_does_next(name: str) -> None:
         assert torch.allclose((before[name] - p.detach()) / lr, update[name], rtol=1e-6, atol=1e-9)
 
 
-def test_torch_s_own_optimisers_leave_gradients_as_they_are() -> None:
-    """So that `next_update` need not copy them."""
-    others = {"LBFGS", "SparseAdam"}  # which need a closure, or a sparse gradient
-    for name, kind in vars(torch.optim).items():
-        if not (isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)) or name in {*others, "Optimizer"}:
-            continue
-        known = inspect.signature(kind).parameters
-        for foreach in [True, False] if "foreach" in known else [None]:
-            wanted = {"foreach": foreach, "maximize": True, "weight_decay": 0.1, "momentum": 0.9}
-            net = nn.Linear(5, 4, bias=False)
-            optimiser = kind(net.parameters(), lr=0.1, **{key: wanted[key] for key in wanted if key in known})
-            for _ in range(3):
-                given = torch.randn(4, 5)
-                net.weight.grad = given.clone()
-                optimiser.step()
-                assert torch.equal(net.weight.grad, given), name
-
-
 class TwoOffsets(nn.Module):
     """a + b: autograd returns one tensor as the gradient in both."""
 
@@ -156,6 +138,95 @@ class WritesToGradients(torch.optim.SGD):
             for p in group["params"]:
                 p.grad.mul_(2.0)
         super().step(closure)
+
+
+@pytest.mark.parametrize("fused", [{"foreach": True}, {"fused": True}, {"foreach": False}])
+def test_gradients_in_any_layout_are_left_alone(fused: dict[str, bool]) -> None:
+    """Nesterov's foreach writes to gradients; fused kernels read memory, and autograd expands or transposes some."""
+    torch.manual_seed(0)
+    net = Bent()
+    x, y = torch.randn(60, 5), torch.randn(60, 3)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, nesterov=True, **fused)
+    gradient = Landscape(fl.Problem(net, "half_squared_error", (x, y))).risk_and_gradient()[1]
+    before, weights = ({name: part.clone() for name, part in of} for of in (gradient.items(), net.named_parameters()))
+    update = next_update(optimiser, net, gradient)
+    assert all(torch.equal(part, before[name]) for name, part in gradient.items())
+    half_squared(net, x, y).backward()
+    optimiser.step()
+    for name, p in net.named_parameters():
+        assert torch.allclose((weights[name] - p.detach()) / 0.1, update[name], rtol=1e-4, atol=1e-5)
+
+
+class Bent(nn.Module):
+    """Its gradients are a transposed tensor and an expanded one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.c = nn.Parameter(torch.randn(5, 3)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.w.t()) + self.c.sum()
+
+
+def test_a_frozen_parameter_is_in_no_update() -> None:
+    net, _, x, y = started("sgd")
+    frozen, _ = next(iter(net.named_parameters()))
+    net.get_parameter(frozen).requires_grad_(False)
+    problem = fl.Problem(net, "half_squared_error", (x, y), parameters="all")
+    update = next_update(torch.optim.SGD(net.parameters(), lr=1.0), net, Landscape(problem).risk_and_gradient()[1])
+    assert set(update) == {name for name, p in net.named_parameters() if p.requires_grad}
+
+
+def test_memory_given_later_counts() -> None:
+    net, _, x, y = started("sgd")
+    problem = fl.Problem(net, "half_squared_error", (x, y))
+    before = Landscape(problem).fitting
+    problem.memory = 10_000
+    assert 1 <= Landscape(problem).fitting < before
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, 1, 8)).permute(2, 0, 3, 1, 4)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v).squeeze(1).mean(1))
+
+
+class Attention(TorchDispatchMode):
+    """Collects the kernels of attention that run inside."""
+
+    def __enter__(self) -> Attention:
+        self.kernels: set[str] = set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if "attention" in str(func):
+            self.kernels.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("how", ["measure", "Tracker"])
+def test_no_second_derivative_so_the_fast_kernels_of_attention_run(how: str) -> None:
+    net, x = Attends(), torch.randn(40, 5, 8)
+    adam = torch.optim.Adam(net.parameters(), lr=0.01)
+    problem = fl.Problem(net, "cross_entropy", (x, torch.arange(40) % 3))
+
+    def run(measure: str) -> set[str]:
+        with Attention() as mode:
+            if how == "measure":
+                fl.measure(fl.Lens(problem, optimiser=adam), measure)
+            else:
+                fl.Tracker(problem, measure, live=False).step(0, optimiser=adam)
+        return mode.kernels
+
+    with Attention() as plain:
+        net(x)
+    assert run("critical_sharpness") >= plain.kernels
+    assert plain.kernels, "the processor has a fast kernel"
+    assert not run("sharpness") & plain.kernels
 
 
 def test_an_optimiser_that_writes_to_gradients_gets_a_copy() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size, spaced, take
+from flatlens.problem.plain import checkpoints_made
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.state import differentiable, fingerprint
 
@@ -22,7 +23,8 @@ LARGEST_CHUNK = 1024  #: largest number of samples in a chunk: more make nothing
 class Graphs(Generic[_T]):
     """The results of `make` for each batch of the data, kept while they fit in half the problem's memory.
 
-    The rest is built again in each iteration.
+    The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
+    anew, and these must meet it in the same state.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Graphs(Generic[_T]):
             turn, seen = turn + 1, seen + size(raw)
             if turn <= known:
                 continue
+            before = checkpoints_made()
             made = self._make(self._problem.place(raw), number)
-            if turn == len(self._kept) + 1 and seen * each <= budget:
+            if turn == len(self._kept) + 1 and seen * each <= budget and checkpoints_made() == before:
                 self._kept.append(made)
             yield made
             del made  # free its memory before the next one is built

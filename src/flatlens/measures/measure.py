@@ -71,9 +71,8 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     asked = measures is not None
     chosen = named(measures) if measures is not None else _default(lens)
-    with measuring(
-        lens.model
-    ):  # also around measures of weights alone: in train mode, reading a spectral norm changes it
+    # also around measures of weights alone: in train mode, reading a spectral norm changes it
+    with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
         defined = [m for m in chosen if not _not_defined(lens, m)]
         from_pass = [m for m in defined if isinstance(m, PassMeasure)]
         # overflowing Gram matrices are reported by each measure

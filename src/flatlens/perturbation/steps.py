@@ -24,8 +24,8 @@ from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
 
-_FITTING: WeakKeyDictionary[Problem, int] = WeakKeyDictionary()
-"""How many samples' graphs fit in half a problem's memory."""
+_EACH: WeakKeyDictionary[Problem, tuple[list[bool], int]] = WeakKeyDictionary()
+"""Bytes that a sample's graph keeps, by problem, and which parameters were frozen then."""
 
 
 @final
@@ -65,10 +65,12 @@ class Landscape:
         """
         risk, total = 0.0, dict[str, Tensor]()
         with self.differentiated():
-            for raw in self.problem.batches(CHUNK) if self.problem.sharded else self._own():
+            for number, raw in enumerate(self.problem.batches(CHUNK) if self.problem.sharded else self._own()):
                 share, parts = self.gradient_of(raw, self.problem.mass)
                 risk += share
-                total = {name: total[name].to(torch.float64) + parts[name] for name in total} or parts
+                if number == 1:  # copies: autograd may return one tensor as the gradient in two parameters
+                    total = {name: part.to(torch.float64, copy=True) for name, part in total.items()}
+                total = {name: part.add_(parts[name]) for name, part in total.items()} or parts
         if not total:
             total = self.space.named(torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device))
         if self.problem.ranks.size == 1:
@@ -141,12 +143,14 @@ class Landscape:
         """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
         if self.problem.sharded:  # what a graph keeps may differ between processes
             return CHUNK
-        if self.problem not in _FITTING:  # a forward pass, which a tracker would repeat at every moment
+        frozen = [not p.requires_grad for p in self.model.parameters()]
+        known, each = _EACH.get(self.problem, ([], 0))
+        if known != frozen:  # it takes a forward pass, which a tracker would repeat at every moment
             probe = self.problem.place(self.problem.probes[0])
             with self.differentiated():
                 each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
-            _FITTING[self.problem] = max(1, min(CHUNK, self.problem.memory // 2 // each))
-        return _FITTING[self.problem]
+            _EACH[self.problem] = frozen, each
+        return max(1, min(CHUNK, int(self.problem.memory // 2 // each)))
 
 
 def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
@@ -172,14 +176,13 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         held = (p.grad for group in optimiser.param_groups for p in group["params"])
         without: dict[int, Any] = {id(grad): None for grad in held if grad is not None}  # gradients are not copied
         twin = copy.deepcopy(optimiser, without)
-        torchs_own = type(optimiser).__module__.startswith("torch.optim.")  # these do not write to gradients
         for group, own in zip(twin.param_groups, optimiser.param_groups, strict=True):
             for p, original in zip(group["params"], own["params"], strict=True):
                 name = names.get(id(original), "")
                 p.grad = None
-                if name in gradient:
-                    g = gradient[name].detach()
-                    p.grad = spread_like(g if torchs_own else g.clone(), p)
+                if name in gradient and original.requires_grad:
+                    # a copy, as some optimisers write to gradients; in p's own layout, as fused ones read memory
+                    p.grad = torch.empty_like(p).copy_(spread_like(gradient[name].detach(), p))
                     known[name] = original.detach(), p
         twin.step()
     except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:

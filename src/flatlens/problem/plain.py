@@ -153,19 +153,35 @@ class _NotReentrant:
         return again(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
+class _Counted(checkpoints._checkpoint_hook):
+    """Counts the parts of a graph whose values backward() computes anew."""
+
+    made = 0
+
+    def __init__(self, frame: Any) -> None:
+        _Counted.made += 1
+        super().__init__(frame)
+
+
+def checkpoints_made() -> int:
+    """Return how many checkpoints forward passes have made so far, while networks were measured."""
+    return _Counted.made
+
+
 @contextmanager
 def plain_checkpoints() -> Iterator[None]:
-    """Compute `checkpoint(..., use_reentrant=True)` as with False.
+    """Compute `checkpoint(..., use_reentrant=True)` as with False, and count checkpoints.
 
     The reentrant kind gives no derivatives to chosen tensors, and none at all to the parameters inside if its own
     inputs have none, as in a network's first block: these would silently count as 0.
     """
-    before = checkpoints.CheckpointFunction
+    before = checkpoints.CheckpointFunction, checkpoints._checkpoint_hook
     try:
         checkpoints.CheckpointFunction = _NotReentrant  # type: ignore[assignment,misc]
+        checkpoints._checkpoint_hook = _Counted  # type: ignore[misc]
         yield
     finally:
-        checkpoints.CheckpointFunction = before  # type: ignore[misc]
+        checkpoints.CheckpointFunction, checkpoints._checkpoint_hook = before  # type: ignore[misc]
 
 
 def _of_parts(dim: int, g: Tensor, v: Tensor) -> Tensor:
