@@ -163,8 +163,9 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
             runs.append(" and ".join(half.statistic.in_words for half in row.halves))
         if small:
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
-        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
-                   statistic.in_words, statistic.size)  # fmt: skip
+        value, n = (("; ".join(part for part in both if part)) for both in
+                    ((statistic.in_words, statistic.beside), (statistic.size, statistic.why)))  # fmt: skip
+        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs, value, n)
     yield ""
     for plot in one.plots:
         yield f"![{plot.title}]({picture(one, plot)})"

@@ -52,9 +52,8 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
     said = f"“{prediction.quote}” ({prediction.source})"
-    return atlas.line(
-        said, f"{atlas.link(one, ATLAS)}: {prediction.says}", row.marked, statistic.in_words, statistic.size
-    )
+    value = "; ".join(part for part in (statistic.in_words, statistic.beside) if part)
+    return atlas.line(said, f"{atlas.link(one, ATLAS)}: {prediction.says}", row.marked, value, statistic.size)
 
 
 def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:

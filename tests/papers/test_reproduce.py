@@ -133,7 +133,7 @@ def test_the_page_of_all_outcomes_has_each_with_its_picture(tightness, tmp_path,
     ]  # fmt: skip
     page = atlas.page([found])
     for outcome in found.outcomes:
-        assert f"{outcome.statistic.in_words} | {outcome.statistic.size} |" in page
+        assert f"{outcome.statistic.in_words}; {outcome.statistic.beside} | {outcome.statistic.size}" in page
     assert "[X3 at smoke scale](#x3-at-smoke-scale)" in page
     for plot in found.plots:
         assert f"![{plot.title}](images/atlas/X3_at_smoke_scale-{plot.name}.svg)" in page
@@ -180,7 +180,7 @@ def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
     assert "## X3\n" not in page
     assert "| here | at laptop scale | value" in page
     row = rows_of([laptop])[0][0]
-    assert f"| {row.marked} {row.outcome.statistic.in_words} | {found.outcomes[0].statistic.in_words} |" in page
+    assert f"| {row.marked} {row.outcome.statistic.in_words} | {found.outcomes[0].statistic.in_words}; " in page
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(

@@ -52,12 +52,25 @@ def test_optimisers_with_seeds_of_their_own_are_listed_once():
 def test_architectures_are_counted_and_not_listed(laptop):
     axes = [{"name": "model", "values": [{"type": "ViT", "depth": d} for d in range(36)]}]
     base = {**laptop.settings["base"], "training": {"max_steps": 0, "loss": "mse"}, "model": {"type": "ViT"}}
-    networks = laptop.networks.assign(seed=0)
+    networks = laptop.networks.assign(seed=0, outcome="finished")
     told = what_was_run(replace(laptop, networks=networks, settings={"base": base, "axes": axes}))
     trained = (
         "48 networks (ViT), at their initial weights on 600 training samples of digits with the mean squared error"
     )
     assert told == f"{trained}: 36 models."
+
+
+def test_networks_that_did_not_get_there_are_named(laptop):
+    """The laptop fixture has one; of many, the first few are."""
+    laptop = replace(laptop, varied=["lr", "batch_size", "seed"])
+    told = what_was_run(laptop)
+    (short,) = laptop.networks[laptop.networks["outcome"] == "out of steps"].to_dict("records")
+    said = f"out of steps (learning rate {short['lr']:g}, batch size {short['batch_size']}, seed {short['seed']})."
+    assert told.endswith(f" Training did not get there in 1, which no claim is about: {said}")
+    every = what_was_run(replace(laptop, networks=laptop.networks.assign(outcome="diverged")))
+    assert "Training did not get there in 48," in every
+    assert every.count("diverged (") == 4
+    assert every.endswith("; and 44 more.")
 
 
 def test_an_end_by_epochs_is_said_and_data_that_are_an_axis_are_named():

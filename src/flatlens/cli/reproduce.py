@@ -43,7 +43,7 @@ def reproduce(
         again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a claim is decided
             if both runs agree.
         running: The processes or machines to run on.
-        strict: Exit with 1 if a claim is not reproduced.
+        strict: Exit with 1 if a claim is not reproduced; with --again if both runs say so.
         as_json: Print JSON.
     """
     if not experiments:
@@ -65,7 +65,8 @@ def reproduce(
             bar.stage(DRAWING)
             files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
-    return int(strict and any(v.conclusion == "not reproduced" for one in found for v in one.outcomes))
+    told = (row["decided" if again else "outcome"] for one in found for row in one.claims())
+    return int(strict and "not reproduced" in told)
 
 
 def _expected(one: Experiment, scale: Scale, workers: int) -> str:
@@ -89,14 +90,20 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
         return
     from rich.table import Table
 
+    from flatlens.papers.predictions import replicated
+
     for one in found:
-        table = Table("claim", "outcome", *["re-run"] * bool(one.again), *["halves"] * bool(one.halves),
-                      "statistic", "n", box=None, pad_edge=False, header_style="bold")  # fmt: skip
+        second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)
+        second += ["halves"] * bool(one.halves)
+        table = Table("claim", "kind", "outcome", *second, "statistic", "n",
+                      box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
         for v, again, halves in zip_longest(one.outcomes, one.again, one.halves):
-            second = [again.conclusion] if again else []
-            second += [" and ".join(half.statistic.in_words for half in halves)] if halves else []
-            table.add_row(v.prediction.says, v.conclusion, *second, v.statistic.in_words, v.statistic.size)
+            replication: list[str] = [replicated(v, again, halves or ())] if again or halves else []
+            replication += [again.conclusion] if again else []
+            replication += [" and ".join(half.statistic.in_words for half in halves)] if halves else []
+            table.add_row(v.prediction.says, v.prediction.kind, v.conclusion, *replication, v.statistic.in_words,
+                          v.statistic.size)  # fmt: skip
         show(table)
         for difference in one.experiment.differs.get(one.scale, ()):
             note(f"{one.experiment.id} differs from the paper: {difference}")

@@ -92,6 +92,7 @@ class Outcome:
             "units": s.units, "unit": s.unit,
             "predicted": f"{prediction.side} {prediction.than:g}", "of_ranks": ranks, "leave_one_out": [least, most],
             "why": s.why, "method": s.method, "note": s.note,
+            "cases": {case: one.in_words for case, one in s.parts.items()},
         }  # fmt: skip
 
 
@@ -124,6 +125,22 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     if above == below:
         return "inconclusive"
     return "reproduced" if above == (side == "above") else "not reproduced"
+
+
+def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:
+    """Return the conclusion, if the replication agrees; else "inconclusive". A theorem needs none.
+
+    The re-run has to come to the same conclusion. Each half of the units has to have its value on the side of the
+    conclusion: it has too few units for one of its own.
+    """
+    pair = tuple(halves)
+    if found.conclusion == "not tested" or (found.prediction.kind == "theorem" and again is None):
+        return found.conclusion
+    if pair:
+        agree = all(half.sided == found.conclusion for half in pair)
+    else:
+        agree = again is not None and again.conclusion == found.conclusion
+    return found.conclusion if agree else "inconclusive"
 
 
 def counted(outcomes: Iterable[Outcome]) -> dict[Conclusion, int]:

@@ -18,7 +18,7 @@ from flatlens.files import write_whole
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.experiment import SCALES, Experiment, Plot, Scale
 from flatlens.papers.halves import halves
-from flatlens.papers.predictions import Conclusion, Outcome, Results, counted
+from flatlens.papers.predictions import Conclusion, Outcome, Results, counted, replicated
 from flatlens.papers.rerun import rerun
 
 MARK = "experiment.json"
@@ -41,11 +41,14 @@ class Reproduction:
     second: Results = field(default_factory=dict)  #: the studies of the re-run; empty if not run
 
     def claims(self) -> list[dict[str, Any]]:
-        """Return every claim with its outcome, as plain values."""
-        rows = [outcome.as_json() for outcome in self.outcomes]
-        seconds = [{"again": two.as_json()} for two in self.again]
-        pairs = [{"halves": [half.as_json() for half in pair]} for pair in self.halves]
-        return [row | (two or {}) | (pair or {}) for row, two, pair in zip_longest(rows, seconds, pairs)]
+        """Return every claim with its outcome and that of its replication, as plain values."""
+        return [
+            outcome.as_json()
+            | {"decided": replicated(outcome, again, pair or ())}
+            | ({"again": again.as_json()} if again else {})
+            | ({"halves": [half.as_json() for half in pair]} if pair else {})
+            for outcome, again, pair in zip_longest(self.outcomes, self.again, self.halves)
+        ]
 
     @property
     def networks(self) -> int:

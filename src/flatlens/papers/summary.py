@@ -9,7 +9,7 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 
-from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind, with_mark
+from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind, replicated, with_mark
 from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
 
@@ -32,19 +32,8 @@ class Row:
 
     @property
     def decided(self) -> Conclusion:
-        """The conclusion, if the replication agrees; else "inconclusive". A theorem needs none.
-
-        The re-run has to come to the same conclusion. Each half of the units has to have its value on the side of the
-        conclusion: it has too few units for one of its own.
-        """
-        found = self.outcome.conclusion
-        if found == "not tested" or (self.outcome.prediction.kind == "theorem" and self.again is None):
-            return found
-        if self.halves:
-            agree = all(half.sided == found for half in self.halves)
-        else:
-            agree = self.again is not None and self.again.conclusion == found
-        return found if agree else "inconclusive"
+        """The conclusion, if the replication agrees, as in `replicated`."""
+        return replicated(self.outcome, self.again, self.halves)
 
     @property
     def p(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from ast import literal_eval
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +12,13 @@ from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
 from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.training import REACHED
 from flatlens.userfile import short
 
 if TYPE_CHECKING:
     from flatlens.experiments import StudyResult
 
+SHORT_LIST = 4  #: networks left out that are named, at most
 #: In the order of the marks' shapes in the figures.
 _SIGNS = ("●", "■", "▲", "◆", "✚", "▼")
 
@@ -43,7 +46,26 @@ def what_was_run(result: StudyResult) -> str:
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     how = "at their initial weights" if untrained else f"trained{_how(base)}"
     networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base)}"
-    return f"{networks}: {grid}{seeds}.{_stop(base)}"
+    return f"{networks}: {grid}{seeds}.{_stop(base)}{_not_reached(result)}"
+
+
+def _not_reached(result: StudyResult) -> str:
+    """Return how many networks did not get to the end of training, and which, as they are left out of all claims."""
+    networks = result.networks
+    short = networks[~networks["outcome"].isin(REACHED)] if "outcome" in networks else networks.iloc[:0]
+    if short.empty:
+        return ""
+    names = [name for name in result.varied if name in networks and not _is_seed(name)]
+    told = [f"{row['outcome']} ({', '.join([*(_setting(name, row[name]) for name in names), f'seed {row.seed}'])})"
+            for _, row in short.head(SHORT_LIST).iterrows()]  # fmt: skip
+    more = f"; and {len(short) - SHORT_LIST} more" if len(short) > SHORT_LIST else ""
+    return f" Training did not get there in {len(short)}, which no claim is about: {'; '.join(told)}{more}."
+
+
+def _setting(name: str, value: Any) -> str:
+    """Return a varied setting of one network in words; the table has several that vary together as one text."""
+    together = literal_eval(value) if TOGETHER in name and isinstance(value, str) else value
+    return _in_words({"name": name, "values": [together]})
 
 
 def _is_seed(name: str) -> bool:

@@ -69,6 +69,22 @@ class Statistic:
         interval = f" [{_short(self.low)}, {_short(self.high)}]" if self.low == self.low else ""
         return _short(self.value) + interval
 
+    @property
+    def beside(self) -> str:
+        """Return in words what stands beside the value: that of ranks, that without one unit, each case, and notes.
+
+        >>> Statistic("r", 0.5, 20, leave_one_out=(0.3, 0.6), unit="seed", of_ranks=0.4).beside
+        '0.40 of ranks; 0.30 to 0.60 without one seed'
+        """
+        least, most = self.leave_one_out
+        said = [
+            f"{_short(self.of_ranks)} of ranks" if self.of_ranks == self.of_ranks else "",
+            f"{_short(least)} to {_short(most)} without one {self.unit or 'unit'}" if least == least else "",
+            self.note,
+            ", ".join(f"{name} {part.in_words}" for name, part in self.parts.items()),
+        ]
+        return "; ".join(part for part in said if part)
+
     def __repr__(self) -> str:
         interval = f" [{self.low:.3g}, {self.high:.3g}]" if self.low == self.low else ""
         p = f", p = {self.p:.2g}" if self.p == self.p else ""
