@@ -37,7 +37,8 @@ LARGEST, MOST = 60_000, 4_000_000
 FIGURES_SAID = """\
 Every figure and table of the four papers, with the picture here that has its panels and its lines. Axes are
 logarithmic where the paper says so; where it does not say, those of positive values over more than a decade are.
-Curves are means, and bands one standard deviation to either side, as in the papers."""
+Curves are means, and bands one standard deviation to either side, as in the first two papers; those of Fig. 3 and 4 of
+relative2021, which say nothing of theirs, are 95% intervals."""
 
 INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims

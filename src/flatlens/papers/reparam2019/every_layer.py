@@ -152,7 +152,8 @@ def _predictions() -> tuple[Prediction, ...]:
                 f"Over the hidden layers r of {symbol} with it differs more than that of kappa_tau^l.",
                 f"reparam2019 App. C, Fig. 3, {figure.removeprefix('Fig. ')}",
                 steadier(table, layers["kappa_trace"], layers[column], gap),
-                kind="claim", quote=DIFFERS,
+                quote=DIFFERS,
+                reason="That it 'might' differ holds if it differs in some networks; this row asks for it in ours.",
             )
             for column, (symbol, figure) in LAYER_MEASURES.items() if column != "kappa_trace"
         ),

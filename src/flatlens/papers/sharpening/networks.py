@@ -40,7 +40,7 @@ def small_vgg(scale: Scale) -> tuple[DataSettings, VGG11]:
 
 GHOSTS = (
     "Sharpness is measured in train mode, BatchNorm's moments over 1000 points as in B.3; B.1, B.2 and C.1 name no "
-    "size."
+    "size. Where the data have 2500 points, the last batch has 500."
 )
 UNTOLD_INIT = "Weights begin as in the code that the paper cites for each network."
 PATCH_ROWS = (
