@@ -19,9 +19,11 @@ import pandas as pd
 from flatlens.papers import cases, contrasts, evidence
 from flatlens.papers.cases import CASE
 from flatlens.papers.predictions import conclusion_of
+from flatlens.papers.reparam2019.layer_five import within
 from flatlens.papers.units import UNIT
 from flatlens.statistics import Statistic, granulated_kendall, partial_correlation, share
 from flatlens.statistics.coefficients import Array
+from flatlens.statistics.correlations import COEFFICIENTS
 
 Rng: TypeAlias = np.random.Generator
 MOST, AGAIN = 3.5, 6
@@ -35,6 +37,7 @@ JOINT = "ranks have to agree, and of six to ten networks they take few values"
 HOLM = "every case has to hold"
 SPREAD = "two standard deviations are compared, whose jackknife errors are too large where true spreads are near 0"
 PAIRS = "few values are possible, and many pairs share a network"
+CASES = "six cases give a wide interval, and ranks have to agree"
 FOLDED = "sizes are compared, whose jackknife errors are too large where the true correlations are near 0"
 
 
@@ -118,6 +121,17 @@ def kinds(count: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def alternating(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return six cases: r of a and b is -.8 to .8; that of c and b is unrelated to it, at effect 1 equal."""
+    rising, other = np.linspace(-0.8, 0.8, 6), np.array([0.5, -0.5, -0.5, -0.5, -0.5, 0.5])
+    parts = []
+    for case, (r, s) in enumerate(zip(rising, other + effect * (rising - other), strict=True)):
+        b, for_a, for_c = rng.normal(size=(3, units))
+        a, c = r * b + (1 - r**2) ** 0.5 * for_a, s * b + (1 - s**2) ** 0.5 * for_c
+        parts.append(networks(units, 1, a=a, b=b, c=c, **{CASE: np.full(units, f"case {case}")}))
+    return pd.concat(parts, ignore_index=True)
+
+
 def parted(rng: Rng, units: int, effect: float) -> pd.DataFrame:
     """Return a and b with correlation .4; at effect 1 it is .8 at all learning rates but the first, and there -.8."""
     b, noise = effects(rng, units, 0.5), effects(rng, units, 0.5)
@@ -125,9 +139,27 @@ def parted(rng: Rng, units: int, effect: float) -> pd.DataFrame:
     return networks(units, a=r * b + (1 - r**2) ** 0.5 * noise, b=b)
 
 
-def shares(rng: Rng, units: int, effect: float) -> pd.DataFrame:
-    holds = rng.random(units) < 0.5 + 0.45 * effect
+def shares(rng: Rng, units: int, effect: float, true: float = 0.5) -> pd.DataFrame:
+    holds = rng.random(units) < true + (0.95 - true) * effect
     return networks(units, 1, x=holds.astype(float))
+
+
+def courses(changes: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return r and rho of the changes of two measures in each network's course, whose first change is the largest."""
+    large = np.where(np.arange(changes) == 0, 30.0, 1.0)
+    a, noise = rng.normal(size=(2, units, changes)) * large
+    r = 0.8 * effect
+    pairs = list(zip(a, r * a + (1 - r**2) ** 0.5 * noise, strict=True))
+    once = np.ones((1, changes))
+    found = {name: np.array([of(x, y, once)[0] for x, y in pairs]) for name, of in COEFFICIENTS.items()}
+    return networks(units, 1, **found)
+
+
+def schemes(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return a and b of networks of two initialisation schemes, with large effects on both; one network a seed."""
+    scheme = np.arange(units) % 2
+    of = related(1.0, 1, 0.0, rng, units, effect)
+    return of.assign(init=scheme, a=of["a"] + 5 * scheme, b=of["b"] + 5 * scheme)
 
 
 def share_of(table: evidence.Table) -> evidence.Evidence:
@@ -227,7 +259,18 @@ def _of_studies() -> Iterator[Row]:
         yield Row("partial Pearson r, given the learning rate", said, draw, given_lr)
 
 
-ROWS = (*_means(), *_correlations(), *_several(), *_of_studies())
+def _of_training() -> Iterator[Row]:
+    yield Row("mean r of changes, ranks agreeing", "courses of 8 changes, the first 30 times as large",
+              partial(courses, 8), lambda t: contrasts.mean_of(t, "pearson", "spearman"),
+              conservative=JOINT)  # fmt: skip
+    yield Row("Pearson r within groups, ranks agreeing", "one network a seed, two groups far apart", schemes,
+              lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"), conservative=JOINT)  # fmt: skip
+    yield Row("r over cases of two z", "6 cases, one network of each a seed", alternating,
+              lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
+    yield Row("share of units", "true share .9", partial(shares, true=0.9), share_of, 0.9, conservative=DISCRETE)
+
+
+ROWS = (*_means(), *_correlations(), *_several(), *_of_studies(), *_of_training())
 
 
 def verdicts(row: Row, units: int, effect: float, repeats: int, seed: int = 0) -> tuple[int, int]:
@@ -252,8 +295,8 @@ again, {again} times as often, and has these rates. Where it misses in fewer tha
 power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard deviation, a
 correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95, r from 0 to
 .95 over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6. "Units" are
-independent seeds. The last rows are coefficients of a study's `gap.csv`. `tests/statistics/test_sizes.py` asks for
-these rates.
+independent seeds. "Granulated" and "partial" are coefficients of a study's `gap.csv`.
+`tests/statistics/test_sizes.py` asks for these rates.
 
 | statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
 |---|---|---:|---:|---:|---:|---|"""
