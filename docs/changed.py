@@ -73,8 +73,9 @@ def _why(one: Mapping[str, Any], row: Row) -> str:
     elif row.decided == outcome.conclusion != "inconclusive":
         runs = f"two runs agree, the second with {again.statistic.in_words}"
     elif outcome.conclusion == "inconclusive":
-        units = outcome.statistic.size.rpartition(", ")[2]
-        runs = f"open over {units}" if one["outcome"] != "inconclusive" else ""
+        units, ranks = outcome.statistic.size.rpartition(", ")[2], outcome.statistic.of_ranks
+        runs = f"open over {units}{f', {ranks:.2f} of ranks' if ranks == ranks else ''}"
+        runs = runs if one["outcome"] != "inconclusive" else ""
     else:
         runs = f"the second run is {again.conclusion}, {again.statistic.in_words}"
     return "; ".join(filter(None, (one["why"], runs)))

@@ -6,7 +6,6 @@ Each page is written by hand, but for the lines between `<!-- results -->` and `
 
 from __future__ import annotations
 
-from ast import literal_eval
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,7 +17,7 @@ import pandas as pd
 
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.experiments.vary import TOGETHER, last_field, parts_of
 from flatlens.papers.figures import FIGURES
 from flatlens.papers.reproduce import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
@@ -137,7 +136,7 @@ def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
     kept = [i for i, field in enumerate(name.split(TOGETHER)) if last_field(field) != "seed"]
     if not kept or TOGETHER not in name:
         return networks[name].astype(str) if kept else None
-    return networks[name].map(lambda values: str([literal_eval(values)[i] for i in kept]))
+    return networks[name].map(lambda values: str([parts_of(values)[i] for i in kept]))
 
 
 def _goes(each: Relation, rate: float) -> str:

@@ -97,6 +97,22 @@ def _all(settings: object, prefix: str) -> Iterator[str]:
             yield from _all(each, f"{prefix}{number}.")
 
 
+def parts_of(values: str) -> list[str]:
+    """Return the values of settings that vary together, from their text in a table of networks.
+
+    >>> parts_of("(SGD(lr=0.1, momentum=0.0), 'normal', 4)")
+    ['SGD(lr=0.1, momentum=0.0)', 'normal', '4']
+    """
+    parts, depth = [""], 0
+    for letter in values.strip()[1:-1]:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip().strip("'") for part in parts]
+
+
 def _replaced(settings: Any, path: list[str], value: Any) -> Any:
     first, rest = path[0], path[1:]
     if isinstance(settings, tuple):

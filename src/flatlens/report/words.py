@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from ast import literal_eval
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
-from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.experiments.vary import TOGETHER, last_field, parts_of
 from flatlens.training import REACHED
 from flatlens.userfile import short
 
@@ -64,8 +63,9 @@ def _not_reached(result: StudyResult) -> str:
 
 def _setting(name: str, value: Any) -> str:
     """Return a varied setting of one network in words; the table has several that vary together as one text."""
-    together = literal_eval(value) if TOGETHER in name and isinstance(value, str) else value
-    return _in_words({"name": name, "values": [together]})
+    if TOGETHER not in name:
+        return _in_words({"name": name, "values": [value]})
+    return _in_words({"name": name, "values": [parts_of(value)]})
 
 
 def _is_seed(name: str) -> bool:
