@@ -84,6 +84,27 @@ def test_groups_with_their_own_learning_rates_have_the_edge_of_the_largest() -> 
     assert edge_of(apart) == Edge(0.1, 20.0, "2/lr", "preconditioned_sharpness")
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
+@pytest.mark.parametrize(("share", "rises"), [(0.6, False), (1.6, True)])
+def test_beyond_muon_s_edge_its_step_raises_the_risk(share: float, rises: bool) -> None:
+    """||W||^2 / 8 at W = s I: the step is about lr I (to the accuracy of its iteration), and rises where lr > 2 s."""
+    lr = 0.1
+    net = torch.nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.eye(4) * lr / 2 / share)
+    muon = torch.optim.Muon(net.parameters(), lr=lr, momentum=0.0, nesterov=False, weight_decay=0.0)
+    problem = fl.Problem(net, "half_squared_error", (torch.eye(4), torch.zeros(4, 4)))
+    edge = edge_of(muon)
+    assert edge == Edge(lr, 2 / lr, "2/lr", "preconditioned_sharpness")
+    found = fl.measure(fl.Lens(problem, optimiser=muon), "preconditioned_sharpness")["preconditioned_sharpness"].value
+    assert found == pytest.approx(share * edge.value, rel=1e-4)
+    assert (found > edge.value) == rises
+    before = fl.measure(fl.Lens(problem), "loss")["loss"].value
+    net.weight.grad = net.weight.detach() / 4
+    muon.step()
+    assert (fl.measure(fl.Lens(problem), "loss")["loss"].value > before) == rises
+
+
 def test_where_there_is_no_edge() -> None:
     one, two = ([torch.nn.Parameter(torch.ones(1))] for _ in range(2))
     assert math.isnan(edge_of(None).lr)
