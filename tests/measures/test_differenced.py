@@ -12,7 +12,10 @@ from flatlens.curvature import Hessian
 from flatlens.curvature.preconditioned import Preconditioner
 from flatlens.errors import BadInput
 from flatlens.measures.card import Run
-from flatlens.measures.differenced import differenced_top
+from flatlens.measures.differenced import sharded_top
+from flatlens.perturbation.differences import By
+
+DIFFERENCES: By = "central differences of gradients"
 
 
 def problem() -> fl.Problem:
@@ -28,13 +31,16 @@ def run() -> Run:
 def test_the_ends_of_the_spectrum_are_those_of_the_dense_matrix() -> None:
     lens = fl.Lens(problem())
     wanted = torch.linalg.eigvalsh(Hessian(problem()).matrix()).flip(0)
-    found = differenced_top(lens, run(), "sharpness", 1e-5, top_k=2, bottom_k=1)
+    found = sharded_top(lens, run(), "sharpness", 1e-5, top_k=2, bottom_k=1, by=DIFFERENCES)
     assert found.kind == "estimate"
     assert found.value == pytest.approx(float(wanted[0]), rel=1e-6)
     assert abs(found.value - float(wanted[0])) <= 1.96 * found.stderr + 1e-9
     assert found.arrays["eigenvalues"].tolist() == pytest.approx(wanted[[0, 1, -1]].tolist(), rel=1e-5)
     assert "central differences" in found.note
-    again = differenced_top(fl.Lens(problem(), after=lens), run(), "sharpness", 1e-5)
+    exact = sharded_top(fl.Lens(problem()), run(), "sharpness", 1e-5)
+    assert (exact.kind, exact.note.partition(";")[0]) == ("lower bound", "by double backward")
+    assert exact.value == pytest.approx(float(wanted[0]), rel=1e-6)
+    again = sharded_top(fl.Lens(problem(), after=lens), run(), "sharpness", 1e-5)
     assert again.value == pytest.approx(found.value, rel=1e-6)
 
 
@@ -45,7 +51,7 @@ def test_a_preconditioner_scales_both_sides() -> None:
     H = Hessian(one, list(P))
     flat = H.space.flat(P)
     dense = (H.matrix() + 0.3 * torch.eye(len(flat))) / flat.sqrt() / flat.sqrt()[:, None]
-    found = differenced_top(fl.Lens(one), run(), "preconditioned_sharpness", 1e-5, P=Preconditioner(P, decay))
+    found = sharded_top(fl.Lens(one), run(), "preconditioned_sharpness", 1e-5, P=Preconditioner(P, decay))
     assert found.value == pytest.approx(float(torch.linalg.eigvalsh(dense)[-1]), rel=1e-6)
     with pytest.raises(BadInput, match="moves none"):
-        differenced_top(fl.Lens(one), run(), "preconditioned_sharpness", 1e-5, P=Preconditioner({}, {}))
+        sharded_top(fl.Lens(one), run(), "preconditioned_sharpness", 1e-5, P=Preconditioner({}, {}))

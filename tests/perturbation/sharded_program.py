@@ -42,7 +42,8 @@ def measured(net: nn.Module) -> dict[str, float | str]:
     report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), optimiser=optimiser), MEASURES)
     same = all(bool((a - p.detach()).abs().max() == 0) for a, p in zip(before, net.parameters(), strict=True))
     values = {name: report[name].value for name in (*MEASURES, f"{NOISE}.covariance", f"{NOISE}.gradient")}
-    return values | {"stderr": report[NOISE].stderr, "note": report["mls"].note, "unchanged": float(same)}
+    notes = {"by": report[TOPS[0]].note.partition(";")[0], "note": report["mls"].note}
+    return values | notes | {"stderr": report[NOISE].stderr, "unchanged": float(same)}
 
 
 def main(out: str, how: str) -> None:

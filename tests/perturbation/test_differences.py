@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature import Hessian
-from flatlens.perturbation.differences import DifferencedHessian
+from flatlens.perturbation.differences import By, ShardedHessian
 from flatlens.perturbation.steps import Landscape
+
+DIFFERENCES: By = "central differences of gradients"
 
 
 def problem(dtype: torch.dtype) -> fl.Problem:
@@ -23,7 +28,7 @@ def test_products_are_those_of_double_backward_within_the_stated_error(dtype: to
     one = problem(dtype)
     H = Hessian(problem(torch.float64)).matrix()
     before = [p.detach().clone() for p in one.model.parameters()]
-    differenced = DifferencedHessian(Landscape(one))
+    differenced = ShardedHessian(Landscape(one), by=DIFFERENCES)
     for seed in range(4):
         v = torch.randn(len(H), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
         found, error = differenced.with_error(v)
@@ -45,11 +50,56 @@ def explicit(one: fl.Problem) -> Tensor:
     return Hessian(fl.Problem(net, "cross_entropy", (x, torch.arange(30) % 3))).matrix()
 
 
-def test_both_sides_are_scaled_and_shifted() -> None:
+@pytest.mark.parametrize("by", [DIFFERENCES, "double backward", None])
+def test_both_sides_are_scaled_and_shifted(by: By | None) -> None:
     one = problem(torch.float64)
     H = Hessian(one).matrix()
     root, shift = torch.linspace(0, 2, len(H), dtype=torch.float64), torch.linspace(1, 3, len(H), dtype=torch.float64)
-    A = DifferencedHessian(Landscape(one), root, shift)
+    A = ShardedHessian(Landscape(one), root, shift, by=by)
     v = torch.randn(len(H), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert torch.allclose(A(v), root * (H @ (root * v)) + shift * v, rtol=1e-7, atol=1e-9)
     assert float(A(torch.zeros_like(v)).norm()) == 0
+
+
+class WrongTwice(torch.autograd.Function):
+    """x^3 / 6 whose second derivative is not x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x.detach())
+        return x**3 / 6
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * ctx.saved_tensors[0].detach() ** 2 / 2
+
+
+class Cubic(nn.Module):
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.w, self.function = nn.Parameter(torch.tensor([[1.0, 2.0, 3.0]]).double()), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x @ self.w.T)
+
+
+def broken(x: Tensor) -> Tensor:
+    z = x**2
+    if z.requires_grad:
+        z.register_hook(lambda slope: slope.detach())
+    return z
+
+
+@pytest.mark.parametrize(("function", "by"), [
+    (lambda z: z**3 / 6, "double backward"), (WrongTwice.apply, DIFFERENCES), (broken, DIFFERENCES),
+])  # fmt: skip
+def test_a_wrong_double_backward_is_not_used(function: Callable[[Tensor], Tensor], by: By) -> None:
+    x = torch.randn(10, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    one = fl.Problem(Cubic(function), "mse", (x, torch.zeros(10, 1, dtype=torch.float64)))
+    H = ShardedHessian(Landscape(one))
+    assert H.by == by
+    w = one.model.w.detach().clone().requires_grad_()
+    plain = (lambda z: z**2) if function is broken else (lambda z: z**3 / 6)
+    wanted = torch.autograd.functional.hessian(lambda w: plain(x @ w.T).square().mean(), w).reshape(3, 3)
+    v = torch.tensor([0.3, -1.0, 0.5], dtype=torch.float64)
+    assert torch.allclose(H(v), wanted @ v, rtol=1e-7)

@@ -1,4 +1,4 @@
-"""Largest eigenvalues where parameters are spread over processes: by central differences of gradients."""
+"""Largest eigenvalues where parameters are spread over processes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
-from flatlens.perturbation.differences import DifferencedHessian
+from flatlens.perturbation.differences import By, ShardedHessian
 from flatlens.perturbation.steps import Landscape, in_one_piece
 
-DIFFERENCED = "by central differences of gradients"
 _OLD = 10.0  #: share of the last moment's eigenvector in the start, over that of a random vector
 
 
-def differenced_top(
+def sharded_top(
     lens: Lens,
     run: Run,
     key: str,
@@ -27,12 +26,14 @@ def differenced_top(
     top_k: int = 1,
     bottom_k: int = 0,
     P: Preconditioner | None = None,
+    by: By | None = None,
 ) -> Estimate:
     """Return the ends of the spectrum of H, or of P^-1/2 (H + D) P^-1/2, as every process finds them.
 
-    The error is that of the differences along the first eigenvector; the note has the residual, which counts it, too.
+    `by`: how products are taken, as in `ShardedHessian`. By differences, the error is theirs along the first
+    eigenvector; the note has the residual, which counts it, too.
     """
-    H = _operator(lens, P)
+    H = _operator(lens, P, by)
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh
@@ -47,18 +48,20 @@ def differenced_top(
     residual = float((product - value * vector).norm() + error.norm())
     lens.remember((key, None), Remembered(pairs.values[:1], pairs.vectors[:1]))
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
-    note = f"{DIFFERENCED}; an eigenvalue lies within {residual:.1g}; a larger one can be missed{stopped}"
+    note = f"by {H.by}; an eigenvalue lies within {residual:.1g}; a larger one can be missed{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
+    if H.by == "double backward":
+        return Estimate(value, kind="lower bound", note=note, arrays=arrays)
     return Estimate(value, abs(float(vector @ error)) / 1.96, "estimate", note=note, arrays=arrays)
 
 
-def _operator(lens: Lens, P: Preconditioner | None) -> DifferencedHessian:
+def _operator(lens: Lens, P: Preconditioner | None, by: By | None) -> ShardedHessian:
     """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
 
     Raises:
         BadInput: it moves none of them.
     """
-    H = DifferencedHessian(Landscape(lens.problem, model=lens.model))
+    H = ShardedHessian(Landscape(lens.problem, model=lens.model), by=by)
     if P is None:
         return H
     divisor = {name: in_one_piece(part) for name, part in P.divisor.items()}
@@ -66,4 +69,4 @@ def _operator(lens: Lens, P: Preconditioner | None) -> DifferencedHessian:
     if not root.any():
         raise BadInput("the optimiser moves none of the measured parameters")
     shift = H.flat({name: P.decay[name] / part for name, part in divisor.items()})
-    return DifferencedHessian(H.landscape, root, shift)
+    return ShardedHessian(H.landscape, root, shift, by=H.by)

@@ -20,7 +20,7 @@ from flatlens.errors import BadOption
 from flatlens.estimate import Estimate, undefined
 from flatlens.grams import Weight
 from flatlens.measures.card import LAYERWISE, PERMUTATION, Parts, Run, on_lens
-from flatlens.measures.differenced import differenced_top
+from flatlens.measures.differenced import sharded_top
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem import Problem
@@ -145,14 +145,14 @@ def sharpness(
     block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
     statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
 
-    Where parameters are spread over processes, a product comes from central differences of four gradients, and the
-    value is an estimate with the error of these.
+    Where parameters are spread over processes and their wrappers give no second derivative (FSDP2), a product comes
+    from central differences of four gradients, and the value is an estimate with the error of these.
     """
     if lens.problem.sharded:
         require_tolerance(rtol)
         if layers or batch_statistics is not None:
             return {("", None): undefined("layers= and batch_statistics= need parameters in one process")}
-        return {("", None): differenced_top(lens, run, "sharpness", rtol, top_k=top_k, bottom_k=bottom_k)}
+        return {("", None): sharded_top(lens, run, "sharpness", rtol, top_k=top_k, bottom_k=bottom_k)}
     of, name = _seen(lens, Hessian, "sharpness", batch_statistics)
     whole = top_of(lens, run, name, of(None), rtol, top_k, bottom_k)
     return {("", None): whole, **(by_layer(lens, run, of, name, rtol) if layers else {})}

@@ -16,11 +16,11 @@ from flatlens.curvature.space import inner
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
-from flatlens.measures.differenced import DIFFERENCED, differenced_top
+from flatlens.measures.differenced import sharded_top
 from flatlens.measures.hessian import require_tolerance, top_of
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.critical import critical_step
-from flatlens.perturbation.differences import DifferencedHessian
+from flatlens.perturbation.differences import ShardedHessian
 from flatlens.perturbation.steps import Landscape, next_update
 
 NO_OPTIMISER = (
@@ -64,7 +64,7 @@ def preconditioned_sharpness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Est
             return _over_matrices(lens, run, lens.optimiser)
         P = preconditioner_of(lens.optimiser, lens.problem.model)
         if lens.problem.sharded:
-            return differenced_top(lens, run, "preconditioned_sharpness", rtol, P=P)
+            return sharded_top(lens, run, "preconditioned_sharpness", rtol, P=P)
         operator = PreconditionedHessian(lens.problem, P, model=lens.model)
     except BadInput as error:
         return undefined(str(error))
@@ -201,10 +201,12 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         square = inner(direction, direction)
         if not square > 0:
             return undefined("the direction is zero")
-        differenced = DifferencedHessian(Landscape(lens.problem, model=lens.model))
-        u = differenced.flat(direction) / math.sqrt(square)
-        product, off = differenced.with_error(u)
-        return Estimate(float(u @ product), abs(float(u @ off)) / 1.96, "estimate", note=DIFFERENCED)
+        H = ShardedHessian(Landscape(lens.problem, model=lens.model))
+        u = H.flat(direction) / math.sqrt(square)
+        product, off = H.with_error(u)
+        if H.by == "double backward":
+            return Estimate(float(u @ product), note=f"by {H.by}")
+        return Estimate(float(u @ product), abs(float(u @ off)) / 1.96, "estimate", note=f"by {H.by}")
     operator = Hessian(lens.problem, model=lens.model)
     u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
     square = float(u.to(torch.float64).square().sum())

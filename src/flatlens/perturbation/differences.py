@@ -1,38 +1,66 @@
-"""The Hessian by differences of gradients, where autograd gives no second derivative."""
+"""The Hessian of a network whose parameters are spread over processes: by double backward, or by differences."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
 
 from flatlens.perturbation.steps import Landscape, in_one_piece
 
+_ROUNDED = 1e-9
+"""Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
+
+By: TypeAlias = Literal["double backward", "central differences of gradients"]
+
 
 @final
-class DifferencedHessian:
-    """Products with R H R + S, R and S diagonal (without them: with H), each from gradients at four points.
+class ShardedHessian:
+    """Products with R H R + S, R and S diagonal (without them: with H). Vectors are (P,) in float64.
 
-    H u is the limit of D(h) = (g(theta + h u) - g(theta - h u)) / (2 h), extrapolated from D(h) and D(2h). The error is
-    D(h) - D(2h): three times that of D(h) by its length, and about that of the product by rounding. Vectors are (P,) in
-    float64, as are the sums of the gradients.
+    By double backward, where the wrappers that spread the parameters have one. Else from gradients at four points: H u
+    is the limit of D(h) = (g(theta + h u) - g(theta - h u)) / (2 h), extrapolated from D(h) and D(2h). The error is
+    D(h) - D(2h): three times that of D(h) by its length, and about that of the product by rounding.
+
+    Which of the two is found out with one product each, unless `by` says it: a backward that fails, or that differs
+    from the differences by more than three times their error, is not used.
 
     >>> from flatlens.problem import Problem
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
-    >>> DifferencedHessian(Landscape(problem))(torch.tensor([1.0, 0.0])).round(decimals=6)  # x x^T
-    tensor([ 9., 12.], dtype=torch.float64)
+    >>> H = ShardedHessian(Landscape(problem))
+    >>> H(torch.tensor([1.0, 0.0])).round(decimals=6), H.by  # x x^T
+    (tensor([ 9., 12.], dtype=torch.float64), 'double backward')
     """
 
-    def __init__(self, landscape: Landscape, root: Tensor | None = None, shift: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        landscape: Landscape,
+        root: Tensor | None = None,
+        shift: Tensor | None = None,
+        *,
+        by: By | None = None,
+    ) -> None:
         self.landscape = landscape
         self.root, self.shift = root, shift
         self.products = 0
         space = landscape.space
         size = sum(float(in_one_piece(p.detach()).to(torch.float64).square().sum()) for p in space.tensors) ** 0.5
         self.distance = torch.finfo(space.dtype).eps ** 0.2 * 1e-2 * max(size, 1.0)
+        self.by: By = self._found_out() if by is None else by  #: how the products are taken
+
+    def _found_out(self) -> By:
+        drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        unit = (drawn / drawn.norm()).to(self.landscape.space.device)
+        differenced, error = self._differenced(unit)
+        try:
+            product = self._by_backward(unit)
+        except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, AssertionError):
+            return "central differences of gradients"
+        near = float((product - differenced).norm()) <= 3 * float(error.norm()) + _ROUNDED * float(product.norm())
+        return "double backward" if near else "central differences of gradients"
 
     @property
     def size(self) -> int:
@@ -60,11 +88,22 @@ class DifferencedHessian:
         length = float(w.norm())
         if length == 0:
             return torch.zeros_like(v), torch.zeros_like(v)
-        near, far = self._difference(w / length, 1.0), self._difference(w / length, 2.0)
-        product, error = (4 * near - far) * (length / 3), (near - far) * length
+        if self.by == "double backward":
+            product = self._by_backward(w)
+            error = torch.zeros_like(product)
+        else:
+            product, error = (part * length for part in self._differenced(w / length))
         if self.root is not None:
             product, error = self.root * product, self.root * error
         return product if self.shift is None else product + self.shift * v, error
+
+    def _by_backward(self, v: Tensor) -> Tensor:
+        return self.landscape.second_derivative(self.landscape.space.named(v))
+
+    def _differenced(self, unit: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (the product with a vector of length 1, the error of each entry)."""
+        near, far = self._difference(unit, 1.0), self._difference(unit, 2.0)
+        return (4 * near - far) / 3, near - far
 
     def _difference(self, unit: Tensor, times: float) -> Tensor:
         step, direction = times * self.distance, self.landscape.space.named(unit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, final
@@ -101,12 +101,38 @@ class Landscape:
     def _gathered(self, part: Tensor) -> dict[str, Tensor]:
         """Return a gradient by backward(), which gathers it from the processes, in float64."""
         torch.autograd.backward(part)
-        rows = {}
-        for name, p in self.space.parameters.items():
-            row = torch.zeros(p.shape, device=p.device) if p.grad is None else in_one_piece(p.grad)
-            rows[name] = row.to(torch.float64)
+        found = self._whole([p.grad for p in self.space.tensors])
+        for p in self.space.tensors:
             p.grad = None
-        return rows
+        return found
+
+    def _whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Return gradients by parameter in one piece each, in float64; where there is none it is zero."""
+        named = zip(rows, self.space.parameters.items(), strict=True)
+        return {
+            name: (torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row)).to(torch.float64)
+            for row, (name, p) in named
+        }
+
+    def second_derivative(self, direction: Direction) -> Tensor:
+        """Return the Hessian's product with a direction, (P,) float64, by double backward.
+
+        Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice.
+        """
+        total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
+        with self.problem.measuring(self.model), differentiable(self.space.tensors):
+            for raw in self.problem.batches(CHUNK):
+                f, y = self.problem.run(self.model, self.problem.place(raw))
+                part = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+                rows = torch.autograd.grad(part, self.space.tensors, create_graph=True, allow_unused=True)
+                named = zip(rows, self.space.parameters, strict=True)
+                live = [(row, spread_like(direction[name], row)) for row, name in named
+                        if row is not None and row.requires_grad]  # fmt: skip
+                if live:
+                    of, along = zip(*live, strict=True)
+                    again = torch.autograd.grad(of, self.space.tensors, along, allow_unused=True)
+                    total += as_one_vector(self._whole(again))
+        return total
 
     def risk_along(self, direction: Direction, distance: float) -> float:
         """Return the risk at theta - distance * direction."""
