@@ -17,7 +17,7 @@ import pandas as pd
 
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import TOGETHER, last_field, parts_of
+from flatlens.experiments.vary import TOGETHER, last_field, split_values
 from flatlens.papers.figures import FIGURES
 from flatlens.papers.reproduce import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
@@ -136,7 +136,7 @@ def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
     kept = [i for i, field in enumerate(name.split(TOGETHER)) if last_field(field) != "seed"]
     if not kept or TOGETHER not in name:
         return networks[name].astype(str) if kept else None
-    return networks[name].map(lambda values: str([parts_of(values)[i] for i in kept]))
+    return networks[name].map(lambda values: str([split_values(values)[i] for i in kept]))
 
 
 def _goes(each: Relation, rate: float) -> str:

@@ -97,10 +97,10 @@ def _all(settings: object, prefix: str) -> Iterator[str]:
             yield from _all(each, f"{prefix}{number}.")
 
 
-def parts_of(values: str) -> list[str]:
+def split_values(values: str) -> list[str]:
     """Return the values of settings that vary together, from their text in a table of networks.
 
-    >>> parts_of("(SGD(lr=0.1, momentum=0.0), 'normal', 4)")
+    >>> split_values("(SGD(lr=0.1, momentum=0.0), 'normal', 4)")
     ['SGD(lr=0.1, momentum=0.0)', 'normal', '4']
     """
     parts, depth = [""], 0

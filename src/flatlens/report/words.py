@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
-from flatlens.experiments.vary import TOGETHER, last_field, parts_of
+from flatlens.experiments.vary import TOGETHER, last_field, split_values
 from flatlens.training import REACHED
 from flatlens.userfile import short
 
@@ -65,7 +65,7 @@ def _setting(name: str, value: Any) -> str:
     """Return a varied setting of one network in words; the table has several that vary together as one text."""
     if TOGETHER not in name:
         return _in_words({"name": name, "values": [value]})
-    return _in_words({"name": name, "values": [parts_of(value)]})
+    return _in_words({"name": name, "values": [split_values(value)]})
 
 
 def _is_seed(name: str) -> bool:
