@@ -66,7 +66,8 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
 
 
 def test_an_outcome_states_everything():
-    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n", units=3, unit="seed")
+    parts = {"a": Statistic("r", 0.6, 9, 0.55, 0.7)}
+    found = Statistic("r", 0.6, 9, 0.55, 0.7, note="n", units=3, unit="seed", parts=parts)
     prediction = Prediction(
         "c", "It rises.", "paper Fig. 1", lambda _: found, than=0.5, kind="claim", quote="rises", headline=True
     )
@@ -77,6 +78,7 @@ def test_an_outcome_states_everything():
         "units": 3, "unit": "seed", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
         "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5",
         "p": None, "of_ranks": None, "leave_one_out": [None, None], "why": "", "method": "", "note": "n",
+        "cases": {"a": "0.60 [0.55, 0.70]"},
     }  # fmt: skip
 
 
