@@ -164,9 +164,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
             runs.append(" and ".join(half.statistic.in_words for half in row.halves))
         if small:
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
-        value, n = (("; ".join(part for part in both if part)) for both in
-                    ((statistic.in_words, statistic.beside), (statistic.size, statistic.why)))  # fmt: skip
-        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs, value, n)
+        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
+                   both(statistic.in_words, statistic.beside), both(statistic.size, statistic.why))  # fmt: skip
     yield ""
     for plot in one.plots:
         yield f"![{plot.title}]({picture(one, plot)})"
@@ -200,6 +199,11 @@ def _versions(found: list[Reproduction]) -> Iterator[str]:
     seen = {", ".join(f"{k} {v}" for k, v in r.versions.items()) for one in found for r in one.results.values()}
     yield f"Computed with {'; and '.join(sorted(seen))}."
     yield ""
+
+
+def both(first: str, second: str) -> str:
+    """Return two texts for one cell, of which the second may be empty."""
+    return f"{first}; {second}" if second else first
 
 
 def line(*cells: object) -> str:

@@ -51,7 +51,7 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
     said = f"“{prediction.quote}” ({prediction.source})"
-    value = "; ".join(part for part in (statistic.in_words, statistic.beside) if part)
+    value = atlas.both(statistic.in_words, statistic.beside)
     return atlas.line(said, f"{atlas.link(one, ATLAS)}: {prediction.says}", row.marked, value, statistic.size)
 
 

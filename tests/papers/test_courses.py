@@ -7,8 +7,8 @@ from fake_study import fake_result
 
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import (
-    agreement,
     between,
+    correlated_changes,
     first,
     gain,
     growth_beyond,
@@ -64,10 +64,10 @@ def test_numbers_of_whole_courses():
 
 def test_two_columns_of_a_course():
     course = pd.DataFrame({"s": [1.0, 4.0, 3.0, 5.0], "j": [1.0, 2.0, 4.0, 8.0], "edge": 4.0})
-    assert agreement("s", "j")(course) == pytest.approx(np.corrcoef([3, -1, 2], [1, 2, 4])[0, 1])
-    assert agreement("s", "j", "spearman")(course) == pytest.approx(-0.5)
-    assert np.isnan(agreement("s", "j")(course.iloc[:3]))
-    assert np.isnan(agreement("s", "nowhere")(course))
+    assert correlated_changes("s", "j")(course) == pytest.approx(np.corrcoef([3, -1, 2], [1, 2, 4])[0, 1])
+    assert correlated_changes("s", "j", "spearman")(course) == pytest.approx(-0.5)
+    assert np.isnan(correlated_changes("s", "j")(course.iloc[:3]))
+    assert np.isnan(correlated_changes("s", "nowhere")(course))
     assert growth_beyond("j", "s", "edge")(course) == pytest.approx(np.log(8 / 2))
     assert np.isnan(growth_beyond("j", "s", "edge")(course.iloc[:1]))
 
@@ -99,7 +99,7 @@ def test_one_step_does_not_decide_what_follows_what():
     ]
     columns = ["key", "step", "measure", "layer", "value", "edge"]
     networks = pd.DataFrame({"key": [f"n{seed}" for seed in seeds], "seed": seeds})
-    numbers = {"r": agreement("s", "j"), "of ranks": agreement("s", "j", "spearman")}
+    numbers = {"r": correlated_changes("s", "j"), "of ranks": correlated_changes("s", "j", "spearman")}
     results = {"one": fake_result(networks, histories=pd.DataFrame(rows, columns=columns))}
     alone, beside = (mean_of(in_course("one", numbers), "r", ranks)(results) for ranks in (None, "of ranks"))
     assert alone.value == beside.value > 0.9

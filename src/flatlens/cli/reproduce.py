@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -51,6 +50,7 @@ def reproduce(
     running.check()
     with stdout_to_stderr(), Bar(stage="reading the experiments") as bar:
         from flatlens.papers import reproduce as module
+        from flatlens.papers.summary import rows_of
         from flatlens.report.reproduction import write_atlas
 
         chosen = module.selected(experiments)
@@ -65,7 +65,7 @@ def reproduce(
             bar.stage(DRAWING)
             files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
-    told = (row["decided" if again else "outcome"] for one in found for row in one.claims())
+    told = (row.decided if again else row.outcome.conclusion for mine in rows_of(found) for row in mine)
     return int(strict and "not reproduced" in told)
 
 
@@ -90,18 +90,19 @@ def _conclude(found: list[Reproduction], files: list[Path], as_json: bool) -> No
         return
     from rich.table import Table
 
-    from flatlens.papers.predictions import replicated
+    from flatlens.papers.summary import rows_of
 
-    for one in found:
+    for one, rows in zip(found, rows_of(found), strict=True):
         second = ["decided"] * bool(one.again or one.halves) + ["re-run"] * bool(one.again)
         second += ["halves"] * bool(one.halves)
         table = Table("claim", "kind", "outcome", *second, "statistic", "n",
                       box=None, pad_edge=False, header_style="bold")  # fmt: skip
         table.title, table.title_justify = f"{one.experiment.id}: {one.experiment.title}", "left"
-        for v, again, halves in zip_longest(one.outcomes, one.again, one.halves):
-            replication: list[str] = [replicated(v, again, halves or ())] if again or halves else []
-            replication += [again.conclusion] if again else []
-            replication += [" and ".join(half.statistic.in_words for half in halves)] if halves else []
+        for row in rows:
+            v = row.outcome
+            replication: list[str] = [row.decided] if row.again or row.halves else []
+            replication += [row.again.conclusion] if row.again else []
+            replication += [" and ".join(half.statistic.in_words for half in row.halves)] if row.halves else []
             table.add_row(v.prediction.says, v.prediction.kind, v.conclusion, *replication, v.statistic.in_words,
                           v.statistic.size)  # fmt: skip
         show(table)

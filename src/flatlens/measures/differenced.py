@@ -50,9 +50,8 @@ def sharded_top(
     stopped = "" if pairs.converged or pairs.exact else "; stopped before the tolerance was reached"
     note = f"by {H.by}; an eigenvalue lies within {residual:.1g}; a larger one can be missed{stopped}"
     arrays = {"eigenvalues": pairs.values, "residuals": pairs.residuals}
-    if H.by == "double backward":
-        return Estimate(value, kind="lower bound", note=note, arrays=arrays)
-    return Estimate(value, abs(float(vector @ error)) / 1.96, "estimate", note=note, arrays=arrays)
+    stderr = abs(float(vector @ error)) / 1.96
+    return Estimate(value, stderr, "lower bound" if H.exact else "estimate", note=note, arrays=arrays)
 
 
 def _operator(lens: Lens, P: Preconditioner | None, by: By | None) -> ShardedHessian:

@@ -204,9 +204,8 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         H = ShardedHessian(Landscape(lens.problem, model=lens.model))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)
-        if H.by == "double backward":
-            return Estimate(float(u @ product), note=f"by {H.by}")
-        return Estimate(float(u @ product), abs(float(u @ off)) / 1.96, "estimate", note=f"by {H.by}")
+        stderr = abs(float(u @ off)) / 1.96
+        return Estimate(float(u @ product), stderr, "exact" if H.exact else "estimate", note=f"by {H.by}")
     operator = Hessian(lens.problem, model=lens.model)
     u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
     square = float(u.to(torch.float64).square().sum())

@@ -86,7 +86,7 @@ def rise(column: str) -> Number:
     return lambda course: late(column)(course) - first(column)(course)
 
 
-def agreement(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:
+def correlated_changes(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:
     """Return the correlation of the changes of two columns between measured steps; NaN for fewer than three changes.
 
     A rank correlation of the values would count a drift of 2% on a plateau as much as a rise by a factor of ten.

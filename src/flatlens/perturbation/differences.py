@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, final
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from flatlens.perturbation.steps import Landscape, in_one_piece
+from flatlens.perturbation.steps import Landscape, as_one_vector, in_one_piece
+from flatlens.problem import Problem
 
 _ROUNDED = 1e-9
 """Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
+
+_ONCE_ONLY: WeakSet[Problem] = WeakSet()
+"""Problems whose networks were found not to be differentiable twice: a tracker would find it out at every moment."""
 
 By: TypeAlias = Literal["double backward", "central differences of gradients"]
 
@@ -52,15 +57,29 @@ class ShardedHessian:
         self.by: By = self._found_out() if by is None else by  #: how the products are taken
 
     def _found_out(self) -> By:
+        if self.landscape.problem in _ONCE_ONLY:
+            return "central differences of gradients"
         drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         unit = (drawn / drawn.norm()).to(self.landscape.space.device)
-        differenced, error = self._differenced(unit)
+        if self._right_along(unit):
+            return "double backward"
+        _ONCE_ONLY.add(self.landscape.problem)
+        return "central differences of gradients"
+
+    def _right_along(self, unit: Tensor) -> bool:
+        """Return whether double backward gives the product with a vector."""
         try:
             product = self._by_backward(unit)
-        except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError, AssertionError):
-            return "central differences of gradients"
-        near = float((product - differenced).norm()) <= 3 * float(error.norm()) + _ROUNDED * float(product.norm())
-        return "double backward" if near else "central differences of gradients"
+        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError):
+            return False
+        differenced, error = self._differenced(unit)
+        most = 3 * float(error.norm()) + _ROUNDED * float(product.norm())
+        return float((product - differenced).norm()) <= most
+
+    @property
+    def exact(self) -> bool:
+        """Return whether products have no error but rounding."""
+        return self.by == "double backward"
 
     @property
     def size(self) -> int:
@@ -69,12 +88,8 @@ class ShardedHessian:
 
     def flat(self, named: Mapping[str, Tensor]) -> Tensor:
         """Return one vector (P,) float64 from whole tensors by parameter; a missing one is zero."""
-        return torch.cat([
-            torch.zeros(p.numel(), dtype=torch.float64, device=p.device)
-            if name not in named
-            else in_one_piece(named[name].detach()).to(torch.float64).flatten()
-            for name, p in self.landscape.space.parameters.items()
-        ])  # fmt: skip
+        rows = [named.get(name) for name in self.landscape.space.parameters]
+        return as_one_vector(self.landscape.whole(rows))
 
     def __call__(self, v: Tensor) -> Tensor:
         """Return the product with a vector."""
@@ -88,7 +103,7 @@ class ShardedHessian:
         length = float(w.norm())
         if length == 0:
             return torch.zeros_like(v), torch.zeros_like(v)
-        if self.by == "double backward":
+        if self.exact:
             product = self._by_backward(w)
             error = torch.zeros_like(product)
         else:

@@ -101,18 +101,19 @@ class Landscape:
     def _gathered(self, part: Tensor) -> dict[str, Tensor]:
         """Return a gradient by backward(), which gathers it from the processes, in float64."""
         torch.autograd.backward(part)
-        found = self._whole([p.grad for p in self.space.tensors])
+        found = self.whole([p.grad for p in self.space.tensors])
         for p in self.space.tensors:
             p.grad = None
         return found
 
-    def _whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
-        """Return gradients by parameter in one piece each, in float64; where there is none it is zero."""
+    def whole(self, rows: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Return tensors, one for each parameter, in one piece each, in float64; where there is none it is zero."""
         named = zip(rows, self.space.parameters.items(), strict=True)
-        return {
-            name: (torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row)).to(torch.float64)
+        known = {
+            name: torch.zeros(p.shape, device=p.device) if row is None else in_one_piece(row.detach())
             for row, (name, p) in named
         }
+        return {name: row.to(torch.float64) for name, row in known.items()}
 
     def second_derivative(self, direction: Direction) -> Tensor:
         """Return the Hessian's product with a direction, (P,) float64, by double backward.
@@ -131,7 +132,7 @@ class Landscape:
                 if live:
                     of, along = zip(*live, strict=True)
                     again = torch.autograd.grad(of, self.space.tensors, along, allow_unused=True)
-                    total += as_one_vector(self._whole(again))
+                    total += as_one_vector(self.whole(again))
         return total
 
     def risk_along(self, direction: Direction, distance: float) -> float:
@@ -176,7 +177,7 @@ class Landscape:
             with self.differentiated():
                 each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
             _EACH[self.problem] = frozen, each
-        return max(1, min(CHUNK, int(self.problem.memory // 2 // each)))
+        return max(1, min(CHUNK, self.problem.memory // 2 // each))
 
 
 def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:
@@ -211,7 +212,7 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
                     p.grad = torch.empty_like(p).copy_(spread_like(gradient[name].detach(), p))
                     known[name] = original.detach(), p
         twin.step()
-    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError) as error:
+    except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise BadInput(
             f"{type(optimiser).__name__}: no step of a copy of it is possible ({one_line(error)})"
         ) from error

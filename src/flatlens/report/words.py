@@ -63,9 +63,7 @@ def _not_reached(result: StudyResult) -> str:
 
 def _setting(name: str, value: Any) -> str:
     """Return a varied setting of one network in words; the table has several that vary together as one text."""
-    if TOGETHER not in name:
-        return _in_words({"name": name, "values": [value]})
-    return _in_words({"name": name, "values": [split_values(value)]})
+    return _in_words({"name": name, "values": [split_values(value) if TOGETHER in name else value]})
 
 
 def _is_seed(name: str) -> bool:

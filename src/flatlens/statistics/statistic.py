@@ -14,7 +14,7 @@ Tails: TypeAlias = Callable[[float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Statistic:
-    """One number about a population of networks, with its interval, p-value, and the networks left out.
+    """A number about a population of networks, with its interval, p-value, and the networks left out.
 
     >>> Statistic("Kendall tau-b of a and b", 0.5, 20, 0.2, 0.7, 0.01, excluded=(("a is missing", 2),))
     Kendall tau-b of a and b = 0.5 [0.2, 0.7], p = 0.01 (n = 20; 2 left out: a is missing)

@@ -11,7 +11,7 @@ import pandas as pd
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.compression.networks import DIGITS, FIXED_BATCH, FIXED_LR, mlp, samples
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import agreement
+from flatlens.papers.courses import correlated_changes
 from flatlens.papers.evidence import Evidence, reached
 from flatlens.papers.experiment import ON_PAPERS_DATA, Experiment, Plot, Scale
 from flatlens.papers.plots import banded
@@ -105,7 +105,7 @@ def _more_indicative(run: pd.DataFrame, coefficient: CoefficientName) -> float:
 
     Of ranks the difference itself: r = 1 is common there, and its z infinite.
     """
-    c, d = (agreement(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
+    c, d = (correlated_changes(CHAIN["A"], CHAIN[other], coefficient)(run) for other in ("C", "D"))
     if coefficient != "pearson":
         return c - d
     return float(np.diff(np.arctanh(np.clip([d, c], -1 + 1e-9, 1 - 1e-9)))[0])

@@ -10,7 +10,17 @@ import pandas as pd
 from flatlens.experiments.quantities import SHARPNESS
 from flatlens.papers.compression.networks import FIXED_BATCH, FIXED_LR, INTERPOLATES, LOG_VOLUME, TOP_THREE
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import Courses, Number, agreement, between, gain, in_course, log_gain, once_below, slowing
+from flatlens.papers.courses import (
+    Courses,
+    Number,
+    between,
+    correlated_changes,
+    gain,
+    in_course,
+    log_gain,
+    once_below,
+    slowing,
+)
 from flatlens.papers.evidence import Evidence, Table, along, histories, reached, where
 from flatlens.papers.predictions import Prediction, PredictionKind, Side
 from flatlens.papers.remarks import WEAK
@@ -86,7 +96,7 @@ def follows(column: str, coefficient: CoefficientName = "pearson", *, size: bool
 
     `size`: return its size alone.
     """
-    of = agreement(SHARPNESS.name, column, coefficient)
+    of = correlated_changes(SHARPNESS.name, column, coefficient)
 
     def found(course: pd.DataFrame) -> float:
         r = of(course.assign(**{SHARPNESS.name: SHARPNESS.of(course)}))

@@ -12,7 +12,7 @@ from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import agreement, growth_beyond, in_course, largest, late, rise, until_partner
+from flatlens.papers.courses import correlated_changes, growth_beyond, in_course, largest, late, rise, until_partner
 from flatlens.papers.evidence import Evidence, Table, along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
@@ -110,8 +110,8 @@ def _x6_predictions() -> tuple[Prediction, ...]:
             "sharpness / (2/lr), later half": late(sharp, edge),
             "rise of sharpness": rise(sharp),
             "rise of the Jacobian norm": rise(jacobian),
-            "r of the changes of sharpness and Jacobian norm": agreement(sharp, jacobian),
-            "of ranks": agreement(sharp, jacobian, "spearman"),
+            "r of the changes of sharpness and Jacobian norm": correlated_changes(sharp, jacobian),
+            "of ranks": correlated_changes(sharp, jacobian, "spearman"),
             "growth of the Jacobian norm beyond 2/lr": growth_beyond(jacobian, sharp, edge),
             "growth of the loss beyond 2/lr": growth_beyond(EXCESS.column, sharp, edge),
         },

@@ -11,7 +11,7 @@ from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.courses import Number, agreement, in_course, largest, last, rise
+from flatlens.papers.courses import Number, correlated_changes, in_course, largest, last, rise
 from flatlens.papers.evidence import Evidence, along, histories, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import course_curves
@@ -93,8 +93,8 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "share of the largest Jacobian norm": _share(jacobian),
             "share of the largest norm of C": _share(_CURVATURE.column),
             "rise of the output norm": rise(outputs),
-            "r of the changes of output norm and norm of C": agreement(outputs, _CURVATURE.column),
-            "of ranks": agreement(outputs, _CURVATURE.column, "spearman"),
+            "r of the changes of output norm and norm of C": correlated_changes(outputs, _CURVATURE.column),
+            "of ranks": correlated_changes(outputs, _CURVATURE.column, "spearman"),
         },
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
