@@ -22,7 +22,7 @@ from flatlens.papers.courses import (
     slowing,
     until_partner,
 )
-from flatlens.papers.evidence import along, histories, reached
+from flatlens.papers.evidence import along, histories, reached, trained_in
 from flatlens.papers.predictions import conclusion_of
 
 VALUES = {  # of s at steps 0, 5, 10, 15
@@ -60,6 +60,17 @@ def test_numbers_of_whole_courses():
     assert table.loc["a", ["first", "last", "largest", "ratio"]].tolist() == [2.0, 1.0, 8.0, 2.0]
     assert table.loc["a", ["late", "late ratio", "rise"]].tolist() == [4.5, 1.125, 2.5]
     assert table["smoothing"].tolist() == [0.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("model", [{"classes": 2}, {"outputs": 2}])
+def test_networks_that_never_trained_are_left_out(model):
+    one = result()
+    one.settings["base"] = {"model": model}
+    one.networks = one.networks.assign(accuracy=[0.99, 0.54, 0.56, 1.0])  # chance is .5, a tenth of the way .55
+    table = in_course("one", NUMBERS, networks=trained_in)
+    assert table({"one": one})["left out"].tolist() == ["", "it never trained: accuracy below 0.55", ""]
+    mean = mean_of(table, "last")({"one": one})
+    assert (mean.value, mean.excluded) == (1.5, (("it never trained: accuracy below 0.55", 1),))
 
 
 def test_two_columns_of_a_course():

@@ -113,9 +113,9 @@ def test_a_case_is_a_kind_of_network_under_one_regulariser(smoke_of):
 @pytest.mark.xdist_group("X13")
 def test_similar_improvements_are_of_the_best_coefficients(smoke_of):
     results = smoke_of("X13")[1].results
-    best = {
-        name: results[f"digits.{name}"].networks.groupby("seed")[ABSOLUTE].min()
-        for name in jacobians.JACOBIAN_REGULARISERS
-    }
+    best = {}
+    for name in jacobians.JACOBIAN_REGULARISERS:
+        networks = results[f"digits.{name}"].networks
+        best[name] = networks[networks["accuracy"] >= 0.19].groupby("seed")[ABSOLUTE].min()  # others never trained
     (outcome,) = [v for v in smoke_of("X13")[1].outcomes if v.prediction.name == "similar"]
     assert outcome.statistic.value == pytest.approx(np.abs(np.log(best["input"] / best["parameters"])).mean())

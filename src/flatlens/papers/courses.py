@@ -19,12 +19,14 @@ Number: TypeAlias = Callable[[pd.DataFrame], float]
 """Returns a number of the network from its course."""
 
 
-def in_course(study: str, numbers: Mapping[str, Number], courses: Courses = histories) -> Table:
-    """Return the networks that reached the end of training, with these numbers of their courses as columns."""
+def in_course(
+    study: str, numbers: Mapping[str, Number], courses: Courses = histories, networks: Callable[[str], Table] = reached
+) -> Table:
+    """Return the networks of a study (`reached` or `trained_in`), with these numbers of their courses as columns."""
 
     def found(results: Results) -> pd.DataFrame:
-        networks, known = reached(study)(results), courses(results[study])
-        kept = networks[networks["key"].isin(set(known))].reset_index(drop=True)
+        table, known = networks(study)(results), courses(results[study])
+        kept = table[table["key"].isin(set(known))].reset_index(drop=True)
         columns = {name: [number(known[key]) for key in kept["key"]] for name, number in numbers.items()}
         return kept.assign(**columns)
 

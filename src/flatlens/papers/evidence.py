@@ -13,7 +13,16 @@ import pandas as pd
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
 from flatlens.papers.predictions import Results
-from flatlens.papers.units import UNIT, labelled, trained_ones, units_in, units_of_groups, with_units, word_of
+from flatlens.papers.units import (
+    UNIT,
+    labelled,
+    marked_untrained,
+    trained_ones,
+    units_in,
+    units_of_groups,
+    with_units,
+    word_of,
+)
 from flatlens.statistics import Statistic, average, clustered, kendall, spearman
 from flatlens.statistics.bootstrap import Coefficient
 from flatlens.statistics.coefficients import Array
@@ -37,6 +46,17 @@ def reached(study: str) -> Table:
         networks = results[study].networks
         kept = networks[networks["outcome"].isin(REACHED)].reset_index(drop=True)
         return with_units(results[study], kept)
+
+    return found
+
+
+def trained_in(study: str) -> Table:
+    """Return the networks of `reached`; those that never trained are marked, and left out of every statistic."""
+
+    def found(results: Results) -> pd.DataFrame:
+        model = results[study].settings["base"]["model"]
+        classes = model["classes"] if "classes" in model else model["outputs"]
+        return marked_untrained(reached(study)(results), 1 / classes)
 
     return found
 

@@ -9,7 +9,7 @@ from flatlens.experiments.quantities import LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.cases import by_part, with_over_without
 from flatlens.papers.contrasts import mean_of, stronger
-from flatlens.papers.evidence import Evidence, reached, where
+from flatlens.papers.evidence import Evidence, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -59,7 +59,7 @@ NEAR_ZERO = 0.01
 
 
 def _x7_predictions() -> tuple[Prediction, ...]:
-    table, alike = reached("resnet"), ("lr", "seed")
+    table, alike = trained_in("resnet"), ("lr", "seed")
     without = where(table, lambda t: t[DECAY] == 0)
     caption, section = "sharpening Fig. 2", "sharpening section 6, Fig. 2"
     sharp, jacobian, gap = BATCH_SHARPNESS.column, JACOBIAN.column, ABSOLUTE_GAP.column
@@ -135,7 +135,7 @@ _GRANZIOL = (
 
 
 def _x7_plots(results: Results) -> list[Plot]:
-    networks = reached("resnet")(results)
+    networks = trained_in("resnet")(results)
     shown = ends(networks, "fig2", DECAY, "lr", "Fig. 2: weight decay, by learning rate")
     return [shown, pairwise("resnet", results["resnet"])]
 

@@ -12,7 +12,7 @@ from flatlens.models import Architecture
 from flatlens.papers.cases import with_over_without
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.courses import Number, correlated_changes, in_course, largest, last, rise
-from flatlens.papers.evidence import Evidence, along, histories, reached
+from flatlens.papers.evidence import Evidence, along, histories, reached, trained_in
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -96,6 +96,7 @@ def _x10_predictions() -> tuple[Prediction, ...]:
             "r of the changes of output norm and norm of C": correlated_changes(outputs, _CURVATURE.column),
             "of ranks": correlated_changes(outputs, _CURVATURE.column, "spearman"),
         },
+        networks=trained_in,
     )
     plain, smooth, share = of_smoothing(whole, False), of_smoothing(whole, True), f"{COLLAPSED:.0%}"
     early, late = "sharpening C.1, Fig. 28", "sharpening C.1, Fig. 29"

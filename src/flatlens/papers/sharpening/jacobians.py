@@ -19,7 +19,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.experiments.vary import vary
 from flatlens.papers.cases import CASE, first_step, in_each_case
 from flatlens.papers.contrasts import mean_of
-from flatlens.papers.evidence import Evidence, Table, along, reached, where
+from flatlens.papers.evidence import Evidence, Table, along, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results, Side
@@ -35,7 +35,7 @@ from flatlens.papers.sharpening.section6 import (
     Trained,
     kinds,
 )
-from flatlens.papers.units import labelled
+from flatlens.papers.units import labelled, trained_ones
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps, Until
 
 LARGE, SMALL_RATE = 0.1, 0.001
@@ -110,7 +110,7 @@ def jacobian_networks(*names: str) -> Table:
         for study in results:
             data, _, name = study.partition(".")
             if name in names:
-                table = reached(study)(results).assign(study=name, **{CASE: data})
+                table = trained_in(study)(results).assign(study=name, **{CASE: data})
                 parts.append(table if name in JACOBIAN_REGULARISERS else table.assign(coefficient=0.0))
         return pd.concat(parts, ignore_index=True)
 
@@ -128,7 +128,7 @@ def _ends(name: str) -> Table:
 
 def _best(results: Results) -> pd.DataFrame:
     """Return `apart`, the distance in logarithms of the smallest gaps that the two regularisers reach, of each seed."""
-    table = jacobian_networks(*JACOBIAN_REGULARISERS)(results)
+    table, _ = trained_ones(jacobian_networks(*JACOBIAN_REGULARISERS)(results))
     best = table.groupby([*_SAME, "study"])[ABSOLUTE].min().unstack()
     apart = np.abs(np.log(best["input"] / best["parameters"]))
     return labelled(best.assign(apart=apart).reset_index(), ["seed"])

@@ -11,11 +11,10 @@ import pandas as pd
 
 from flatlens.experiments.settings import Axis, Study
 from flatlens.papers.cases import CASE
-from flatlens.papers.evidence import Table, reached
+from flatlens.papers.evidence import Table, trained_in
 from flatlens.papers.experiment import Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.sharpening.section6 import MEASURED_QUANTITIES, Trained, kinds
-from flatlens.papers.units import marked_untrained
 from flatlens.training import SAM, Mixup
 
 Strengths: TypeAlias = Mapping[Scale, tuple[float, ...]]
@@ -95,8 +94,7 @@ def regularised_networks(*names: str) -> Table:
         for study in results:
             network, _, name = study.partition(".")
             if name in names:
-                classes = results[study].settings["base"]["model"]["classes"]
-                table = marked_untrained(reached(study)(results), 1 / classes)
+                table = trained_in(study)(results)
                 kind = network + np.where(table["batchnorm"], "_bn", "")
                 strength = table[REGULARISERS[name].setting]
                 parts.append(table.assign(kind=kind, regulariser=name, strength=strength, **{CASE: f"{name} " + kind}))
