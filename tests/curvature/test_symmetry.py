@@ -274,3 +274,18 @@ def test_what_a_proof_takes() -> None:
     assert coarse.certificate.products == 0
     examined = products(Hessian, with_act(RightSquare), *data(20))
     assert examined.certificate.products > 2
+
+
+def test_a_problem_knows_what_was_checked() -> None:
+    """A tracker's next moment does not check again; another matrix, other parameters, and users' functions do."""
+    net, x, y = network("mlp-tanh", n=20)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    taken = []
+    for operator in (Hessian(problem), Hessian(problem), Hessian(problem, "2"), GaussNewton(problem)):
+        operator(torch.ones(operator.size, dtype=operator.dtype))
+        taken.append(operator.certificate.products)
+    assert taken == [2, 0, 2, 2]
+    own = fl.Problem(with_act(RightSquare), "cross_entropy", data(20))
+    for operator in (Hessian(own), Hessian(own)):
+        operator(torch.ones(operator.size, dtype=operator.dtype))
+        assert operator.certificate.products > 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar, final
 
 import torch
@@ -25,6 +25,8 @@ class Graphs(Generic[_T]):
 
     The rest is built again in each iteration. So are graphs with checkpoints: backward() runs parts of the network
     anew, and these must meet it in the same state.
+
+    `of`: what `make` builds; the bytes of a sample's graph are counted once for a problem where it is given.
     """
 
     def __init__(
@@ -35,8 +37,10 @@ class Graphs(Generic[_T]):
         make: Callable[[Batch, int], _T],
         every: int = 1,
         ranks: Ranks = ALONE,
+        of: Hashable = None,
     ) -> None:
         self._problem, self._model, self._parameters, self._make = problem, model, parameters, make
+        self._of = of
         self._ranks = ranks  #: the processes that share the data
         self._every = every  #: k: every k-th sample is used; every k-th ghost batch where samples are coupled
         self._kept: list[_T] = []
@@ -88,9 +92,21 @@ class Graphs(Generic[_T]):
     def bytes_per_sample(self) -> int:
         """Return the bytes that autograd saves for one sample, counted on a probe."""
         if self._bytes is None:
-            probe = self._problem.place(take(self._problem.probes[0], 0, _COUNTED_ON))
-            self._bytes = bytes_saved(self._model, size(probe), lambda: self._make(probe, 0))
+            self._bytes = bytes_of_a_sample(self._problem, self._model, lambda probe: self._make(probe, 0), self._of)
         return self._bytes
+
+
+def bytes_of_a_sample(problem: Problem, model: nn.Module, make: Callable[[Batch], object], of: Hashable) -> int:
+    """Return the bytes that autograd saves for a sample when `make` builds a graph, counted on a probe.
+
+    It is done once for a problem and what the graph is `of`, if this is not None, while the same parameters are frozen.
+    """
+    key = "bytes of a sample", of, problem.ghost_batch, *(p.requires_grad for p in model.parameters())
+    each: int | None = None if of is None else problem.facts.get(key)
+    if each is None:
+        probe = problem.place(take(problem.probes[0], 0, _COUNTED_ON))
+        each = problem.facts[key] = bytes_saved(model, size(probe), lambda: make(probe))
+    return each
 
 
 def bytes_saved(model: nn.Module, n: int, make: Callable[[], object]) -> int:

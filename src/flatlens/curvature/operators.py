@@ -52,7 +52,8 @@ class Operator(ABC):
         self.model = problem.measured() if model is None else model
         self.space: Space = space_of(problem, self.model, parameters)
         self.products = 0  #: vectors multiplied so far
-        self.certificate = SymmetryCheck(self.problem, self.model)
+        self._of = type(self).__name__, *self.space.parameters
+        self.certificate = SymmetryCheck(self.problem, self.model, self._of)
         self._graphs = self._shared_graphs()
 
     @property
@@ -108,7 +109,8 @@ class Operator(ABC):
 
     def _shared_graphs(self, every: int = 1) -> Graphs[VectorProduct]:
         """Return the graphs of this rank's part of the data, of every `every`-th sample."""
-        return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks)
+        return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks,
+                      self._of)  # fmt: skip
 
     def _second_derivative(self, of: Tensor, batch: Batch) -> VectorProduct:
         """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""

@@ -5,12 +5,13 @@ every operation. Fused kernels and a user's own functions may not allow this. Th
 
     <u, H v> = <v, H u>        <w, J v> = <J^T w, v>
 
-to a relative error of sqrt(eps). It runs on each graph that holds an operation that no earlier graph held. The first
-graph is of a few samples, so a check takes two products on these; later checks are due to rare branches alone. A matrix
-with relative asymmetry a passes with a probability of about sqrt(eps) / a. A symmetric error passes, such as a wrong
-second derivative of an activation. Torch's own operations are trusted in this. Others (torch.autograd.Function,
-extensions) are not: every graph that holds one is examined in float64, and its products are also compared with central
-differences of the gradient. These find every error above 1e-4, unless a kink lies between the two points.
+to a relative error of sqrt(eps). It runs on each graph that holds an operation that no earlier graph of the same matrix
+and problem held. The first graph is of a few samples, so a check takes two products on these; later checks are due to
+rare branches alone. A matrix with relative asymmetry a passes with a probability of about sqrt(eps) / a. A symmetric
+error passes, such as a wrong second derivative of an activation. Torch's own operations are trusted in this. Others
+(torch.autograd.Function, extensions) are not: every graph that holds one is examined in float64, and its products are
+also compared with central differences of the gradient. These find every error above 1e-4, unless a kink lies between
+the two points.
 
 Products in reduced precision are not checked.
 """
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias, final
 
 import torch
@@ -46,11 +47,15 @@ _Product: TypeAlias = Callable[[Tensor], Tensor]
 
 @final
 class SymmetryCheck:
-    """A check of each new operation; it refuses a network whose second derivatives are wrong."""
+    """A check of each new operation; it refuses a network whose second derivatives are wrong.
 
-    def __init__(self, problem: Problem, model: nn.Module) -> None:
+    `of`: what is differentiated, and to what. Operations in it are new once for a problem; without it, for each check.
+    """
+
+    def __init__(self, problem: Problem, model: nn.Module, of: Hashable = None) -> None:
         self._problem, self._model = problem, model
-        self._known: frozenset[str] = frozenset()
+        self._facts = {} if of is None else problem.facts
+        self._key = "operations checked", of, problem.ghost_batch, problem.precision
         self.products = 0  #: products taken by the checks, each on the samples of one graph
 
     def require_symmetric(self, batch: Batch, of: Tensor, rows: _Gradients, at: Sequence[Place]) -> None:
@@ -75,14 +80,15 @@ class SymmetryCheck:
     def _require(self, batch: Batch, graph: _Gradients, error_of: Callable[[], float]) -> None:
         kinds, foreign = operations(graph)
         eps = torch.finfo(self._problem.dtype).eps
-        if (kinds <= self._known and not foreign) or self._problem.precision > eps:
+        known: frozenset[str] = self._facts.get(self._key, frozenset())
+        if (kinds <= known and not foreign) or self._problem.precision > eps:
             return
         self.products += 2
         found = error_of()
         if found > eps**0.5 or foreign:
             with saved_tensors_hooks(lambda t: t, lambda t: t):  # the counting of saved bytes leaves this out
                 self._examine(batch, found, foreign)
-        self._known |= kinds
+        self._facts[self._key] = known | kinds
 
     def _examine(self, batch: Batch, found: float, foreign: list[str]) -> None:
         """Refuse the network if it is wrong in float64, too; the error names the module."""

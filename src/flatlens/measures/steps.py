@@ -12,7 +12,7 @@ from flatlens.curvature import Hessian
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.muon import ball_of, climb_in_ball, dual_norm
 from flatlens.curvature.preconditioned import PreconditionedHessian, leading_rate, preconditioner_of
-from flatlens.curvature.space import inner
+from flatlens.curvature.space import dot, inner
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
@@ -208,10 +208,10 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         return Estimate(float(u @ product), stderr, "exact" if H.exact else "estimate", note=f"by {H.by}")
     operator = Hessian(lens.problem, model=lens.model)
     u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
-    square = float(u.to(torch.float64).square().sum())
+    square = dot([u], [u])
     if not square > 0:
         return undefined("the direction is zero")
     u = u / math.sqrt(square)
-    value = float(u.to(torch.float64) @ operator(u).to(torch.float64))
+    value = dot([u], [operator(u)])
     lens.count(operator.products)
     return Estimate(value, products=operator.products)

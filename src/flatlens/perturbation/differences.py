@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Literal, TypeAlias, final
-from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from flatlens.perturbation.steps import Landscape, as_one_vector, in_one_piece
-from flatlens.problem import Problem
 
 _ROUNDED = 1e-9
 """Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
 
-_ONCE_ONLY: WeakSet[Problem] = WeakSet()
-"""Problems whose networks were found not to be differentiable twice: a tracker would find it out at every moment."""
+_ONCE_ONLY = "not differentiable twice"
+"""A fact about a problem: a tracker would find it out at every moment."""
 
 By: TypeAlias = Literal["double backward", "central differences of gradients"]
 
@@ -32,8 +30,7 @@ class ShardedHessian:
     Which of the two is found out with one product each, unless `by` says it: a backward that fails, or that differs
     from the differences by more than three times their error, is not used.
 
-    >>> from flatlens.problem import Problem
-    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>>     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
     >>> H = ShardedHessian(Landscape(problem))
     >>> H(torch.tensor([1.0, 0.0])).round(decimals=6), H.by  # x x^T
@@ -57,13 +54,13 @@ class ShardedHessian:
         self.by: By = self._found_out() if by is None else by  #: how the products are taken
 
     def _found_out(self) -> By:
-        if self.landscape.problem in _ONCE_ONLY:
+        if self.landscape.problem.facts.get(_ONCE_ONLY):
             return "central differences of gradients"
         drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         unit = (drawn / drawn.norm()).to(self.landscape.space.device)
         if self._right_along(unit):
             return "double backward"
-        _ONCE_ONLY.add(self.landscape.problem)
+        self.landscape.problem.facts[_ONCE_ONLY] = True
         return "central differences of gradients"
 
     def _right_along(self, unit: Tensor) -> bool:

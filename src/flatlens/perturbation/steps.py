@@ -7,25 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.graphs import bytes_saved
+from flatlens.curvature.graphs import bytes_of_a_sample
 from flatlens.curvature.preconditioned import leading_rate
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput, one_line
 from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size
 from flatlens.problem.outcomes import outcomes
 from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
-
-_EACH: WeakKeyDictionary[Problem, tuple[list[bool], int]] = WeakKeyDictionary()
-"""Bytes that a sample's graph keeps, by problem, and which parameters were frozen then."""
 
 
 @final
@@ -170,13 +165,8 @@ class Landscape:
         """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
         if self.problem.sharded:  # what a graph keeps may differ between processes
             return CHUNK
-        frozen = [not p.requires_grad for p in self.model.parameters()]
-        known, each = _EACH.get(self.problem, ([], 0))
-        if known != frozen:  # it takes a forward pass, which a tracker would repeat at every moment
-            probe = self.problem.place(self.problem.probes[0])
-            with self.differentiated():
-                each = bytes_saved(self.model, size(probe), lambda: self.problem.run(self.model, probe))
-            _EACH[self.problem] = frozen, each
+        with self.differentiated():
+            each = bytes_of_a_sample(self.problem, self.model, lambda b: self.problem.run(self.model, b), "gradient")
         return max(1, min(CHUNK, self.problem.memory // 2 // each))
 
 

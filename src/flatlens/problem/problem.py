@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, final
 
@@ -115,6 +115,7 @@ class Problem:
         self._works_in: Arithmetic = "full"
         self.probes: list[Batch] = []  #: a few samples from all over the data, for trials
         self.memory = in_bytes(memory)
+        self.facts: dict[Hashable, Any] = {}  #: found out about the network once, for a tracker that asks often
         self.origin: dict[str, str] = {}  #: origin of network and data, in words; every report repeats it
         require_ranks(ranks)
         self.ranks = ranks  #: the processes that share the samples
