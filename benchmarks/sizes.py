@@ -30,6 +30,8 @@ MOST, AGAIN = 3.5, 6
 """Percentage of misses from which on a statistic is simulated again, and how many times as often."""
 UNITS = (6, 8, 10, 12, 20)
 """Numbers of independent units."""
+MANY = (100, 400)
+"""Those of X16; more than 200 are joined to 200 groups."""
 LRS = 3
 """Networks of a unit, one per learning rate."""
 DISCRETE = "discrete: few values are possible"
@@ -52,6 +54,7 @@ class Row:
     than: float = 0.0
     effect: float = 1.0  #: that of the alternative, at which the power is given
     conservative: str = ""  #: why wrong verdicts may be rarer than 1.5%
+    units: tuple[int, ...] = UNITS
 
 
 def effects(rng: Rng, units: int, of_seed: float, each: int = LRS) -> Array:
@@ -268,6 +271,8 @@ def _of_training() -> Iterator[Row]:
     yield Row("r over cases of two z", "6 cases, one network of each a seed", alternating,
               lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
     yield Row("share of units", "true share .9", partial(shares, true=0.9), share_of, 0.9, conservative=DISCRETE)
+    yield Row("slope of z over a setting", "6 settings of the same seeds, as many as X16's", partial(settings, 6),
+              lambda t: contrasts.rising(t, "setting", "a", "b"), units=MANY)  # fmt: skip
 
 
 ROWS = (*_means(), *_correlations(), *_several(), *_of_studies(), *_of_training())
@@ -295,8 +300,8 @@ again, {again} times as often, and has these rates. Where it misses in fewer tha
 power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard deviation, a
 correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95, r from 0 to
 .95 over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6. "Units" are
-independent seeds. "Granulated" and "partial" are coefficients of a study's `gap.csv`.
-`tests/statistics/test_sizes.py` asks for these rates.
+independent seeds; more than 200 are left out in 200 groups. "Granulated" and "partial" are coefficients of a study's
+`gap.csv`. `tests/statistics/test_sizes.py` asks for these rates.
 
 | statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
 |---|---|---:|---:|---:|---:|---|"""
@@ -307,7 +312,7 @@ def page(repeats: int, rows: tuple[Row, ...] = ROWS) -> Iterator[str]:
     fewer = max(repeats // 10, 1)
     yield INTRODUCTION.format(repeats=repeats, fewer=fewer, again=AGAIN, error=100 * (0.025 * 0.975 / repeats) ** 0.5)
     for row in rows:
-        for units in UNITS:
+        for units in row.units:
             rates = misses(row, units, repeats)
             if max(rates) > MOST:  # most likely by chance: a new estimate, on its own
                 rates = misses(row, units, AGAIN * repeats, seed=2)

@@ -22,12 +22,11 @@ def check(row, units, repeats):
 
 @pytest.mark.parametrize("row", sizes.ROWS, ids=each)
 def test_wrong_verdicts_are_not_too_many(row):
-    check(row, 8, 200)
+    check(row, 8 if 8 in row.units else row.units[-1], 200)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("units", sizes.UNITS)
-@pytest.mark.parametrize("row", sizes.ROWS, ids=each)
+@pytest.mark.parametrize(("row", "units"), [(row, units) for row in sizes.ROWS for units in row.units])
 def test_wrong_verdicts_are_as_rare_as_is_said(row, units):
     check(row, units, 1500)
 
