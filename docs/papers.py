@@ -77,23 +77,27 @@ class Relation:
     measure: str
     where: str  #: link to the experiment, and the study's name
     overall: Statistic  #: rank correlation over all networks
-    within: str  #: Pearson's r among networks of equal settings, in words; "" where nothing but the seed differs
+    within: Statistic | None  #: Pearson's r among networks of equal settings; None where nothing but the seed differs
 
 
 def over_all(found: list[Reproduction]) -> Iterator[str]:
-    """Yield a table of each measure with the gap in each population, and what was run."""
+    """Yield counts for each measure, a table of each measure with the gap in each population, and what was run."""
     relations = [
         each for one in found for name, result in one.results.items() for each in _relations(one, name, result)
     ]
     rates = benjamini_hochberg(np.array([each.overall.p for each in relations]))
+    yield from _counts(relations)
+    yield "Each population:"
+    yield ""
     yield atlas.line(
         "measure", "networks", "rank correlation with the gap", "within equal settings", "n", "goes with the gap"
     )
     yield atlas.line("---", "---", "---", "---", "---:", "---")
     for each, rate in sorted(zip(relations, rates, strict=True), key=lambda pair: (pair[0].measure, pair[0].where)):
         yield atlas.line(
-            each.measure, each.where, each.overall.in_words, each.within, each.overall.size, _goes(each, rate)
-        )
+            each.measure, each.where, each.overall.in_words, each.within.in_words if each.within else "",
+            each.overall.size, f"{_sign(each.overall)}{f' {SURVIVES}' * bool(rate <= DISCOVERY)}",
+        )  # fmt: skip
     yield ""
     survives = f"A sign with {SURVIVES} survives Benjamini and Hochberg's correction at {DISCOVERY:.0%} over them."
     yield f"{len(relations)} rows. {survives}"
@@ -107,17 +111,31 @@ def over_all(found: list[Reproduction]) -> Iterator[str]:
     yield ""
 
 
+def _counts(relations: list[Relation]) -> Iterator[str]:
+    """Yield in how many populations a measure goes with the gap, overall and within equal settings."""
+    signs = ("+", "−", "?")
+    yield atlas.line("measure", "populations", *signs, *(f"within equal settings: {sign}" for sign in signs))
+    yield atlas.line("---", *["---:"] * 7)
+    by_measure = sorted(relations, key=lambda each: each.measure)
+    for measure, group in groupby(by_measure, key=lambda each: each.measure):
+        mine = list(group)
+        overall = [_sign(each.overall) for each in mine]
+        within = [_sign(each.within) for each in mine if each.within]
+        yield atlas.line(measure, len(mine), *(found.count(sign) for found in (overall, within) for sign in signs))
+    yield ""
+
+
 def _relations(one: Reproduction, name: str, result: StudyResult) -> Iterator[Relation]:
     known = result.gap_correlations
     within = _within(result)
     for _, row in known[(known["coefficient"] == "Spearman rho") & (known["n"] > 0)].iterrows():
         n, units = int(row["n"]), int(row["units"])
         overall = Statistic("rho", row["value"], n, row["low"], row["high"], row["p"], units=units, unit="unit")
-        yield Relation(row["quantity"], _where(one, name), overall, within.get(row["quantity"], ""))
+        yield Relation(row["quantity"], _where(one, name), overall, within.get(row["quantity"]))
 
 
-def _within(result: StudyResult) -> Mapping[str, str]:
-    """Return, by measure, r with the gap once the means of each group of equal settings are taken off, in words."""
+def _within(result: StudyResult) -> Mapping[str, Statistic]:
+    """Return, by measure, r with the gap once the means of each group of equal settings are taken off."""
     settings = {name: table for name in result.varied if (table := _without_seeds(result.networks, name)) is not None}
     used = result.values["included"].astype(bool)
     if not settings or GAP.name not in result.values:
@@ -126,7 +144,7 @@ def _within(result: StudyResult) -> Mapping[str, str]:
     measures = [quantity.name for quantity in result.quantities if quantity.name in result.values]
     table = relate_within(result.values[measures][used], GAP.name, {"settings": group}, result.networks["seed"][used])
     return {
-        row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"]).in_words
+        row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"])
         for _, row in table.iterrows()
     }
 
@@ -139,12 +157,9 @@ def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
     return networks[name].map(lambda values: str([split_values(values)[i] for i in kept]))
 
 
-def _goes(each: Relation, rate: float) -> str:
-    """Return the sign of a correlation whose interval excludes 0, and whether it survives the correction."""
-    low, high = each.overall.low, each.overall.high
-    if not (low > 0 or high < 0):  # NaN, too
-        return "?"
-    return f"{'+' if low > 0 else '−'}{f' {SURVIVES}' * bool(rate <= DISCOVERY)}"
+def _sign(statistic: Statistic) -> str:
+    """Return the sign of a correlation whose interval excludes 0."""
+    return "+" if statistic.low > 0 else "−" if statistic.high < 0 else "?"  # NaN, too
 
 
 def _where(one: Reproduction, name: str) -> str:

@@ -70,7 +70,10 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
 
 def test_a_measure_that_follows_a_setting_alone_shows_so(pages, found):
     lines = list(pages.over_all([population(found)]))
-    good, follows = (next(line for line in lines if line.startswith(f"| {name} ")) for name in ("good", "lr's"))
+    (in_short, good), (_, follows) = (
+        [line for line in lines if line.startswith(f"| {name} ")] for name in ("good", "lr's")
+    )
+    assert in_short == "| good | 1 | 1 | 0 | 0 | 1 | 0 | 0 |"
     assert good.endswith("| 24, 8 units | + * |")
     assert follows.endswith("| 24, 8 units | + * |")
     within = [line.split("|")[4].split()[0] for line in (good, follows)]
