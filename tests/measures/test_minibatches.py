@@ -10,6 +10,8 @@ from quadratic import gradient_and_hessian, linear
 from torch import Tensor, nn
 
 import flatlens as fl
+from flatlens.data import digits
+from flatlens.models import MLP
 
 
 def literal_noise_scale(net: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -38,6 +40,21 @@ def test_the_noise_scale_from_groups_is_within_a_tenth() -> None:
     assert found.value == pytest.approx(truth, rel=0.1)
     assert abs(found.value - truth) < 2.5 * 1.96 * found.stderr
     assert 0 < found.stderr < 0.1 * truth
+
+
+def test_the_noise_scale_of_an_mlp_is_within_a_tenth_from_the_default_groups() -> None:
+    """The standard deviation over ways to deal the samples is 3.6%."""
+    split = digits(300)
+    net = MLP(64, (32, 32), 10, seed=0).build().double()
+    problem = fl.Problem(net, "cross_entropy", (split.x.double(), split.y))
+    exact = "gradient_noise_scale(batches=300, sampled=False)"
+    truth = fl.measure(fl.Lens(problem), exact)[exact].value
+    name = "gradient_noise_scale(sampled=False)"
+    for seed in range(5):
+        found = fl.measure(fl.Lens(problem), name, generator=torch.Generator().manual_seed(seed))[name]
+        assert found.value == pytest.approx(truth, rel=0.1)
+        assert abs(found.value - truth) < 2.5 * 1.96 * found.stderr
+        assert found.stderr < 0.06 * truth
 
 
 def test_the_interval_of_the_noise_scale_covers() -> None:
