@@ -82,14 +82,15 @@ class Operator(ABC):
             clear_autograd_errors(NotDifferentiable),
             users_code(hook_failed, hooks=True),  # kept graphs are gone through again where nothing is being measured
         ):
-            rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=True)
-            total = torch.zeros_like(rows)
+            rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=vectors.is_inference())
+            totals: list[Tensor] = []
             for product in self._graphs:
-                for k, row in enumerate(rows):
-                    total[k] += product(row)
-            total = self.problem.ranks.total(total)
+                parts = [product(row) for row in rows]
+                totals = [total.add_(part) for total, part in zip(totals, parts, strict=True)] if totals else parts
+            whole = totals[0] if len(totals) == 1 else torch.stack(totals) if totals else torch.zeros_like(rows)
+            whole = self.problem.ranks.total(whole)
         self.products += len(rows)
-        return total.reshape(vectors.shape)
+        return whole.reshape(vectors.shape)
 
     @abstractmethod
     def _open(self, batch: Batch, number: int) -> VectorProduct:

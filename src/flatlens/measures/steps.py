@@ -87,8 +87,8 @@ def _over_matrices(lens: Lens, run: Run, optimiser: torch.optim.Optimizer) -> Es
     return Estimate(peak.value / size, kind="lower bound", note=note, products=operator.products, arrays=arrays)
 
 
-def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], float | None]:
-    """Return (a direction by parameter, the slope of the risk along minus it if it is known).
+def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
+    """Return (a direction by parameter, whether it comes from the lens's own gradient).
 
     "update": the lens's own direction, else its optimiser's next update, else the gradient. "gradient": the gradient.
 
@@ -98,16 +98,15 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], float | Non
     if along not in ("update", "gradient"):
         raise BadInput(f"option along={along!r}: 'update' or 'gradient' is needed")
     if along == "gradient" or (lens.along is None and lens.optimiser is None):
-        return lens.gradient, -inner(lens.gradient, lens.gradient)
+        return lens.gradient, True
     if isinstance(lens.along, Mapping):
-        return dict(lens.along), None
+        return dict(lens.along), False
     if lens.along is not None:  # another loss, whose gradient the optimiser follows
         _, gradient = Landscape(lens.along).risk_and_gradient()
         update = gradient if lens.optimiser is None else next_update(lens.optimiser, lens.along.model, gradient)
-        return update, None
+        return update, False
     assert lens.optimiser is not None
-    update = next_update(lens.optimiser, lens.problem.model, lens.gradient)
-    return update, -inner(update, lens.gradient)
+    return next_update(lens.optimiser, lens.problem.model, lens.gradient), True
 
 
 @on_lens(
@@ -137,9 +136,10 @@ def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     """
     require_tolerance(rtol)
     try:
-        direction, slope = direction_of(lens, "update")
+        direction, own = direction_of(lens, "update")
     except BadInput as error:
         return undefined(str(error))
+    slope = -inner(direction, lens.gradient) if own else None
     if slope is not None and not slope < 0:
         return undefined("the next update does not go downhill on this data: every small step raises the risk")
     if slope is None and not inner(direction, direction) > 0:
@@ -211,7 +211,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     square = dot([u], [u])
     if not square > 0:
         return undefined("the direction is zero")
-    u = u / math.sqrt(square)
+    u.div_(math.sqrt(square))
     value = dot([u], [operator(u)])
     lens.count(operator.products)
     return Estimate(value, products=operator.products)
