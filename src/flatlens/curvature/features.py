@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,16 +11,21 @@ from torch import Tensor, nn
 from flatlens.curvature.krylov import lanczos
 from flatlens.grams import Layout, features_read
 from flatlens.grams.contractions import CACHE_BYTES, pieces
+from flatlens.operations.operator_norm import searched_norm
 from flatlens.problem import Problem
 from flatlens.problem.state import differentiable
 
+SMALLEST, LARGEST = 64, 1024
+"""Numbers of features between which X^T X is computed, of at least twice as many samples."""
+_UNDERFLOWN = 1e-30
+"""Squares below it have lost digits in float32."""
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
 
 
 def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
 
-    By Lanczos on X^T X.
+    By Lanczos on X^T X; if X^T X is small beside X, its vector is found on a float32 copy and corrected.
 
     The features are kept if they fit in half the problem's memory, else computed again for each product.
     """
@@ -39,8 +45,27 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             return total
 
         start = torch.randn(widths[key], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        norms[key] = max(0.0, lanczos(apply, start.to(kept[0][key].device), rtol=_TOLERANCE).largest) ** 0.5
+        start = start.to(kept[0][key].device)
+        G = _squared([part[key] for part in kept], widths[key]) if complete else None
+        if G is None:
+            norms[key] = max(0.0, lanczos(apply, start, rtol=_TOLERANCE).largest) ** 0.5
+        else:
+            top = float(G.diagonal().max())  # vectors in units of it stay within float32
+            rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
+            norms[key] = (top * searched_norm(gram, rough, start, _TOLERANCE) ** 2) ** 0.5
     return norms
+
+
+def _squared(parts: list[Tensor], width: int) -> Tensor | None:
+    """Return X^T X of float32 features in float32, if it costs less than the products it saves."""
+    n = sum(len(X) for X in parts)
+    if not SMALLEST <= width <= min(LARGEST, n // 2) or any(X.dtype != torch.float32 for X in parts):
+        return None
+    total = parts[0].new_zeros(width, width)
+    for X in parts:
+        total[: X.shape[1], : X.shape[1]].addmm_(X.T, X)
+    usable = bool(torch.isfinite(total).all()) and float(total.diagonal().max()) > _UNDERFLOWN
+    return total if usable else None
 
 
 def _features(
