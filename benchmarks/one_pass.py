@@ -8,7 +8,8 @@ certificates` does not check chunks against the plan: the difference is the cert
 memory is the growth above the resident size just before, in a child process. About ten minutes.
 
 `--report` takes the default report alone beside the floor, by the processor time of one thread, which other work on the
-machine changes little. It writes benchmarks/results/default_report.json.
+machine changes little, and large networks on four times as many samples, too. It writes
+benchmarks/results/default_report.json.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from flatlens.grams import Layout, lay_out, one_pass
 from flatlens.grams.one_pass import ALL_GRAMS, PASS_CHUNK
 
 DIAGONALS = (*ALL_GRAMS, "diagonal", "columns", "adaptive")
+MANY = 1000
 SMALLER = 128  #: autograd's own batched call is faster with smaller chunks on LeNet
 
 
@@ -88,8 +90,9 @@ def on_trust(run: Callable[[], None]) -> Callable[[], None]:
     return trusting
 
 
-def contestants(name: str) -> dict[str, Callable[[], Any]]:
-    problem, x = NETWORKS[name].case()
+def contestants(name: str, n: int | None = None) -> dict[str, Callable[[], Any]]:
+    """Return what is timed, on `n` samples, or on as many as the network is usually timed on."""
+    problem, x = NETWORKS[name].case(n)
     chunk = chunk_of(problem)
     runs: dict[str, Callable[[], Any]] = {"floor": lambda: floor(problem.model, x, chunk)}
     if chunk > SMALLER:
@@ -121,14 +124,14 @@ def measured(name: str, repeats: int) -> dict[str, Any]:
     return {"n": timed.n, "chunk": chunk_of(timed.case()[0]), "repeats": repeats, "contestants": rows}
 
 
-def report(name: str, repeats: int) -> dict[str, Any]:
-    """Return the default report's processor time in units of the floor's, on one thread."""
+def report(name: str, n: int, repeats: int) -> dict[str, Any]:
+    """Return the default report's processor time on `n` samples in units of the floor's, on one thread."""
     torch.set_num_threads(1)
-    runs = {who: run for who, run in contestants(name).items() if who in ("floor", "fl.measure")}
+    runs = {who: run for who, run in contestants(name, n).items() if who in ("floor", "fl.measure")}
     seconds = machine.interleaved(runs, repeats, time.process_time)
     timed = NETWORKS[name]
     return {
-        "n": timed.n,
+        "n": n,
         "shape": timed.shape,
         "repeats": repeats,
         "seconds": {who: round(statistics.median(times), 3) for who, times in seconds.items()},
@@ -138,15 +141,25 @@ def report(name: str, repeats: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def sizes(name: str) -> tuple[int, ...]:
+    """Return the numbers of samples of the report: norms of weights take the same time on few samples as on many."""
+    n = NETWORKS[name].n
+    return (n,) if n >= MANY else (n, 4 * n)
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--repeats", type=int, default=7)
     options.add_argument("--only", default="", help="networks whose names hold this")
     options.add_argument("--report", action="store_true", help="the default report alone, by processor time")
     chosen = options.parse_args()
-    what, name = (report, "default_report") if chosen.report else (measured, "one_pass")
-    networks = {network: partial(what, network, chosen.repeats) for network in NETWORKS if chosen.only in network}
-    machine.each_network(name, OUTPUTS, networks, whole=not (chosen.only or chosen.report))
+    names = [name for name in NETWORKS if chosen.only in name]
+    if chosen.report:
+        each = {f"{name}, n = {n}": partial(report, name, n, chosen.repeats) for name in names for n in sizes(name)}
+        machine.each_network("default_report", OUTPUTS, each, whole=not chosen.only)
+        return
+    networks = {name: partial(measured, name, chosen.repeats) for name in names}
+    machine.each_network("one_pass", OUTPUTS, networks, whole=not chosen.only)
 
 
 if __name__ == "__main__":
