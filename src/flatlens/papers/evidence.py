@@ -122,7 +122,13 @@ def trend(study: str, setting: str, column: str) -> Evidence:
 def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
     """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
-    return over_groups(table, setting, column, same, _ordered, name)
+    mean = over_groups(table, setting, column, same, _ordered, name)
+
+    def found(results: Results) -> Statistic:
+        one = mean(results)
+        return replace(one, low=np.clip(one.low, -1, 1), high=np.clip(one.high, -1, 1))  # where a tau lies
+
+    return found
 
 
 def _ordered(line: pd.Series) -> float:
