@@ -106,8 +106,8 @@ def test_a_trend_is_along_the_setting():
     of_seeds = trend("s", "lr", "mls")({"s": fake_result(networks)})
     assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 6, 6, "seed")
     assert of_seeds.tails(0.0)[1] == 0.5**6  # every seed falls
-    once_up = networks.assign(mls=networks["mls"].where(networks.index > 2, [0.0, 1.0, 2.0] + [0.0] * 15))
-    wide = trend("s", "lr", "mls")({"s": fake_result(once_up)})
+    mixed = networks.assign(mls=[0.0, 2.0, 1.0, 1.0, 2.0, 0.0, *networks["mls"][6:]])  # tau 1/3, -1/3, -1, ...
+    wide = trend("s", "lr", "mls")({"s": fake_result(mixed)})
     assert wide.low == -1  # Student's interval would reach beyond what a tau can be
     assert wide.high < 1
 
