@@ -99,10 +99,12 @@ def map_norm(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...
         return top * searched_norm(lambda v: again(there(v)), lambda v: again32(there32(v)), small, rtol)
 
 
-Product: TypeAlias = Callable[[Tensor], Tensor]
+_Product: TypeAlias = Callable[[Tensor], Tensor]
 
 
-def _both_ways(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...]) -> tuple[Product, Product, Tensor]:
+def _both_ways(
+    adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int, ...]
+) -> tuple[_Product, _Product, Tensor]:
     """Return A and A^T, or A^T and A, and a tensor of the first one's argument: the smaller side."""
     x = weight.new_zeros(1, *size, requires_grad=True)
 
@@ -136,7 +138,7 @@ def _written_out(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int,
     return A[:, 1:].transpose(0, 1).reshape(n, -1)
 
 
-def searched_norm(gram: Product, rough: Product, like: Tensor, rtol: float) -> float:
+def searched_norm(gram: _Product, rough: _Product, like: Tensor, rtol: float) -> float:
     """Return the root of the largest eigenvalue of A^T A, by products in float32 (`rough`) and few in float64 (`gram`).
 
     Lanczos in float32 finds the vector v roughly. Corrections follow: t with (A^T A - theta) t = -r, where r is the
@@ -170,7 +172,7 @@ def searched_norm(gram: Product, rough: Product, like: Tensor, rtol: float) -> f
         v, w = a * v + b * t, a * w + b * mapped
 
 
-def _krylov(rough: Product, start: Tensor, shape: torch.Size, theta: float | None) -> Tensor:
+def _krylov(rough: _Product, start: Tensor, shape: torch.Size, theta: float | None) -> Tensor:
     """Return the vector of the largest eigenvalue of M = A^T A, or with `theta` the t of (M - theta) t = -start.
 
     Lanczos in float32, whose vectors are kept.
@@ -218,7 +220,7 @@ def _solution(diagonal: list[float], beside: list[float], beta: float, theta: fl
     return y, float(np.linalg.norm(T @ y - right))
 
 
-def _largest_root(gram: Product, like: Tensor, rtol: float, start: Tensor | None = None) -> float:
+def _largest_root(gram: _Product, like: Tensor, rtol: float, start: Tensor | None = None) -> float:
     """Return the root of the largest eigenvalue of A^T A, a matrix known by its products with tensors of one shape.
 
     Lanczos with its recurrence of three vectors. Other vectors are not kept orthogonal to these, so values are found
