@@ -30,7 +30,8 @@ class ShardedHessian:
     Which of the two is found out with one product each, unless `by` says it: a backward that fails, or that differs
     from the differences by more than three times their error, is not used.
 
-    >>>     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
+    >>> from flatlens.problem import Problem
+    >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
     >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
     >>> H = ShardedHessian(Landscape(problem))
     >>> H(torch.tensor([1.0, 0.0])).round(decimals=6), H.by  # x x^T
