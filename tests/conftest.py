@@ -1,4 +1,4 @@
-"""One thread; the shared builders and literal definitions importable; the tests that the default run leaves out."""
+"""One thread; a seed for every test; the shared builders and literal definitions importable; the tests that the default run leaves out."""
 
 import sys
 import zlib
@@ -37,6 +37,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if is_thorough(item, shares):
             item.add_marker("thorough")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a test draws without a seed of its own is the same in every run and process."""
+    torch.manual_seed(zlib.crc32(item.nodeid.partition("@")[0].encode()))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -11,6 +11,7 @@ import flatlens as fl
 
 DOCS = Path(__file__).parent.parent / "docs"
 WRITTEN = (DOCS / "conventions.md").read_text()
+pytestmark = pytest.mark.xdist_group("conventions")  # the page is computed once
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[+-]\d+)?(?!\w)")
 
 

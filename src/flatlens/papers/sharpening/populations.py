@@ -38,7 +38,7 @@ from flatlens.training import SGD, Training, Until
 
 DATA = "data+model.classes+loss_below"
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
-    "smoke": ((0.1, 0.03), (5, 10), 4),
+    "smoke": ((0.1, 0.03), (5, 10), 2),
     "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
     "desk": ((0.1, 0.03, 0.01), (16, 64, 256), 10),
     "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
