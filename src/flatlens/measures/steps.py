@@ -197,21 +197,18 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
         direction, _ = direction_of(lens, along)
     except BadInput as error:
         return undefined(str(error))
+    direction = {name: part for name, part in direction.items() if name in lens.problem.parameters}
+    square = inner(direction, direction)
+    if not square > 0:
+        return undefined("the direction is zero")
     if lens.problem.sharded:
-        square = inner(direction, direction)
-        if not square > 0:
-            return undefined("the direction is zero")
         H = ShardedHessian(Landscape(lens.problem, model=lens.model))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)
         stderr = abs(float(u @ off)) / 1.96
         return Estimate(float(u @ product), stderr, "exact" if H.exact else "estimate", note=f"by {H.by}")
     operator = Hessian(lens.problem, model=lens.model)
-    u = operator.space.flat({name: part for name, part in direction.items() if name in operator.space.parameters})
-    square = dot([u], [u])
-    if not square > 0:
-        return undefined("the direction is zero")
-    u.div_(math.sqrt(square))
+    u = operator.space.flat(direction).div_(math.sqrt(square))
     value = dot([u], [operator(u)])
     lens.count(operator.products)
     return Estimate(value, products=operator.products)
