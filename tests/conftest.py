@@ -1,4 +1,4 @@
-"""One thread; a seed for every test; the shared builders and literal definitions importable; the tests that the default run leaves out."""
+"""Set one thread and a seed for every test, import builders and literal definitions, leave out the thorough tests."""
 
 import sys
 import zlib
