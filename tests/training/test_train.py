@@ -8,6 +8,7 @@ from flatlens.data import digits
 from flatlens.errors import BadData, BadInput, BadModel, UnknownName
 from flatlens.models import MLP
 from flatlens.training import SGD, Adam, RMSProp, Steps, Training, Until, train
+from flatlens.training.training_data import TrainingData
 
 ONE_HOT = torch.eye(10)
 
@@ -93,6 +94,36 @@ def test_it_stops_at_once_when_it_diverges(split):
     assert result.outcome == "diverged"
     assert not result.reached
     assert result.steps <= 50
+
+
+class Standardised(nn.Sequential):
+    """A network whose outputs depend on the batch in eval mode, too."""
+
+    def __init__(self):
+        norm = nn.BatchNorm1d(16, track_running_stats=False)
+        super().__init__(nn.Unflatten(1, (16, 4)), norm, nn.Flatten(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("until", [Until(), Until(loss_below=0.15), Until(loss_below=0.3), Until(loss_below=0.0)])
+@pytest.mark.parametrize("build", [MLP(64, (32,), 10).build, Standardised])
+def test_looks_that_could_not_end_it_are_left_out_and_nothing_changes(split, monkeypatch, until, build):
+    looked, look = [], TrainingData.look
+    monkeypatch.setattr(TrainingData, "look", lambda data: looked.append(data) or look(data))
+
+    def run():
+        looked.clear()
+        torch.manual_seed(0)
+        model = build()
+        settings = Training(SGD(0.05), batch_size=8, until=until, max_steps=1500, check_every=1)
+        return model, train(model, split.train, settings, test=split.test), len(looked)
+
+    model, result, few = run()
+    monkeypatch.setattr(TrainingData, "surely_above", lambda *_: False)
+    twin, whole, many = run()
+    assert (result.outcome, result.steps, result.loss) == (whole.outcome, whole.steps, whole.loss)
+    assert all(torch.equal(a, b) for a, b in zip(result.curves.values(), whole.curves.values(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert few == many if build is Standardised else few < many
 
 
 def test_it_stops_where_the_slope_is_small(split):

@@ -132,8 +132,17 @@ class TrainingRun:
             self.watch.step(self.step, optimiser=None if self.stepper.ascends else self.stepper.optimiser)
 
     def _look(self, last: bool) -> None:
+        if self.only_the_end_depends and self._goes_on():
+            return
         if self.judge(self.data.look(), last):
             self.write_row([math.nan, math.nan] if self.test is None else self.test.look())
+
+    def _goes_on(self) -> bool:
+        """Return whether a few samples prove that a look at all data would not end the run."""
+        until = self.settings.until
+        if until.loss_below is not None:
+            return self.data.surely_above(until.loss_below)
+        return not until.anything and self.data.surely_above(-1.0)  # the loss is finite
 
     def asks_accuracy(self, loss: float) -> bool:
         """Return whether the accuracy is needed at this loss; it is not if the run continues in any case."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
@@ -20,6 +21,10 @@ from flatlens.training.settings import Training
 
 EVALUATED_TOGETHER = 1024
 """Samples that a look at the loss sends through the network at a time."""
+HARD = 8  #: an eighth of the samples is tried first, to see whether a look at all data could end a run
+LOSS_MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
+LOSS_ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `LOSS_MARGIN`
+FAR_FROM_OVERFLOW = 1e15  #: of outputs: their squares are far from float32's largest number
 Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
@@ -37,13 +42,38 @@ class TrainingData:
         self.model, self.loss = model, settings.objective
         self.x, self.y = x.to(device), y.to(device)
         self.targets = self.loss.targets(self.y, first_outputs(model, self.x, what), what)
+        self.hardest: Tensor | None = None  #: samples with the largest losses at the last look
+        self.shown = -math.inf  #: what their losses showed when they were last seen: a lower bound of the loss
 
     def look(self) -> list[float]:
         """Return the loss and the accuracy over all of the data."""
         with evaluating(self.model), torch.no_grad():
             outputs = torch.cat([self.model(x) for x, _ in self._pieces()])
-        loss = float(self.loss.values(outputs, self.targets).to(torch.float64).mean())
-        return [loss, accuracy(outputs, self.y)]
+        values = self.loss.values(outputs, self.targets)
+        self.hardest = values.topk(-(-len(values) // HARD)).indices
+        self.shown = self._bound(outputs[self.hardest], values[self.hardest])
+        return [float(values.to(torch.float64).mean()), accuracy(outputs, self.y)]
+
+    def surely_above(self, bound: float) -> bool:
+        """Return whether the samples whose losses were largest at the last look prove that the loss is above `bound`.
+
+        Losses are not negative, so their sum over n is at most the loss over all data. If they proved nothing when they
+        were last seen, they are not tried.
+        """
+        if self.hardest is None or not self.shown > bound or _by_batch(self.model):
+            return False
+        with evaluating(self.model), torch.no_grad():
+            outputs = self.model(self.x[self.hardest])
+        self.shown = self._bound(outputs, self.loss.values(outputs, self.targets[self.hardest]))
+        return self.shown > bound
+
+    def _bound(self, outputs: Tensor, values: Tensor) -> float:
+        """Return what some samples' losses are of the loss over all data, less rounding; -inf if it could overflow."""
+        size, total = float(outputs.abs().max()), float(values.to(torch.float64).sum())
+        if not (size < FAR_FROM_OVERFLOW and math.isfinite(total)):
+            return -math.inf
+        exact = total > len(values) * LOSS_ROUNDING * (1 + size * size)
+        return total / len(self.x) / (1 + LOSS_MARGIN) if exact else 0.0
 
     def gradient_norm(self, parameters: Sequence[Tensor]) -> float:
         """Return ||dL/dtheta||, L the mean loss over all of the data, in eval mode."""
@@ -61,6 +91,11 @@ class TrainingData:
             torch.split(self.x, EVALUATED_TOGETHER), torch.split(self.targets, EVALUATED_TOGETHER), strict=True
         ):
             yield x.clone(), targets
+
+
+def _by_batch(model: nn.Module) -> bool:
+    """Return whether a sample's outputs depend on its batch in eval mode, too."""
+    return any(isinstance(module, _BatchNorm) and module.running_mean is None for module in model.modules())
 
 
 def pair(data: object, what: str) -> Pair:

@@ -16,15 +16,18 @@ from flatlens.training.run import TrainingRun
 from flatlens.training.schedules import Constant
 from flatlens.training.stack.chain import LayerChain
 from flatlens.training.stack.updates import update_of
-from flatlens.training.training_data import EVALUATED_TOGETHER, TrainingData
+from flatlens.training.training_data import (
+    EVALUATED_TOGETHER,
+    FAR_FROM_OVERFLOW,
+    HARD,
+    LOSS_MARGIN,
+    LOSS_ROUNDING,
+    TrainingData,
+)
 
 _LOOKED_AT = 4
 """Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
 
-_HARD = 8  #: an eighth of the samples is tried first, to see whether a look at all data could end a run
-_MARGIN = 1e-3  #: relative; a sample's loss has other rounding errors in another batch
-_ROUNDING = 1e-4  #: mean loss, for outputs of size 1, above which those errors are well below `_MARGIN`
-_FAR_FROM_OVERFLOW = 1e15  #: of outputs: their squares are far from float32's largest number
 _AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)
 """Activations with |a(z)| <= |z|."""
 
@@ -195,7 +198,7 @@ class Lanes:
             values = values.view(len(rows), -1)
             losses = values.to(torch.float64).mean(1).tolist()
             if data[0] is self.runs[rows[0]].data:
-                samples = values.topk(-(-self.n // _HARD), 1).indices
+                samples = values.topk(-(-self.n // HARD), 1).indices
                 self._remember(rows, samples, _of(outputs, samples), values.gather(1, samples))
             for row, loss, f, each in zip(rows, losses, outputs, data, strict=True):
                 found.append([loss, math.nan if asked and not asked(row, loss) else accuracy(f, each.y)])
@@ -228,8 +231,8 @@ class Lanes:
         until, seen = run.settings.until, self.hardest.get(run)
         if seen is None:
             return False
-        high = until.loss_below is not None and seen.loss > until.loss_below * (1 + _MARGIN)
-        few = until.accuracy is not None and self.n - seen.wrong < self.n * until.accuracy - _MARGIN
+        high = until.loss_below is not None and seen.loss > until.loss_below * (1 + LOSS_MARGIN)
+        few = until.accuracy is not None and self.n - seen.wrong < self.n * until.accuracy - LOSS_MARGIN
         return high or few or not until.anything
 
     def _remember(self, rows: Sequence[int], samples: Tensor, outputs: Tensor, values: Tensor) -> None:
@@ -237,13 +240,13 @@ class Lanes:
         runs = [self.runs[row] for row in rows]
         size = outputs.abs().amax((1, 2))
         total = values.to(torch.float64).sum(1)
-        exact = total > samples.shape[1] * _ROUNDING * (1 + size * size)
+        exact = total > samples.shape[1] * LOSS_ROUNDING * (1 + size * size)
         sums: list[float] = total.where(exact, 0.0).div_(self.n).tolist()
         wrong: list[int] = [0] * len(runs)
         if any(run.settings.until.accuracy is not None for run in runs):
             labels = torch.stack([run.data.y for run in runs]).gather(1, samples).long()[..., None]
             behind = outputs.amax(2) - outputs.gather(2, labels)[..., 0]
-            wrong = (behind > _MARGIN * size[:, None]).sum(1).tolist()
+            wrong = (behind > LOSS_MARGIN * size[:, None]).sum(1).tolist()
         for run, own, loss, errors in zip(runs, samples, sums, wrong, strict=True):
             self.hardest[run] = Hardest(own, loss, errors)
 
@@ -258,7 +261,7 @@ class Lanes:
             bound = self.largest_input
             for layer in self.chain.layers:
                 bound = size * (layer.inputs * bound + 1)
-            found.append(bound < _FAR_FROM_OVERFLOW)
+            found.append(bound < FAR_FROM_OVERFLOW)
         return found
 
 
