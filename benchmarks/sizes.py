@@ -159,10 +159,10 @@ def courses(changes: int, rng: Rng, units: int, effect: float) -> pd.DataFrame:
 
 
 def schemes(rng: Rng, units: int, effect: float) -> pd.DataFrame:
-    """Return a and b of networks of two initialisation schemes, with large effects on both; one network a seed."""
+    """Return a and b of two initialisation schemes with other means and deviations of both; one network a seed."""
     scheme = np.arange(units) % 2
     of = related(1.0, 1, 0.0, rng, units, effect)
-    return of.assign(init=scheme, a=of["a"] + 5 * scheme, b=of["b"] + 5 * scheme)
+    return of.assign(init=scheme, **{name: of[name] * 10.0**scheme + 5 * scheme for name in "ab"})
 
 
 def share_of(table: evidence.Table) -> evidence.Evidence:
@@ -266,8 +266,9 @@ def _of_training() -> Iterator[Row]:
     yield Row("mean r of changes, ranks agreeing", "courses of 8 changes, the first 30 times as large",
               partial(courses, 8), lambda t: contrasts.mean_of(t, "pearson", "spearman"),
               conservative=JOINT)  # fmt: skip
-    yield Row("Pearson r within groups, ranks agreeing", "one network a seed, two groups far apart", schemes,
-              lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"), conservative=JOINT)  # fmt: skip
+    yield Row("Pearson r within groups, ranks agreeing", "one network a seed, two groups of other mean and deviation",
+              schemes, lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"),
+              conservative=JOINT)  # fmt: skip
     yield Row("r over cases of two z", "6 cases, one network of each a seed", alternating,
               lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
     yield Row("share of units", "true share .9", partial(shares, true=0.9), share_of, 0.9, conservative=DISCRETE)
@@ -293,15 +294,24 @@ INTRODUCTION = """\
 # Simulated error rates of the papers' statistics
 
 Written by `python -m benchmarks.sizes > docs/sizes.md`. Each statistic is simulated {repeats} times where its true
-value is the number that it is held against, on populations with the dependence of the papers' studies. "Miss above"
-is the share of verdicts that the truth is above, "miss below" that it is below: nominally 2.5% each, with a standard
-error of {error:.1f} points. A statistic may miss in at most 3.5%: where it misses in more, the row is simulated
-again, {again} times as often, and has these rates. Where it misses in fewer than 1.5%, the last column says why. The
-power is the share of right verdicts at one alternative ({fewer} repeats): a mean of one standard deviation, a
-correlation of .8 (of .95 against .5 or .6), a slope of one deviation per learning rate, a share of .95, r from 0 to
-.95 over the settings, of .8 in one part and -.8 in the rest, or over four layers 0, .2, -.6 and .6. "Units" are
-independent seeds; more than 200 are left out in 200 groups. "Granulated" and "partial" are coefficients of a study's
-`gap.csv`. `tests/statistics/test_sizes.py` asks for these rates.
+value is the number that it is held against, on populations with the dependence of the papers' studies.
+
+- *Miss above* is the share of populations whose true value is believed to be above, *miss below* the share of those
+  where it is believed to be below: nominally 2.5% each, with a standard error of {error:.1f} points. A statistic may
+  miss in at most 3.5%. Where it misses in more, the row is simulated again, {again} times as often, and has these
+  rates. Where it misses in fewer than 1.5%, the last column says why.
+- *Power* is the share of right decisions at one alternative ({fewer} repeats):
+  - a mean: one standard deviation;
+  - a correlation: .8, or .95 against .5 or .6;
+  - a slope: one deviation per learning rate;
+  - a share: .95;
+  - correlations at several settings: from 0 to .95;
+  - a correlation in one part of the networks: .8, and -.8 in the rest;
+  - correlations of four layers: 0, .2, -.6 and .6.
+- *Units* are independent seeds; more than 200 are left out in 200 groups.
+
+"Granulated" and "partial" are coefficients of a study's `gap.csv`. `tests/statistics/test_sizes.py` asks for these
+rates.
 
 | statistic | design | units | miss above, % | miss below, % | power, % | conservative because |
 |---|---|---:|---:|---:|---:|---|"""

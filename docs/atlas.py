@@ -46,12 +46,20 @@ INTRODUCTION = f"""\
 Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
 what needs no more than a laptop. Their tables are kept in [docs/tables](tables): `python docs/atlas.py > docs/atlas.md`
 weighs and draws all that is here again, without training, in some minutes.
-A row is *reproduced* where the whole 95% interval of its statistic lies on the side that the paper predicts, *not
-reproduced* where all of it lies on the other, else *inconclusive*; it is decided where two runs agree ({IN_WORDS}).
-Intervals are over independent units, such as seeds, whose number stands beside that of the networks; fewer than 6
-decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)). A *theorem* checks
-the code, a *claim* is quoted, a *reading* is ours, a *number* is printed; main claims are bold. What laptop scale
-changes is said below each title: an outcome is about that data and size.
+
+
+How to read a row:
+
+- *Reproduced*: the whole 95% interval of the statistic lies on the side of the number that the paper predicts (the
+  column *statistic* names both). *Not reproduced*: all of it lies on the other side. Else *inconclusive*.
+- Beside a Pearson correlation that of ranks has to agree; of several cases each is corrected after Holm. A row that
+  these leave open says so: "ranks do not agree", "not after Holm's correction".
+- *Decided*: a second run comes to the same conclusion ({IN_WORDS}).
+- Intervals are over independent units, such as seeds. Their number stands beside that of the networks; fewer than 6
+  decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
+- A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
+  reason; a *number* is printed in the paper. Main claims are bold.
+- What laptop scale changes is said below each title: an outcome is about that data and size.
 """
 
 
@@ -154,8 +162,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
     yield ""
     second = ("re-run",) * bool(one.again) + ("in both halves of the units",) * bool(one.halves)
     second += ("at laptop scale",) * bool(laptop)
-    yield line("what the paper says", "kind", "decided", "here", *second, "value, 95% interval", "n")
-    yield line("---", "---", "---", "---", *["---"] * len(second), "---", "---:")
+    yield line("what the paper says", "kind", "decided", "here", *second, "statistic", "value, 95% interval", "n")
+    yield line("---", "---", "---", "---", *["---"] * len(second), "---", "---", "---:")
     for row, small in zip(rows, laptop or [None] * len(rows), strict=True):
         outcome, again = row.outcome, row.again
         runs = [f"{again.marked} {again.statistic.in_words}, n = {again.statistic.size}"] if again else []
@@ -165,7 +173,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
         if small:
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
         yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
-                   both(statistic.in_words, statistic.beside), both(statistic.size, statistic.why))  # fmt: skip
+                   outcome.weighed, both(statistic.in_words, statistic.beside),
+                   both(statistic.size, statistic.why))  # fmt: skip
     yield ""
     for plot in one.plots:
         yield f"![{plot.title}]({picture(one, plot)})"

@@ -1,4 +1,4 @@
-"""The verdicts that changed since the first atlas: `python docs/changed.py > docs/changed.md`.
+"""The outcomes that changed since the first atlas: `python docs/changed.py > docs/changed.md`.
 
 tables/earlier.json has the rows of that page, each with the row that has taken its place, if one has.
 """
@@ -16,10 +16,10 @@ from flatlens.papers.predictions import with_mark
 from flatlens.papers.summary import Row, rows_of
 
 INTRODUCTION = """\
-# Verdicts that changed
+# Outcomes that changed
 
 The first [atlas](atlas.md) drew its intervals as if all networks were independent, decided after one run, and weighed
-some sentences that no paper says. This page lists each of its verdicts that is no longer the same, at laptop scale, and
+some sentences that no paper says. This page lists each of its outcomes that is no longer the same, at laptop scale, and
 why. *Decided* is what two runs agree on, over independent units ([how](reproducing.md#outcomes)). The experiments
 themselves have changed, too: most have more networks, with a start of their own each.
 """
@@ -34,7 +34,7 @@ def page(earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]]) -> Ite
     changed = [(one, row) for one, row in present if row.decided != one["outcome"]]
     same = len(present) - len(changed)
     waiting = sorted({one["experiment"] for one in earlier} - set(rows), key=lambda name: int(name[1:]))
-    yield f"Of {len(earlier)} verdicts {same} are the same, {len(changed)} changed, and {len(gone)} rows are gone."
+    yield f"Of {len(earlier)} outcomes {same} are the same, {len(changed)} changed, and {len(gone)} rows are gone."
     if waiting:
         yield f"The others wait for new runs of {', '.join(waiting)}: they stand at the end, and decide nothing."
     yield from _head("Changed", "what is said now", "was", "value then", "decided", "value now", "n", "why")

@@ -14,15 +14,21 @@ from pathlib import Path
 import atlas
 import numpy as np
 import pandas as pd
+from scipy.stats import t as student
 
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.vary import TOGETHER, last_field, split_values
+from flatlens.papers import EXPERIMENTS
+from flatlens.papers.evidence import Table, correlated, independent, studied
 from flatlens.papers.figures import FIGURES
+from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.reparam2019.layer_five import fifth_layer
 from flatlens.papers.reproduce import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
 from flatlens.report.words import what_was_run
 from flatlens.statistics import Statistic, benjamini_hochberg
+from flatlens.statistics.clustered import MOST_GROUPS
 from flatlens.statistics.relations import relate_within
 
 FOLDER = Path(__file__).parent / "papers"
@@ -35,12 +41,18 @@ ATLAS = "../atlas.md"
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
     """Yield the main claims with their outcomes, the counts of all rows, and each figure with its counterpart."""
     own = [(one, mine) for one, mine in zip(found, rows, strict=True) if one.experiment.paper == paper]
-    yield atlas.line("main claim, in the paper's words", "here", "decided", "value, 95% interval", "n")
-    yield atlas.line("---", "---", "---", "---", "---:")
+    ran = {one.experiment.id for one, _ in own}
+    yield atlas.line(
+        "main claim, in the paper's words", "here", "kind", "decided", "value, 95% interval", "re-run", "n"
+    )
+    yield atlas.line("---", "---", "---", "---", "---", "---", "---:")
     for one, mine in own:
-        for row in mine:
-            if row.outcome.prediction.headline:
-                yield _main_claim(one, row)
+        yield from (_main_claim(one, row) for row in mine if row.outcome.prediction.headline)
+    for experiment in EXPERIMENTS.values():
+        if experiment.paper == paper and experiment.id not in ran:
+            for prediction in filter(lambda each: each.headline, experiment.predictions):
+                here = f"{experiment.id}: {prediction.says}"
+                yield atlas.line(_said(prediction), here, prediction.kind, "not yet run", "", "", "")
     yield ""
     yield "Of all rows, by kind:"
     yield ""
@@ -50,56 +62,69 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
-    said = f"“{prediction.quote}” ({prediction.source})"
-    value = atlas.both(statistic.in_words, statistic.beside)
-    return atlas.line(said, f"{atlas.link(one, ATLAS)}: {prediction.says}", row.marked, value, statistic.size)
+    here = f"{atlas.link(one, ATLAS)}: {prediction.says} {prediction.reason}".rstrip()
+    value = atlas.both(f"{row.outcome.weighed}: {statistic.in_words}", statistic.beside)
+    again = f"{row.again.marked} {row.again.statistic.in_words}" if row.again else ""
+    if row.halves:
+        again = " and ".join(half.statistic.in_words for half in row.halves) + ", each half of the units"
+    return atlas.line(_said(prediction), here, prediction.kind, row.marked, value, again, statistic.size)
+
+
+def _said(prediction: Prediction) -> str:
+    return f"“{prediction.quote}” ({prediction.source})"
 
 
 def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
-    """Yield each picture once, under the names of all figures of the paper that it stands for."""
+    """Yield each picture once, with what each figure of the paper that it stands for shows; and what is not drawn."""
+    drawn = set()
     for one in own:
         shown = [(figure, plot) for figure in FIGURES
                  if figure.paper == paper and figure.experiment == one.experiment.id
                  for plot in figure.among(one.plots)]  # fmt: skip
         for plot, pairs in groupby(sorted(shown, key=lambda pair: pair[1].name), key=lambda pair: pair[1]):
             figures = [figure for figure, _ in pairs]
-            yield f"**{', '.join(figure.name for figure in figures)}.** The paper shows {figures[0].shows}."
+            drawn |= {figure.name for figure in figures}
+            yield f"In the paper: {'; '.join(f'**{figure.name}**, {figure.shows}' for figure in figures)}."
             yield f"Here ({atlas.link(one, ATLAS)}): {plot.title}. {plot.caption}"
             yield ""
             yield f"![{plot.title}](../{atlas.picture(one, plot)})"
             yield ""
+    missing = [figure for figure in FIGURES if figure.paper == paper and figure.name not in drawn]
+    for figure in missing:
+        why = f"{figure.experiment} has not been run yet" if figure.experiment else figure.remark
+        yield f"Not drawn here: **{figure.name}**, {figure.shows} ({why})."
+        yield ""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """How a measure goes with the gap among the networks of one study."""
+    """How a measure goes with the gap among the networks of one study, in each of its runs."""
 
     measure: str
     where: str  #: link to the experiment, and the study's name
-    overall: Statistic  #: rank correlation over all networks
-    within: Statistic | None  #: Pearson's r among networks of equal settings; None where nothing but the seed differs
+    overall: tuple[Statistic, ...]  #: rank correlation over all networks, of each run
+    within: tuple[Statistic, ...]
+    """Pearson's r among networks of equal settings, of each run; empty where nothing but the seed differs."""
 
 
 def over_all(found: list[Reproduction]) -> Iterator[str]:
     """Yield counts for each measure, a table of each measure with the gap in each population, and what was run."""
-    relations = [
-        each for one in found for name, result in one.results.items() for each in _relations(one, name, result)
-    ]
-    rates = benjamini_hochberg(np.array([each.overall.p for each in relations]))
+    relations = [each for one in found for name in one.results for each in _relations(one, name)]
+    relations.sort(key=lambda each: (each.measure, each.where))
+    rates = benjamini_hochberg(np.array([_p(runs) for each in relations for runs in (each.overall, each.within)]))
     yield from _counts(relations)
     yield "Each population:"
     yield ""
-    yield atlas.line(
-        "measure", "networks", "rank correlation with the gap", "within equal settings", "n", "goes with the gap"
-    )
-    yield atlas.line("---", "---", "---", "---", "---:", "---")
-    for each, rate in sorted(zip(relations, rates, strict=True), key=lambda pair: (pair[0].measure, pair[0].where)):
-        yield atlas.line(
-            each.measure, each.where, each.overall.in_words, each.within.in_words if each.within else "",
-            each.overall.size, f"{_sign(each.overall)}{f' {SURVIVES}' * bool(rate <= DISCOVERY)}",
-        )  # fmt: skip
+    yield atlas.line("measure", "networks", "n", "rank correlation with the gap", "re-run", "goes with the gap",
+                     "within equal settings", "re-run", "goes with the gap")  # fmt: skip
+    yield atlas.line("---", "---", "---:", *["---"] * 6)
+    for each, (overall, within) in zip(relations, rates.reshape(-1, 2), strict=True):
+        yield atlas.line(each.measure, each.where, each.overall[0].size, *_cells(each.overall, overall),
+                         *_cells(each.within, within))  # fmt: skip
     yield ""
-    survives = f"A sign with {SURVIVES} survives Benjamini and Hochberg's correction at {DISCOVERY:.0%} over them."
+    survives = (
+        f"A sign with {SURVIVES} survives Benjamini and Hochberg's correction at {DISCOVERY:.0%} over both columns."
+    )
     yield f"{len(relations)} rows. {survives}"
     yield ""
     yield "The networks:"
@@ -111,13 +136,19 @@ def over_all(found: list[Reproduction]) -> Iterator[str]:
     yield ""
 
 
+def _cells(runs: tuple[Statistic, ...], rate: float) -> tuple[str, str, str]:
+    """Return the correlation of the first run, that of the second, and the sign on which they agree."""
+    words = [run.in_words for run in runs]
+    first, second = (*words, "", "")[:2]
+    return first, second, f"{_sign(runs)}{f' {SURVIVES}' * bool(rate <= DISCOVERY)}"
+
+
 def _counts(relations: list[Relation]) -> Iterator[str]:
     """Yield in how many populations a measure goes with the gap, overall and within equal settings."""
     signs = ("+", "−", "?")
     yield atlas.line("measure", "populations", *signs, *(f"within equal settings: {sign}" for sign in signs))
     yield atlas.line("---", *["---:"] * 7)
-    by_measure = sorted(relations, key=lambda each: each.measure)
-    for measure, group in groupby(by_measure, key=lambda each: each.measure):
+    for measure, group in groupby(relations, key=lambda each: each.measure):
         mine = list(group)
         overall = [_sign(each.overall) for each in mine]
         within = [_sign(each.within) for each in mine if each.within]
@@ -125,13 +156,30 @@ def _counts(relations: list[Relation]) -> Iterator[str]:
     yield ""
 
 
-def _relations(one: Reproduction, name: str, result: StudyResult) -> Iterator[Relation]:
-    known = result.gap_correlations
-    within = _within(result)
-    for _, row in known[(known["coefficient"] == "Spearman rho") & (known["n"] > 0)].iterrows():
-        n, units = int(row["n"]), int(row["units"])
-        overall = Statistic("rho", row["value"], n, row["low"], row["high"], row["p"], units=units, unit="unit")
-        yield Relation(row["quantity"], _where(one, name), overall, within.get(row["quantity"]))
+def _relations(one: Reproduction, name: str) -> Iterator[Relation]:
+    runs = [results[name] for results in (one.results, one.second) if name in results]
+    known = runs[0].gap_correlations
+    within = [_within(run) for run in runs]
+    for measure in known.loc[(known["coefficient"] == "Spearman rho") & (known["n"] > 0), "quantity"]:
+        overall = correlated(_in_units(one, name), measure, GAP.name, "spearman")
+        yield Relation(
+            measure,
+            _where(one, name),
+            tuple(overall({name: run}) for run in runs),
+            tuple(each[measure] for each in within if measure in each),
+        )
+
+
+def _in_units(one: Reproduction, name: str) -> Table:
+    """Return the networks of a study with their units: those of X14 are four schemes, as in its own rows."""
+    if one.experiment.id != "X14":
+        return studied(name)
+
+    def found(results: Results) -> pd.DataFrame:
+        init = fifth_layer(name)(results).set_index("key")["init"]
+        return studied(name)(results).assign(scheme=lambda table: table["key"].map(init))
+
+    return independent(found, "scheme")
 
 
 def _within(result: StudyResult) -> Mapping[str, Statistic]:
@@ -144,9 +192,17 @@ def _within(result: StudyResult) -> Mapping[str, Statistic]:
     measures = [quantity.name for quantity in result.quantities if quantity.name in result.values]
     table = relate_within(result.values[measures][used], GAP.name, {"settings": group}, result.networks["seed"][used])
     return {
-        row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"])
+        row["x"]: Statistic("r", row["pearson"], int(row["n"]), row["pearson_low"], row["pearson_high"],
+                            _p_of(row), units=int(row["units"]))
         for _, row in table.iterrows()
-    }
+    }  # fmt: skip
+
+
+def _p_of(row: pd.Series) -> float:
+    """Return the two-sided p of a correlation, from its interval: Student's t on Fisher's scale."""
+    low, value, high = np.arctanh(row[["pearson_low", "pearson", "pearson_high"]].to_numpy(dtype=float))
+    degrees = min(int(row["units"]), MOST_GROUPS) - 1
+    return float(2 * student.sf(abs(value) / ((high - low) / 2) * student.ppf(0.975, degrees), degrees))
 
 
 def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
@@ -157,9 +213,17 @@ def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
     return networks[name].map(lambda values: str([split_values(values)[i] for i in kept]))
 
 
-def _sign(statistic: Statistic) -> str:
-    """Return the sign of a correlation whose interval excludes 0."""
-    return "+" if statistic.low > 0 else "−" if statistic.high < 0 else "?"  # NaN, too
+def _sign(runs: tuple[Statistic, ...]) -> str:
+    """Return the sign of a correlation whose interval excludes 0 in each run; empty where there is no run."""
+    signs = {"+" if run.low > 0 else "−" if run.high < 0 else "?" for run in runs}  # NaN is "?", too
+    return signs.pop() if len(signs) == 1 else "?" if signs else ""
+
+
+def _p(runs: tuple[Statistic, ...]) -> float:
+    """Return the largest p of the runs, if their signs agree; else 1. NaN where there is no run, or one has no p."""
+    if not runs:
+        return np.nan
+    return float(np.max([run.p for run in runs])) if _sign(runs) != "?" else 1.0
 
 
 def _where(one: Reproduction, name: str) -> str:

@@ -153,3 +153,33 @@ def test_a_loss_that_torch_differentiates_once_is_refused_by_its_name(loss: nn.M
     with pytest.raises(BadLoss, match=r"multi_margin_loss_backward.*plain operations") as caught:
         fl.measure(lens)
     assert "\n" not in str(caught.value)
+
+
+class Twice(nn.Module):
+    """A layer that acts twice: once as a module of one name, or as a module of two."""
+
+    def __init__(self, two_names: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(1)
+            self.first, self.middle, self.last = (nn.Linear(*shape).double() for shape in ((3, 4), (4, 4), (4, 2)))
+        if two_names:
+            self.again = self.middle
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.middle(self.first(x)).relu()))
+
+
+@pytest.mark.parametrize("name", [card.name for card in fl.catalogue()])
+def test_a_module_of_two_names_is_measured_as_of_one_and_keeps_its_parameters(name: str) -> None:
+    found = []
+    for two_names in (True, False):
+        net = Twice(two_names)
+        before = [(p, p.detach().clone()) for p in net.parameters()]
+        problem = fl.Problem(net, "cross_entropy", (X, Y), test=(X, Y))
+        found.append(fl.measure(fl.Lens(problem), name)[name])
+        after = list(net.parameters())
+        assert [id(p) for p in after] == [id(p) for p, _ in before]
+        assert all(torch.equal(p, was) for p, (_, was) in zip(after, before, strict=True))
+    assert found[0].kind == found[1].kind
+    assert found[0].value == pytest.approx(found[1].value, rel=1e-12, nan_ok=True)

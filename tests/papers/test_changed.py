@@ -1,4 +1,4 @@
-"""docs/changed.py: which verdicts of the first atlas are no longer the same, and why."""
+"""docs/changed.py: which outcomes of the first atlas are no longer the same, and why."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ def test_what_is_the_same_is_counted_and_the_rest_is_told(changed, smoke_of):
         common | {"says": "d", "outcome": "reproduced", "now": "of a run to come", "experiment": "X4"},
     ]
     lines = list(changed.page(earlier, {"X3": rows}))
-    assert "Of 4 verdicts 1 are the same, 1 changed, and 1 rows are gone." in lines
+    assert "Of 4 outcomes 1 are the same, 1 changed, and 1 rows are gone." in lines
     assert "The others wait for new runs of X4: they stand at the end, and decide nothing." in lines
     told = [line for line in lines if line.startswith("| [X3]")]
     assert len(told) == 1

@@ -8,7 +8,7 @@ import torch
 from flatlens.data import eight_points
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.courses import in_course
-from flatlens.papers.sharpening.coordinate_tables import COMPARED, PUBLISHED, SQUARED, SUMMED_SHARPNESS, trials_of
+from flatlens.papers.sharpening.coordinate_tables import COMPARED, PUBLISHED, SQUARED, SUMMED_SHARPNESS, of_seeds
 from flatlens.papers.sharpening.coordinates import SPLINE
 from flatlens.papers.sharpening.scales import NUMBERS
 
@@ -95,7 +95,7 @@ def test_the_tables_hold_ours_beside_the_printed(smoke_of):
 @pytest.mark.xdist_group("X12")
 def test_a_norm_without_its_root_is_compared_with_the_printed_ones(smoke_of):
     results = smoke_of("X12")[1].results
-    row = trials_of(results).set_index("seed").loc[2]
+    row = of_seeds(results).set_index("seed").loc[2]
     found = {"root": [], "square": []}
     for study, table in PUBLISHED.items():
         networks = results[study].networks.query("seed == 2").set_index("start")

@@ -13,7 +13,7 @@ from flatlens.papers import EXPERIMENTS, units
 from flatlens.papers.experiment import SCALES
 from flatlens.papers.predictions import Conclusion
 from flatlens.papers.relative2021.locally_constant import TIMES
-from flatlens.papers.remarks import FEW_TRIALS
+from flatlens.papers.remarks import FEW_SEEDS
 from flatlens.papers.reproduce import load_reproduction
 from flatlens.statistics.clustered import FEWEST_UNITS
 
@@ -147,4 +147,4 @@ def test_it_says_where_too_few_trials_decide_nothing(name):
     one = EXPERIMENTS[name]
     fewest = {scale: min(map(units_of, one.studies(scale).values())) for scale in SCALES}
     assert fewest["laptop"] >= FEWEST_UNITS
-    assert (fewest["paper"] < FEWEST_UNITS) == (FEW_TRIALS in one.differs["paper"])
+    assert (fewest["paper"] < FEWEST_UNITS) == (FEW_SEEDS in one.differs["paper"])

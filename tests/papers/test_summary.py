@@ -42,6 +42,23 @@ def test_what_survives_is_decided_and_corrected_over_all_rows():
     assert not alone[0][0].survives  # strong, but in one run
 
 
+def test_a_row_says_why_it_is_open():
+    def open_one(**fields):
+        found = Statistic("r", 0.5, 20, 0.2, 0.7, tails=lambda _: (0.2, 0.8), **fields)
+        return Prediction("c", "", "", lambda _: found, kind="claim").weigh({})
+
+    ranks, cases = open_one(of_ranks=0.1), open_one(parts={"a": Statistic("r", 0.5, 20)})
+    assert ranks.marked == Row(ranks, ranks).marked == "? inconclusive: ranks do not agree"
+    assert cases.marked == "? inconclusive: not after Holm's correction"
+    assert Row(outcome(0.001), outcome(0.999)).marked == "? inconclusive: the runs differ"
+    assert (
+        Row(outcome(0.001), None, (outcome(0.2), outcome(0.2, value=-1.0))).marked
+        == "? inconclusive: the halves differ"
+    )
+    assert outcome(0.2).marked == Row(outcome(0.2), None).marked == "? inconclusive"  # the interval says so
+    assert ranks.weighed == "r, above 0"
+
+
 def test_the_summary_counts_kinds_apart_and_what_chance_does():
     yes, theorem = outcome(0.001), outcome(None, "theorem")
     rows = [Row(yes, yes, survives=True)] * 3 + [Row(theorem, None), Row(outcome(0.3, "reading"), None)]

@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.utils._pytree import tree_map
 
 from flatlens.curvature.directions import Directions, WeightDirections
@@ -169,7 +169,7 @@ def _along_weight(
     rows: list[Tensor | None] = list(torch.autograd.grad(of, [live], create_graph=True, allow_unused=True))
     check.require_symmetric(batch, of, rows, [live])
     W = weight.value
-    product = _sample_product(Runner(problem, model), f"model.{weight.parameter}", W)
+    product = _sample_product(Runner(problem, model), weight.parameter, W)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
     sample_axes = tree_map(
         lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == len(f) else None, batch
@@ -204,7 +204,7 @@ def _sample_product(runner: Runner, name: str, W: Tensor) -> Callable[[Batch, Te
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
 
         def along(eps: Tensor) -> Tensor:
-            outputs: Tensor = functional_call(runner, {name: W + eps * V}, (single,))[0][0]
+            outputs = runner.at({name: W + eps * V}, single)[0][0]
             return (slope * outputs).sum()
 
         result: Tensor = grad(grad(along))(W.new_zeros(()))

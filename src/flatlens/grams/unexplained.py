@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ def ignore_slow_batching_warning() -> Iterator[None]:
 
 
 class Runner(nn.Module):
-    """The problem's forward as a module, for `torch.func.functional_call`."""
+    """The problem's forward at other values of the parameters, which functions of torch.func can differentiate."""
 
     def __init__(self, problem: Problem, model: nn.Module) -> None:
         super().__init__()
@@ -36,6 +36,23 @@ class Runner(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Any]:
         """Return (outputs, targets)."""
         return self.problem.run(self.model, batch)
+
+    def at(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[Tensor, Any]:
+        """Return (outputs, targets) at other values of some named parameters.
+
+        A parameter of several modules is replaced in each. A module with several names is given under one: torch 2.13
+        restores it name by name, and leaves the values in place of the parameters that it met first.
+        """
+        known = dict(self.model.named_parameters())
+        given = {id(known[name]): value for name, value in values.items()}
+        places = {
+            f"model.{where}.{name}" if where else f"model.{name}": given[id(p)]
+            for where, module in self.model.named_modules()
+            for name, p in module.named_parameters(recurse=False, remove_duplicate=False)
+            if id(p) in given
+        }
+        found: tuple[Tensor, Any] = functional_call(self, places, (batch,), tie_weights=False)
+        return found
 
 
 def per_sample_gradients(
@@ -69,12 +86,12 @@ def _batched(
     """Return the same for all samples at once with torch.vmap, which is wrong for some operations."""
     runner = Runner(problem, model)
     batch = tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, batch)
-    values = {f"model.{name}": p.detach() for name, p in model.named_parameters() if name in names}
+    values = {name: p.detach() for name, p in model.named_parameters() if name in names}
     n = size(batch)
 
     def one(sample: Batch, row: Tensor | None, parameters: dict[str, Tensor]) -> Tensor:
         single = tree_map(lambda leaf: leaf[None] if isinstance(leaf, Tensor) else leaf, sample)
-        outputs: Tensor = functional_call(runner, parameters, (single,))[0][0]
+        outputs = runner.at(parameters, single)[0][0]
         return outputs if row is None else row.to(outputs) @ outputs
 
     def jacobian(sample: Batch, row: Tensor | None) -> dict[str, Tensor]:
@@ -84,7 +101,7 @@ def _batched(
     counted = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) and leaf.ndim and len(leaf) == n else None, batch)
     with ignore_slow_batching_warning():
         found = vmap(jacobian, in_dims=(counted, None if rows is None else 0), randomness="error")(batch, rows)
-    return {name: _rows(found[f"model.{name}"].detach()) for name in names}
+    return {name: _rows(found[name].detach()) for name in names}
 
 
 def _rows(gradients: Tensor) -> Tensor:

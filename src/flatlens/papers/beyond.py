@@ -28,7 +28,7 @@ from flatlens.papers.evidence import Table, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import SMOKE_ONLY, seed_axis
 from flatlens.papers.units import UNIT
 from flatlens.training import Adam, Cosine, Training
 
@@ -59,7 +59,7 @@ def _x19(scale: Scale) -> Mapping[str, Study]:
     training = Training(
         Adam(0.01), batch_size=64, loss="mse", schedule=Cosine(steps, "steps"), max_steps=steps, check_every=1000
     )
-    axes = (Axis("train", sizes), trial_axis(count))
+    axes = (Axis("train", sizes), seed_axis(count))
     studies = {}
     for law in RECIPES:
         data = DataSettings(f"waves_{law}", train=sizes[0], test=1000)
@@ -100,15 +100,15 @@ def most_samples(law: str) -> Table:
 
 
 def decay(law: str) -> Table:
-    """Return one row per trial: `slope` of log(bound) over log(log(N) / N), by least squares, less 1/d."""
+    """Return one row per seed: `slope` of log(bound) over log(log(N) / N), by least squares, less 1/d."""
 
     def found(results: Results) -> pd.DataFrame:
         table = sides(law)(results)
         rate = 1 / law_of(law)[0].intrinsic
         rows = []
-        for unit, trial in table.groupby(UNIT):
-            n = trial["train"].to_numpy(dtype=float)
-            slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(trial["exact"].to_numpy(dtype=float)), 1)
+        for unit, seed in table.groupby(UNIT):
+            n = seed["train"].to_numpy(dtype=float)
+            slope, _ = np.polyfit(np.log(np.log(n) / n), np.log(seed["exact"].to_numpy(dtype=float)), 1)
             rows.append({UNIT: unit, "slope less 1/d": slope - rate})
         return pd.DataFrame(rows)
 
@@ -116,7 +116,10 @@ def decay(law: str) -> Table:
 
 
 _HOLDS = "with probability at least $1 - \\epsilon$ over all i.i.d. samples"
-_RATE = "decay in N, where d is the intrinsic dimension of the data distribution"
+_RATE = (
+    "our bound exhibits *slower* $O((\\log(N)N^{-1})^{\\frac{1}{d}})$ decay in N, where d is the intrinsic dimension "
+    "of the data distribution"
+)
 _SUFFICE = (
     "sufficiently small [...] empirical Jacobian norm and sufficiently large sample size suffice to guarantee good "
     "generalisation"
@@ -173,7 +176,7 @@ def _plots(results: Results) -> list[Plot]:
     wide["y"] = wide["law"].map(widest)
     rows = pd.concat([long, wide], ignore_index=True).rename(columns={"law": "panel", "train": "x"})
     caption = (
-        "Lines are means over trials, bands one standard deviation to either side. Above the dashed line, the distance "
+        "Lines are means over seeds, bands one standard deviation to either side. Above the dashed line, the distance "
         "of the target's values, the bound says nothing. Where the printed radius is not defined it is left out."
     )
     drawn = banded(rows, "bound_and_error", "The bound and the true error", caption, "samples N", "mean of")
@@ -252,8 +255,8 @@ EXPERIMENTS = (
         {
             "smoke": (SMOKE_ONLY, _OWN),
             "laptop": (_OWN, _NEARLY, RADII, CERTIFIED),
-            "desk": (_OWN, _NEARLY, RADII, CERTIFIED, "Three times as many samples at most, and 12 trials."),
-            "paper": (_OWN, _NEARLY, RADII, CERTIFIED, "Ten times as many samples at most, and 10 trials."),
+            "desk": (_OWN, _NEARLY, RADII, CERTIFIED, "Three times as many samples at most, and 12 seeds."),
+            "paper": (_OWN, _NEARLY, RADII, CERTIFIED, "Ten times as many samples at most, and 10 seeds."),
         },
     ),
 )

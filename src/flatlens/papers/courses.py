@@ -81,11 +81,13 @@ def late(column: str, over: str | None = None) -> Number:
 
 
 def rise(column: str) -> Number:
-    """Return how far a column rises: its mean over the later half of the course minus its first value.
-
-    The largest value minus the first would never be below 0.
-    """
+    """Return how far a column rises and stays: its mean over the later half of the course minus its first value."""
     return lambda course: late(column)(course) - first(column)(course)
+
+
+def climb(column: str) -> Number:
+    """Return how far a column rises to its peak: its largest value minus its first. It is never below 0."""
+    return lambda course: largest(column)(course) - first(column)(course)
 
 
 def correlated_changes(x: str, y: str, coefficient: CoefficientName = "pearson") -> Number:

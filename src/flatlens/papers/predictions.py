@@ -66,6 +66,11 @@ class Outcome:
         return two_sided(tails(self.prediction.than))
 
     @property
+    def weighed(self) -> str:
+        """The statistic, and what is predicted of it: "Pearson r of mls and gap, above 0"."""
+        return f"{self.statistic.name}, {self.prediction.side} {self.prediction.than:g}"
+
+    @property
     def sided(self) -> Conclusion:
         """The conclusion that the value alone would give, without its interval; "inconclusive" for NaN."""
         value = self.statistic.value
@@ -75,9 +80,17 @@ class Outcome:
         return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
 
     @property
+    def open_because(self) -> str:
+        """Why the outcome is open although the whole interval lies on one side; an empty string if neither is so."""
+        s, than = self.statistic, self.prediction.than
+        if self.conclusion != "inconclusive" or not (s.low > than or s.high < than):
+            return ""
+        return "not after Holm's correction" if s.parts else "ranks do not agree"
+
+    @property
     def marked(self) -> str:
-        """The conclusion behind its mark: "✓ reproduced"."""
-        return with_mark(self.conclusion)
+        """The conclusion behind its mark, and why it is open if the interval does not say so: "✓ reproduced"."""
+        return with_mark(self.conclusion, self.open_because)
 
     def as_json(self) -> dict[str, Any]:
         """Return claim, statistic, interval, n, who was left out, and conclusion as plain values; None for NaN."""
@@ -96,9 +109,9 @@ class Outcome:
         }  # fmt: skip
 
 
-def with_mark(conclusion: Conclusion) -> str:
-    """Return a conclusion behind its mark: "✓ reproduced"."""
-    return f"{MARKS[conclusion]} {conclusion}"
+def with_mark(conclusion: Conclusion, why: str = "") -> str:
+    """Return a conclusion behind its mark, and why: "✓ reproduced", "? inconclusive: ranks do not agree"."""
+    return f"{MARKS[conclusion]} {conclusion}{f': {why}' if why else ''}"
 
 
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:

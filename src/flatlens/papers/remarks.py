@@ -8,8 +8,8 @@ from typing import Any
 from flatlens.experiments.settings import Axis
 
 SMOKE_ONLY = "Far too short and small for the effects: only to see that it runs."
-FEW_TRIALS = (
-    "Five trials are five independent units, and fewer than six give no interval and no verdict: of claims about these "
+FEW_SEEDS = (
+    "Five seeds are five independent units, and fewer than six give no interval and no verdict: of claims about these "
     "networks only the values are shown."
 )
 COEFFICIENT = "The paper does not say which correlation it gives: Pearson's here."
@@ -30,8 +30,8 @@ STRONG = 0.7
 """Smallest r that counts as "strongly", as in App. C of reparam2019."""
 
 
-def trial_axis(count: int) -> Axis:
-    """Return the axis of `count` trials; one seed sets the sample, the network and the order of its batches."""
+def seed_axis(count: int) -> Axis:
+    """Return the axis of `count` seeds; one seed sets the sample, the network and the order of its batches."""
     return Axis("data.seed+model.seed+training.seed", tuple((seed, seed, seed) for seed in range(count)))
 
 

@@ -42,8 +42,19 @@ class Row:
 
     @property
     def marked(self) -> str:
-        """The conclusion behind its mark, and whether it survives: "✓ reproduced *"."""
-        return with_mark(self.decided) + f" {SURVIVES}" * self.survives
+        """The conclusion behind its mark, why it is open, and whether it survives: "✓ reproduced *"."""
+        return with_mark(self.decided, self._open_because) + f" {SURVIVES}" * self.survives
+
+    @property
+    def _open_because(self) -> str:
+        first = self.outcome.conclusion
+        if self.decided != "inconclusive":
+            return ""
+        if self.again is not None and self.again.conclusion != first:
+            return "the runs differ"
+        if self.halves and first != "inconclusive":
+            return "the halves differ"
+        return self.outcome.open_because
 
 
 def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:

@@ -7,7 +7,6 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from flatlens.curvature.graphs import bytes_saved
 from flatlens.curvature.space import space_of
@@ -47,9 +46,7 @@ class Elsewhere:
         """Return (outputs, targets) of a placed batch at theta; differentiable in theta."""
         if theta.shape != self.here.shape:
             raise BadInput(f"theta: shape ({self.space.size},) is needed, got {tuple(theta.shape)}")
-        values = {f"model.{name}": value for name, value in self.space.named(theta.to(self.here)).items()}
-        found: tuple[Tensor, Any] = functional_call(self._runner, values, (batch,))
-        return found
+        return self._runner.at(self.space.named(theta.to(self.here)), batch)
 
     def outcomes(self, theta: Tensor) -> Outcomes:
         """Return losses and correctness of every sample of the data at theta."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -43,8 +43,9 @@ def what_was_run(result: StudyResult) -> str:
     elif grid:
         seeds = f", {seeds} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
-    how = "at their initial weights" if untrained else f"trained{_how(base)}"
-    networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base)}"
+    varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
+    how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"
+    networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base, varied)}"
     return f"{networks}: {grid}{seeds}.{_stop(base)}{_not_reached(result)}"
 
 
@@ -129,14 +130,16 @@ def _made_of(base: Mapping[str, Any]) -> str:
     return f" of {counted(len(widths) + 1, 'layer')} ({model['activation']}, widths {listed([str(w) for w in widths])})"
 
 
-def _how(base: Mapping[str, Any]) -> str:
-    optimiser = base.get("training", {}).get("optimiser")
-    return f" by {optimiser['type']}" if optimiser else ""
+def _how(base: Mapping[str, Any], varied: Collection[str]) -> str:
+    training = base.get("training", {})
+    optimiser, batch = training.get("optimiser"), training.get("batch_size", "unknown")
+    whole = " in full batches" if batch is None and "batch_size" not in varied else ""
+    return f" by {optimiser['type']}{whole}" if optimiser else ""
 
 
-def _on_data(base: Mapping[str, Any]) -> str:
+def _on_data(base: Mapping[str, Any], varied: Collection[str] = ()) -> str:
     data, loss = base.get("data"), base.get("training", {}).get("loss")
-    size = f"{data['train']} training samples of " if data and data.get("train") else ""
+    size = f"{data['train']} training samples of " if data and data.get("train") and "train" not in varied else ""
     on = f" on {size}{short(data['source']) if 'source' in data else data['name']}" if data else ""
     told = "mean squared error" if loss == "mse" else str(loss).replace("_", " ")
     return f"{on} with the {told}" if loss else on

@@ -77,7 +77,8 @@ def clustered(
     plain = replace(plain, value=abs(value) if folded else value)
     if not np.isfinite(value):
         return replace(plain, note=_and(note, "undefined: a column is constant, or too few networks are left"))
-    plain = replace(plain, leave_one_out=(float(left_out.min()), float(left_out.max())))
+    each = np.abs(left_out) if folded else left_out
+    plain = replace(plain, leave_one_out=(float(each.min()), float(each.max())))
     if known < fewest:
         return replace(plain, note=_and(note, f"fewer than {fewest} independent units"))
     if not np.isfinite(left_out).all():

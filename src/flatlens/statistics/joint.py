@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -29,6 +30,8 @@ def in_cases(
     >>> in_cases(parts, "all", "r").tails(0.0)
     (0.01, 1.0)
     """
+    if len(parts) == 1:
+        return replace(next(iter(parts.values())), name=name)
     known = {case: one for case, one in parts.items() if one.value == one.value}
     every_above = (holds == "all") == (side == "above")
     pick = min if every_above else max

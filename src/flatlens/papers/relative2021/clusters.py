@@ -41,11 +41,13 @@ def by_separation(
 
 
 SEPARATION = (
-    "Class separation is the smallest distance between cluster centres, covariances A A' / 6; the paper leaves open "
-    "how these are drawn, and which separations it takes. The authors' code puts the centres on corners of a cube."
+    "Class separation is the smallest distance between the centres of clusters, whose covariances are A A' / 6. The "
+    "paper does not say how centres and covariances are drawn, nor which separations it takes. The authors' code puts "
+    "the centres on corners of a cube."
 )
 HEAD = (
-    "The loss of the ridge head is not named: the half squared error on one-hot labels here, scikit-learn's penalty of "
-    "1. The features are scaled by one number so that the tanh can be inverted, and the head is fitted to those."
+    "The paper does not name the loss of the ridge head. Here it is the half squared error on one-hot labels, with "
+    "scikit-learn's penalty of 1. One number scales all features, so that the tanh can be inverted; the head is fitted "
+    "to the scaled features."
 )
-INVERSE = "Inputs are exact solutions within the tanh's reach, where the paper's are least squares."
+INVERSE = "Inputs are exact solutions, which the tanh can reach; those of the paper are least-squares solutions."

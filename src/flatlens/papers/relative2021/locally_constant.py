@@ -32,7 +32,7 @@ from flatlens.papers.relative2021.clusters import (
     by_separation,
     of_clusters,
 )
-from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import COEFFICIENT, SMOKE_ONLY, seed_axis
 from flatlens.papers.units import labelled
 from flatlens.statistics import Statistic
 from flatlens.training import Ridge
@@ -60,7 +60,7 @@ def _studies(scale: Scale) -> Mapping[str, Study]:
         Quantity("relative flatness, features by their variance", AS_CODED),
         Quantity("class separation", "separation", role="setting"),
     )
-    axes = (Axis("separation", separations), trial_axis(repeats))
+    axes = (Axis("separation", separations), seed_axis(repeats))
     return {"clusters": Study("clusters", base, axes, shown, scale=scale)}
 
 
@@ -186,8 +186,8 @@ FEATURES_ONLY = (
     "the paper takes 4,500 test samples."
 )
 WITHDRAWN = (
-    "Until now this page called the increase reproduced, from Kendall's tau of the correlations at six separations, "
-    "each of 100 networks, too few to tell. Both verdicts are withdrawn."
+    "The first version of this page called the increase reproduced, and a second row with it, from Kendall's tau of "
+    "six correlations. Each was of 100 networks, too few to tell. Both outcomes are withdrawn."
 )
 _DIFFERS = (SEPARATION, HEAD, INVERSE, FEATURES_ONLY, WITHDRAWN, COEFFICIENT)
 

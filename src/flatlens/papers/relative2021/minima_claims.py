@@ -30,6 +30,10 @@ PREPROCESSED = (
 ANOTHER_LAYER = "It keeps the high correlation value, but due to less optimal feature space we observe smaller number"
 
 _CODE = "The authors' code computes the measures of Fig. 5 otherwise than the text defines them."
+_TWO_SENTENCES = (
+    "C.2 names no exception; section 4 does: 'except for neuron-wise reparameterizations of the feature layer'. Every "
+    "layer is moved here."
+)
 _NO_NUMBER = "The text names no least value; App. C of reparam2019, by the same authors, calls 0.7 strong."
 
 
@@ -84,7 +88,7 @@ def _invariances() -> list[Prediction]:
     """Return what each reparametrisation leaves unchanged."""
     rows = [
         Prediction(
-            f"{_slug(name)}.invariant", f"{_title(name)}: invariant to layer-wise reparametrisation.",
+            f"{_slug(name)}.invariant", f"{_title(name)}: layer-wise reparametrisation does not change it.",
             f"{C_2}, Fig. 7", unchanged(minima, name, f"moved {name}"), "below", LEAST_CHANGE,
             kind="theorem", quote=INVARIANT,
         )
@@ -92,27 +96,36 @@ def _invariances() -> list[Prediction]:
     ]  # fmt: skip
     rows += [
         Prediction(
-            f"{_slug(name)}.not_invariant", f"{_title(name)}: changed by it, by more than rounding.",
+            f"{_slug(name)}.not_invariant",
+            f"{_title(name)}: layer-wise reparametrisation changes it, by more than rounding.",
             "relative2021 section 1", unchanged(minima, name, f"moved {name}"), "above", LEAST_CHANGE,
-            kind="claim", quote=CHANGED,
+            kind="claim" if name == TRACE else "reading", quote=CHANGED,
+            reason="" if name == TRACE else "The text says it of measures of flatness; Fig. 7 shows it of this one.",
         )
         for name in (TRACE, PAC_BAYES, NORM)
     ]  # fmt: skip
     rows += [
         Prediction(
-            f"{_slug(name)}.neuronwise", f"{_title(name)}: invariant to neuron-wise reparametrisation, of every layer.",
-            C_2, unchanged(minima, name, f"neurons moved {name}"), "below", LEAST_CHANGE,
+            f"{_slug(FLAT)}.neuronwise",
+            f"{_title(FLAT)}: invariant to neuron-wise reparametrisation, the feature layer's included.",
+            C_2, unchanged(minima, FLAT, f"neurons moved {FLAT}"), "below", LEAST_CHANGE,
+            quote=NEURONS, reason=_TWO_SENTENCES,
+        ),
+        Prediction(
+            f"{_slug(FISHER_RAO)}.neuronwise",
+            f"{_title(FISHER_RAO)}: invariant to neuron-wise reparametrisation, of every layer.",
+            C_2, unchanged(minima, FISHER_RAO, f"neurons moved {FISHER_RAO}"), "below", LEAST_CHANGE,
             kind="claim", quote=NEURONS,
-        )
-        for name in (FLAT, FISHER_RAO)
+        ),
     ]  # fmt: skip
     rows.append(
         Prediction(
             "normalised.neuronwise",
             "Relative flatness of features divided by their standard deviation: invariant to neuron-wise "
-            "reparametrisation. (With the printed variance it is not: docs/slips_relative.md.)",
+            "reparametrisation.",
             "relative2021 section 4, Thm 4", unchanged(minima, THEOREM_4, f"neurons moved {THEOREM_4}"), "below",
-            LEAST_CHANGE, kind="theorem", quote=PREPROCESSED,
+            LEAST_CHANGE, quote=PREPROCESSED,
+            reason="The text divides by the variance, for which it does not hold (docs/slips_relative.md).",
         )
     )  # fmt: skip
     return rows
@@ -121,13 +134,13 @@ def _invariances() -> list[Prediction]:
 def _declines() -> list[Prediction]:
     """Return what happens to the other measures' correlations."""
     moves: tuple[tuple[str, str, str, str, PredictionKind, str, str], ...] = (
-        ("declines", "moved", "it", f"{C_2}, Fig. 7", "claim", DECLINES, ""),
-        ("declines.neuronwise", "neurons moved", "neuron-wise reparametrisation", C_2, "reading", NEURONS_BREAK,
+        ("declines", "moved", "Layer-wise reparametrisation", f"{C_2}, Fig. 7", "claim", DECLINES, ""),
+        ("declines.neuronwise", "neurons moved", "Neuron-wise reparametrisation", C_2, "reading", NEURONS_BREAK,
          "The text says that such moves 'could be used' so; these are ours, drawn at random."),
     )  # fmt: skip
     return [
         Prediction(
-            f"{_slug(name)}.{row}", f"{_title(name)}: the correlation with the gap declines after {after}.",
+            f"{_slug(name)}.{row}", f"{after} lowers the correlation of {_with_article(name)} with the gap.",
             place, stronger(minima, [name], [f"{prefix} {name}"], "gap"),
             kind=kind, quote=quote, reason=reason,
         )
@@ -156,6 +169,10 @@ def _another_layer() -> list[Prediction]:
             kind="claim", quote=ANOTHER_LAYER,
         ),
     ]  # fmt: skip
+
+
+def _with_article(name: str) -> str:
+    return f"the {name} measure" if name == PAC_BAYES else f"the {name}"
 
 
 def _title(name: str) -> str:

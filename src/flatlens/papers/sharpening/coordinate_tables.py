@@ -37,7 +37,7 @@ PUBLISHED: Mapping[str, Mapping[str, tuple[tuple[float, float], ...]]] = {
         "first layer's norm": ((9.61, 0.28), (9.56, 0.16)),
     },
 }
-"""Tables 1 and 2: mean and standard deviation over 10 trials, for a high and for a low start."""
+"""Tables 1 and 2: mean and standard deviation over 10 seeds, for a high and for a low start."""
 COMPARED: Mapping[str, Mapping[str, str]] = {
     "Jacobian norm": {"": JACOBIAN, ", without the root": SQUARED},
     "sharpness": {"": SUMMED_SHARPNESS, " of the mean": "sharpness"},
@@ -62,8 +62,8 @@ def measured(study: str) -> Table:
     return found
 
 
-def trials_of(results: Results) -> pd.DataFrame:
-    """Return one row per trial: `root` and `square`, the mean distance of Jacobian norms from the printed ones.
+def of_seeds(results: Results) -> pd.DataFrame:
+    """Return one row per seed: `root` and `square`, the mean distance of Jacobian norms from the printed ones.
 
     A distance is |log(here / printed)|, its mean that over activations and starts; `first_layer.gaussian` and
     `first_layer.relu` are |log(low / high)| of the first layer's norm.
@@ -86,7 +86,7 @@ def trials_of(results: Results) -> pd.DataFrame:
 def beside_printed(results: Results) -> Plot:
     """Return the tables of our numbers beside the printed ones, with the ratios of the two starts."""
     caption = (
-        "Means and standard deviations over the trials, here and in the paper, and the ratio of the means after the "
+        "Means and standard deviations over the seeds, here and in the paper, and the ratio of the means after the "
         "low and after the high start, with the deviation that follows. The eight targets are not published: sizes "
         "cannot be compared one by one. The Jacobian norm stands without the power method's root, too; the sharpness "
         "is that of the error summed over the points, and that of its mean: the paper says neither."
@@ -116,7 +116,7 @@ def _cells(results: Results) -> Iterator[dict[str, object]]:
 def cell(
     networks: pd.DataFrame, column: str, start: str, printed: tuple[float, float], source: str
 ) -> tuple[float, float, int]:
-    """Return mean, standard deviation and number of trials after a start, measured here or printed in the paper."""
+    """Return mean, standard deviation and number of seeds after a start, measured here or printed in the paper."""
     if source == "paper":
         return (*printed, 10)
     values = networks.loc[networks["start"] == start, column].dropna()

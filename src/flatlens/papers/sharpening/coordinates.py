@@ -32,7 +32,7 @@ from flatlens.papers.sharpening.coordinate_tables import (
     TABLE_OF,
     beside_printed,
     measured,
-    trials_of,
+    of_seeds,
 )
 from flatlens.training import SGD, Training, Until
 
@@ -53,7 +53,7 @@ SPLINE = "spline"
 
 
 def _x12(scale: Scale) -> Mapping[str, Study]:
-    """Return one study per activation, with its trials and steps."""
+    """Return one study per activation, with its seeds and steps."""
     sizes = {
         "smoke": {"gaussian": (4, 200), "relu": (4, 200)},
         "laptop": {"gaussian": (10, 10_000), "relu": (10, 100_000)},
@@ -66,12 +66,12 @@ def _x12(scale: Scale) -> Mapping[str, Study]:
     return {name: _study(name, scale, models[name], *sizes[name]) for name in models}
 
 
-def _study(name: str, scale: Scale, model: CoordinateNet, trials: int, steps: int) -> Study:
+def _study(name: str, scale: Scale, model: CoordinateNet, seeds: int, steps: int) -> Study:
     until = Until(loss_below=_SETTLED) if scale in ("laptop", "desk") else Until()
     optimiser = SGD(POINTS * 1e-4, momentum=0.9)
     training = Training(optimiser, loss="mse", until=until, max_steps=steps, check_every=500)
     base = NetworkSettings(DataSettings("eight_points"), model, training, _MEASURES)
-    return Study(name, base, (Axis("start", STARTS), Axis("seed", tuple(range(trials)))), _SHOWN, scale=scale)
+    return Study(name, base, (Axis("start", STARTS), Axis("seed", tuple(range(seeds)))), _SHOWN, scale=scale)
 
 
 def _low_over_high(study: str, column: str) -> Evidence:
@@ -156,7 +156,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "ReLU networks: the two starts differ less in the first layer's norm than those of Gaussian networks do, "
             "as |log(low / high)|.",
             "sharpening C.3, Tables 1, 2",
-            changed(trials_of, "first_layer.gaussian", "first_layer.relu"),
+            changed(of_seeds, "first_layer.gaussian", "first_layer.relu"),
             "below",
             kind="claim",
             quote=_DISCREPANCY,
@@ -166,7 +166,7 @@ def _predictions() -> tuple[Prediction, ...]:
             "The printed Jacobian norms are lambda_max(J^T J), without its root: max f'(x_i)^2 is nearer to the four "
             "printed means than max |f'(x_i)|, as |log(here / printed)|.",
             "sharpening A.1, Tables 1, 2",
-            mean_of(trials_of, "root less square"),
+            mean_of(of_seeds, "root less square"),
             kind="reading",
             quote="the Jacobian norm and sharpness are estimated using the power method",
             reason="The power method finds the largest eigenvalue of J^T J, and the printed numbers have the size of "
@@ -191,7 +191,7 @@ def _plots(results: Results) -> list[Plot]:
     ]
 
 
-GRAPHS = "The networks of the first trial, from a high and a low start; dashed, the natural spline through the points."
+GRAPHS = "The networks of the first seed, from a high and a low start; dashed, the natural spline through the points."
 
 
 def _graphs(results: Results) -> pd.DataFrame:
@@ -210,7 +210,7 @@ def _graphs(results: Results) -> pd.DataFrame:
 
 _OURS = (
     "The eight points are not printed: evenly spaced on [0, 1], the interval of the sine, one set of targets drawn "
-    "from [-1, 1] for all trials. How steep and how sharp the fits are follows from them, so that the printed sizes "
+    "from [-1, 1] for all seeds. How steep and how sharp the fits are follows from them, so that the printed sizes "
     "are no test: the tables stand side by side, with ratios."
 )
 OPEN = (
@@ -222,7 +222,7 @@ LOSS = (
     "far from them."
 )
 _STOPPED = (
-    "Training ends where the mean squared error is below 1e-9: in the one trial compared, the rest of the 100,000 "
+    "Training ends where the mean squared error is below 1e-9: in the one seed compared, the rest of the 100,000 "
     "steps of a ReLU network made the sharpness 2% and the Jacobian norm 8% lower."
 )
 
@@ -237,7 +237,7 @@ EXPERIMENTS = (
         {
             "smoke": (SMOKE_ONLY, _OURS, LOSS),
             "laptop": (_STOPPED, _OURS, OPEN, LOSS),
-            "desk": (_STOPPED, "20 trials, twice the paper's.", _OURS, OPEN, LOSS),
+            "desk": (_STOPPED, "20 seeds, twice the paper's.", _OURS, OPEN, LOSS),
             "paper": (_OURS, OPEN, LOSS),
         },
     ),

@@ -13,7 +13,7 @@ from flatlens.papers.evidence import Evidence, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import COEFFICIENT, FEW_TRIALS, SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -49,7 +49,7 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     )
     samples = {"smoke": 10, "laptop": 100, "desk": 100, "paper": 1000}[scale]
     shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
-    axes = (Axis("lr", lrs), Axis(DECAY, decays), trial_axis(seeds))
+    axes = (Axis("lr", lrs), Axis(DECAY, decays), seed_axis(seeds))
     base = NetworkSettings(data, model, training, END_MEASURES, samples=samples)
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
@@ -142,7 +142,7 @@ def _x7_plots(results: Results) -> list[Plot]:
 
 _UNSAID = (
     "CIFAR-10, B.3's settings (batch 128, momentum 0.9, learning rate / 10 after epochs 50 and 80, 1000 points), "
-    "5 trials, learning rates 0.1 and 0.01, weight decay 0 to 0.002: the paper gives none of these for Fig. 2."
+    "5 seeds, learning rates 0.1 and 0.01, weight decay 0 to 0.002: the paper gives none of these for Fig. 2."
 )
 
 EXPERIMENTS = (
@@ -157,19 +157,19 @@ EXPERIMENTS = (
             "smoke": (SMOKE_ONLY, DIGIT_RESNET),
             "laptop": (
                 DIGIT_RESNET,
-                "Batches of 25, learning rates 0.1 and 0.02, weight decay to 0.008, 8 trials, measured on 100 points.",
+                "Batches of 25, learning rates 0.1 and 0.02, weight decay to 0.008, 8 seeds, measured on 100 points.",
                 NO_DECAY,
                 COEFFICIENT,
             ),
             "desk": (
                 "ResNet-18 with a sixteenth of its channels, on 300 images of CIFAR-10; batches of 50, learning rates "
                 "0.1 and 0.02, weight decay to 0.002; 360 epochs, as 90 leave open which losses vanish; the learning "
-                "rate falls after 200 and 320; 10 trials, measured on 100 points.",
+                "rate falls after 200 and 320; 10 seeds, measured on 100 points.",
                 UNTOLD_INIT,
                 NO_DECAY,
                 COEFFICIENT,
             ),
-            "paper": (_UNSAID, FEW_TRIALS, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
+            "paper": (_UNSAID, FEW_SEEDS, UNTOLD_INIT, GHOSTS, NO_DECAY, COEFFICIENT),
         },
     ),
 )

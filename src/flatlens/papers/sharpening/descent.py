@@ -17,7 +17,7 @@ from flatlens.papers.evidence import Evidence, Table, along, reached
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
+from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.growth import bound_plot, bound_predictions, bound_studies
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
@@ -296,7 +296,7 @@ EXPERIMENTS = (
             "paper": (
                 UP_TO,
                 "1000, 2000 and 4000 iterations at most.",
-                FEW_TRIALS,
+                FEW_SEEDS,
                 UNTOLD_INIT,
                 GHOSTS,
                 _SECTION_5,

@@ -25,5 +25,5 @@ def ends(networks: pd.DataFrame, name: str, x: str, line: str, title: str, **axe
     """Return curves over the setting `x`: one line per value of the setting `line`; `axes` as for `banded`."""
     networks = networks.rename(columns={x: "x", line: "line"})
     rows = pd.concat([networks.assign(panel=panel, y=networks[column]) for panel, column in PANELS.items()])
-    caption = "At the end of training. Lines are means over trials, bands one standard deviation to either side."
+    caption = "At the end of training. Lines are means over seeds, bands one standard deviation to either side."
     return banded(rows, name, title, caption, in_words(x), in_words(line), **axes)

@@ -16,7 +16,7 @@ from flatlens.papers.evidence import Evidence, along, histories, reached, traine
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import course_curves
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
+from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import (
     BATCH_SHARPNESS,
     GHOSTS,
@@ -227,7 +227,7 @@ def _x10_plots(results: Results) -> list[Plot]:
 
 MECHANISM = "Not weighed: that the Jacobian's own Lipschitz constant grows as its norm on the samples collapses."
 _UNSAID = (
-    "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 trials, 2500 points to "
+    "Learning rate 0.1, no momentum and no weight decay, label smoothing 0, 0.5 and 0.75, 5 seeds, 2500 points to "
     "measure on, every epoch: the paper gives none of these."
 )
 
@@ -249,11 +249,11 @@ EXPERIMENTS = (
             ),
             "desk": (
                 NARROW,
-                "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 trials.",
+                "2000 images of CIFAR-10, 500 of them measured on; batches of 64, 60 epochs, 10 seeds.",
                 UNTOLD_INIT,
                 MECHANISM,
             ),
-            "paper": (_UNSAID, FEW_TRIALS, MECHANISM, UNTOLD_INIT, GHOSTS),
+            "paper": (_UNSAID, FEW_SEEDS, MECHANISM, UNTOLD_INIT, GHOSTS),
         },
     ),
 )

@@ -21,7 +21,7 @@ from flatlens.papers.evidence import Table, along, reached
 from flatlens.papers.experiment import Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results
-from flatlens.papers.remarks import trial_axis
+from flatlens.papers.remarks import seed_axis
 from flatlens.training import Adam, Training
 
 LAWS_OF_INPUTS = ("interval", "square")
@@ -38,7 +38,7 @@ _STEPS: Mapping[Scale, tuple[int, ...]] = {
 
 def bound_studies(scale: Scale) -> dict[str, Study]:
     """Return one study per law of the inputs: networks by the number of steps of their training."""
-    samples, trials = {"smoke": (60, 4), "desk": (300, 12)}.get(scale, (300, 8))
+    samples, seeds = {"smoke": (60, 4), "desk": (300, 12)}.get(scale, (300, 8))
     training = Training(Adam(0.003), batch_size=64, loss="mse", max_steps=1, check_every=1000)
     studies = {}
     for law in LAWS_OF_INPUTS:
@@ -51,7 +51,7 @@ def bound_studies(scale: Scale) -> dict[str, Study]:
             bounds=("jacobian_growth",),
         )
         shown = (GAP, Quantity("training loss", "loss"), Quantity("Jacobian norm", NORM), Quantity("bound", BOUND))
-        axes = (Axis("max_steps", _STEPS[scale]), trial_axis(trials))
+        axes = (Axis("max_steps", _STEPS[scale]), seed_axis(seeds))
         studies[_STUDY.format(law)] = Study(f"Theorem 5.1 on {RECIPES[law]}", base, axes, shown, scale=scale)
     return studies
 
@@ -119,7 +119,7 @@ def bound_plot(results: Results) -> Plot:
     long["line"] = long["line"].map({BOUND: "lower bound", NORM: "Jacobian norm"})
     long["panel"] = long["law"].map(RECIPES)
     caption = (
-        "Lines are means over trials, bands one standard deviation to either side. Below 0 the bound says nothing. The "
+        "Lines are means over seeds, bands one standard deviation to either side. Below 0 the bound says nothing. The "
         "paper has no such figure."
     )
     rows = long.rename(columns={"max_steps": "x"})

@@ -23,7 +23,7 @@ from flatlens.papers.evidence import Evidence, Table, along, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
+from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import GHOSTS
 from flatlens.papers.sharpening.section6 import (
     ABSOLUTE,
@@ -295,7 +295,7 @@ EXPERIMENTS = (
                 RATE,
                 SCALING,
             ),
-            "paper": (MODEL, RATE, FEW_TRIALS, SCALING, GHOSTS, SECTION6_UNSAID),
+            "paper": (MODEL, RATE, FEW_SEEDS, SCALING, GHOSTS, SECTION6_UNSAID),
         },
     ),
 )

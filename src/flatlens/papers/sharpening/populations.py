@@ -16,7 +16,7 @@ from flatlens.papers.evidence import Table, along, reached, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import COEFFICIENT, FEW_TRIALS, SMOKE_ONLY, trial_axis
+from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
 from flatlens.papers.sharpening.ends import END_MEASURES, NO_DECAY, ends
 from flatlens.papers.sharpening.networks import (
     ABSOLUTE_GAP,
@@ -74,7 +74,7 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         varies = (Quantity(VARIATION, LOCAL_VARIATION),) if name == "resnet" else ()
         measures = (*END_MEASURES, *(one.column for one in varies))
         base = NetworkSettings(sets[0][0], network, training, measures, samples=samples)
-        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), trial_axis(seeds))
+        axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), seed_axis(seeds))
         shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, *varies, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(_KINDS[name], base, axes, shown, scale=scale)
     return studies
@@ -110,6 +110,11 @@ class _Row:
     chosen: Callable[[pd.DataFrame], pd.Series] = lambda t: t["lr"] > 0
     source: str = "section 6"
 
+    @property
+    def place(self) -> str:
+        """Where the quote stands: a section, or the caption of a figure."""
+        return f"caption of {self.source}" if self.source.startswith("Fig.") else self.source
+
 
 def _slow(t: pd.DataFrame) -> pd.Series:
     return t["lr"].lt(t["lr"].max())
@@ -132,6 +137,8 @@ _INVERSE = (
     "generalisation gap increases (Figure 4)"
 )
 _NOT_VGG = "architecture-dependent (we do not observe this problem with VGG11 on either CIFAR10 or CIFAR100)"
+_NO_PROBLEM = "The problem is that the norm falls while the gap rises: without it they rise and fall together."
+_OF_RESNET = "The caption is that of ResNet-18's figure; B.2 shows VGG-11 beside it, and does not repeat the sentence."
 _VARIES = (
     "this local variation term is increased during (impractical) large batch training of skip-connected architectures "
     "using a constant high learning rate"
@@ -154,10 +161,7 @@ _ROWS: Mapping[str, tuple[_Row, ...]] = {
         _Row("fast", f"{_AT} larger", "batch_size", "above", (VARIATION,), _VARIES, _fast),
         _Row("lr", "larger learning rates end at a larger", "lr", "above", (VARIATION,), _RATES_VARY, source="Fig. 4"),
     ),
-    "vgg": (
-        *_OF_BOTH,
-        _Row("fast", f"that is no exception here: {_AT} larger", "batch_size", "above", (NORM, GAP), _NOT_VGG, _fast),
-    ),
+    "vgg": _OF_BOTH,
 }
 
 
@@ -175,17 +179,23 @@ def _x8_predictions() -> tuple[Prediction, ...]:
     return tuple(prediction for study in _KINDS for prediction in (*_lines(study), *_correlations(study)))
 
 
+def _of_caption(study: str) -> str:
+    """Return why a caption's sentence is a reading for this kind of network; an empty string if it is about it."""
+    return _OF_RESNET if study == "vgg" else ""
+
+
 def _lines(study: str) -> list[Prediction]:
     """Return the claims about the lines of the figures."""
     return [
         Prediction(
             f"{study}.{row.name}.{word.split()[0].lower()}",
             f"{_KINDS[study]}: {row.says} {word}.",
-            f"sharpening {row.source}, {_FIGURES[study, row.setting]}",
+            f"sharpening {row.place}, {_FIGURES[study, row.setting]}",
             along(where(reached(study), row.chosen), row.setting, _SHOWN[word], _ALIKE[row.setting]),
             row.side,
-            kind="claim",
+            kind="reading" if row.source.startswith("Fig.") and _of_caption(study) else "claim",
             quote=row.quote,
+            reason=_of_caption(study) if row.source.startswith("Fig.") else "",
         )
         for row in _ROWS[study]
         for word in row.words
@@ -196,10 +206,20 @@ def _correlations(study: str) -> list[Prediction]:
     kind, table = _KINDS[study], reached(study)
     exception = ""
     if study == "resnet":
-        table, exception = where(table, _slow), ", but at the largest learning rate"
+        table, exception = where(table, _slow), ", without the largest learning rate"
     columns = (BATCH_SHARPNESS.column, JACOBIAN.column)
     ranks = ranked(_by_data(reached(study)), columns)
+    of_caption = _of_caption(study)
+    together = Prediction(
+        f"{study}.fast.together",
+        f"{kind}: over batch sizes at the largest learning rate, the Jacobian norm and the gap rise and fall together.",
+        f"sharpening section 6, {_FIGURES[study, 'batch_size']}",
+        along(where(reached(study), _fast), JACOBIAN.column, ABSOLUTE_GAP.column, _ALIKE["batch_size"]),
+        quote=_NOT_VGG,
+        reason=_NO_PROBLEM,
+    )
     return [
+        *([together] if study == "vgg" else []),
         Prediction(
             f"{study}.jacobian.gap",
             f"{kind}: the Jacobian norm is correlated with the generalisation gap{exception}.",
@@ -213,7 +233,8 @@ def _correlations(study: str) -> list[Prediction]:
             f"{kind}: smaller sharpness goes with a smaller Jacobian norm.",
             f"sharpening section 6, {_FIGURES[study, 'lr']}",
             across(ranks, [columns], mean, "mean over data sets of Spearman's coefficient"),
-            kind="claim",
+            kind="reading" if of_caption else "claim",
+            reason=of_caption,
             quote="The downward pressure on sharpness and generalisation gap correlates with smaller Jacobian norms",
         ),
     ]
@@ -277,7 +298,7 @@ EXPERIMENTS = (
                 DIGIT_RESNET,
                 PATCH_VGG,
                 "Learning rates 0.1, 0.03, 0.01 and batches of 8, 32, 128; the loss is looked at every 10 steps, until "
-                "the mean of 5 is below 0.01; 6 trials, measured on 40 points.",
+                "the mean of 5 is below 0.01; 6 seeds, measured on 40 points.",
                 NO_DECAY,
                 COEFFICIENT,
                 SEARCHED,
@@ -291,7 +312,7 @@ EXPERIMENTS = (
                 COEFFICIENT,
                 SEARCHED,
             ),
-            "paper": (FEW_TRIALS, UNTOLD_INIT, GHOSTS, "200,000 steps at most.", NO_DECAY, COEFFICIENT, SEARCHED),
+            "paper": (FEW_SEEDS, UNTOLD_INIT, GHOSTS, "200,000 steps at most.", NO_DECAY, COEFFICIENT, SEARCHED),
         },
     ),
 )

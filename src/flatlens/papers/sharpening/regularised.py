@@ -12,7 +12,7 @@ from flatlens.papers.evidence import correlated
 from flatlens.papers.experiment import Experiment, Plot
 from flatlens.papers.plots import banded
 from flatlens.papers.predictions import Results
-from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
+from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import GHOSTS
 from flatlens.papers.sharpening.regularised_claims import x9_predictions
 from flatlens.papers.sharpening.regularisers import REGULARISERS, kind_in_words, regularised_networks, studies
@@ -123,7 +123,7 @@ EXPERIMENTS = (
                 _LOSSES,
                 OFTEN,
             ),
-            "paper": (_GRID, FEW_TRIALS, JACOBIANS, GHOSTS, _LOSSES, SECTION6_UNSAID, OFTEN),
+            "paper": (_GRID, FEW_SEEDS, JACOBIANS, GHOSTS, _LOSSES, SECTION6_UNSAID, OFTEN),
         },
     ),
 )

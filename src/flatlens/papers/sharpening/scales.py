@@ -12,12 +12,12 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
-from flatlens.papers.courses import in_course, largest, last, rise
+from flatlens.papers.courses import climb, in_course, largest, last, rise
 from flatlens.papers.evidence import along
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import followed_curves
 from flatlens.papers.predictions import Prediction, Results, Side
-from flatlens.papers.remarks import FEW_TRIALS, SMOKE_ONLY
+from flatlens.papers.remarks import FEW_SEEDS, SMOKE_ONLY
 from flatlens.papers.sharpening.networks import JACOBIAN, SOFTMAXED
 from flatlens.training import SGD, Training
 
@@ -39,6 +39,7 @@ _SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 NUMBERS = {
     **{f"rise of {column}": rise(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+    **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
     **{f"last {column}": last(column) for column in _FEATURES},
     **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
 }
@@ -57,10 +58,10 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
         "desk": (replace(_FIRST_5000, test=tested(scale)), MLP(3072, (200, 200), 10), 300, 20, 10),
         "paper": (_FIRST_5000, MLP(3072, (200, 200), 10), 300, 10, 5),
     }
-    data, model, steps, every, trials = sizes[scale]
+    data, model, steps, every, seeds = sizes[scale]
     samples = 1000 if scale == "desk" else None
     measures = ("loss", JACOBIAN.column, SOFTMAXED.column, "sharpness", "feature_norm")
-    axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(trials))))
+    axes = (Axis("scale", SCALINGS), Axis("seed", tuple(range(seeds))))
     training = Training(SGD(0.2), loss="cross_entropy", max_steps=steps, check_every=10)
     studies: dict[str, Study] = {}
     for name in _FIGURES:
@@ -77,6 +78,7 @@ def _x11(scale: Scale) -> Mapping[str, Study]:
     return studies
 
 
+LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
 _SEVERE = "while Jacobian growth *is* more severe for the smaller scalings, the sharpness growth is *less*"
 _LARGER = "these matrices are *larger* for the larger scaling values"
 _PUSHES = "which pushes the sharpness upwards despite Jacobian norm being smaller"
@@ -91,22 +93,36 @@ class _Row:
     side: Side
     says: str
     quote: str
+    reason: str = ""
 
+
+_INCREASES = {"": ("rise", "to its mean over the later half of training"), ".climb": ("climb", "to its largest value")}
+"""Two measures of an increase: the name's suffix, the number of the course, and where the increase ends, in words."""
+_GROWN: tuple[tuple[str, str, Side, str, str], ...] = (
+    ("jacobian", JACOBIAN.column, "below", "Jacobian norm", "more"),
+    ("jacobian.softmaxed", SOFTMAXED.column, "below", "softmaxed network's Jacobian norm", "more"),
+    ("sharpness", "sharpness", "above", "sharpness", "less"),
+)
+"""What increases: the row's name, the column, its side over the scale, in words, and how severely at small scales."""
+_TWO_WAYS = (
+    "The paper shows curves and gives no number for an increase. The rise to the later half of training and the rise "
+    "to the peak may order the scalings differently, so both are shown."
+)
 
 _ROWS = (
-    _Row("jacobian", f"rise of {JACOBIAN.column}", "below",
-         "where the data is scaled closer together, the increase of the Jacobian norm is more severe", _SEVERE),
-    _Row("jacobian.softmaxed", f"rise of {SOFTMAXED.column}", "below",
-         "where the data is scaled closer together, the increase of the softmaxed network's Jacobian norm is more "
-         "severe", _SEVERE),
-    _Row("sharpness", "rise of sharpness", "above",
-         "where the data is scaled closer together, the increase of the sharpness is less severe", _SEVERE),
+    *(
+        _Row(f"{name}{suffix}", f"{number} of {column}", side,
+             f"where the data is scaled closer together, the increase of the {said}, {end}, is {more} severe",
+             _SEVERE, _TWO_WAYS)
+        for suffix, (number, end) in _INCREASES.items()
+        for name, column, side, said, more in _GROWN
+    ),
     _Row("sharpness.level", "largest sharpness", "above",
          "where the data is scaled closer together, the largest sharpness is lower", _PUSHES),
     _Row("jacobian.level", f"largest {JACOBIAN.column}", "below",
          "despite that the largest Jacobian norm is higher there", _PUSHES),
     _Row("jacobian.softmaxed.level", f"largest {SOFTMAXED.column}", "below",
-         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES),
+         "despite that the largest Jacobian norm of the softmaxed network is higher there", _PUSHES, LOGITS),
     *(
         _Row(f"features.{number}", f"last {column}", "above",
              f"at larger scalings the matrix of the features of hidden layer {number} has a larger spectral norm, at "
@@ -124,8 +140,9 @@ def _predictions() -> tuple[Prediction, ...]:
             f"sharpening C.2, {figure}",
             along(in_course(study, NUMBERS), "scale", row.number, ["seed"]),
             row.side,
-            kind="claim",
+            kind="reading" if row.reason else "claim",
             quote=row.quote,
+            reason=row.reason,
         )
         for study, figure in _FIGURES.items()
         for row in _ROWS
@@ -144,11 +161,9 @@ def _plots(results: Results) -> list[Plot]:
 
 
 SEVERE = (
-    "How severe an increase is: how far the mean over the later half of training is above the first value; the paper "
-    "shows curves and no number."
+    "How severe an increase is: how far the mean over the later half of training, or the largest value, is above the "
+    "first; the paper shows curves and no number."
 )
-LOGITS = "The text does not say whether the Jacobian is the softmaxed network's, as in Fig. 1: both are shown."
-
 EXPERIMENTS = (
     Experiment(
         "X11",
@@ -164,7 +179,7 @@ EXPERIMENTS = (
                 SEVERE, LOGITS, "Measured every 5 steps at first, every 20 from step 60 on.",
             ),
             "desk": (SEVERE, LOGITS, "Measured every 20 steps on 1000 points; the paper does not say how often."),
-            "paper": (FEW_TRIALS, SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
+            "paper": (FEW_SEEDS, SEVERE, LOGITS, "Measured every 10 steps; the paper does not say how often."),
         },
     ),
 )  # fmt: skip

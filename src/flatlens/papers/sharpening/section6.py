@@ -134,6 +134,4 @@ JACOBIANS = (
     "Section 6 does not say of what the Jacobian is: claims are of the network's outputs; that of their softmax, which "
     "sections 5, B.1 and C.1 plot, stands beside them in the figure of correlations."
 )
-SECTION6_UNSAID = (
-    "Channels are standardised, VGG-11 begins as its cited code does, and 5 trials are of the seeds 0 to 4: unsaid."
-)
+SECTION6_UNSAID = "Channels are standardised, VGG-11 begins as its cited code does, and the 5 seeds are 0 to 4: unsaid."

@@ -45,13 +45,13 @@ def width_studies(scale: Scale) -> dict[str, Study]:
         (*followed, "accuracy", "generalisation_gap"),
         followed=Followed(followed, every),
     )
-    trial = Axis("seed", tuple(range(seeds)))
+    seed = Axis("seed", tuple(range(seeds)))
     wide = Axis("model.widths", tuple((width,) * 3 for width in widths))
     linear = replace(base, model=replace(model, widths=()), training=replace(training, optimiser=SGD(0.001)))
     shown = (GAP, *_SHOWN)
     return {
-        "width": Study("full-batch gradient descent, by width", base, (wide, trial), shown, scale=scale),
-        "linear": Study("full-batch gradient descent, linear models", linear, (trial,), shown, scale=scale),
+        "width": Study("full-batch gradient descent, by width", base, (wide, seed), shown, scale=scale),
+        "linear": Study("full-batch gradient descent, linear models", linear, (seed,), shown, scale=scale),
     }
 
 
