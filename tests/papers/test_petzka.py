@@ -170,10 +170,11 @@ def test_the_worst_case_takes_the_mean_loss_for_the_largest(smoke_of):
     assert worst_case(1.0, 0, 60) > worst_case(1.0, 0, 600)
 
 
-def test_values_within_a_group_have_no_mean():
-    table = pd.DataFrame({"init": ["a", "a", "b"], "x": [1.0, 3.0, 7.0], "y": [1, 2, 3]})
+def test_values_within_a_group_have_mean_0_and_spread_1_and_a_group_of_one_has_none():
+    table = pd.DataFrame({"init": ["a", "a", "b"], "x": [1.0, 5.0, 7.0], "y": [1, 2, 3]})
     found = within(lambda _: table, "init", ["x"])({})
-    assert found["x"].tolist() == [-1.0, 1.0, 0.0]
+    assert found["x"].tolist()[:2] == [-1.0, 1.0]
+    assert found["x"].isna().tolist() == [False, False, True]
     assert found["y"].tolist() == [1, 2, 3]
 
 

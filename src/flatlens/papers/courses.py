@@ -85,7 +85,7 @@ def rise(column: str) -> Number:
     return lambda course: late(column)(course) - first(column)(course)
 
 
-def climb(column: str) -> Number:
+def rise_to_peak(column: str) -> Number:
     """Return how far a column rises to its peak: its largest value minus its first. It is never below 0."""
     return lambda course: largest(column)(course) - first(column)(course)
 

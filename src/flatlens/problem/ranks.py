@@ -7,6 +7,7 @@ rank does the work that is not shared, with the same result.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -56,6 +57,7 @@ class Ranks:
                 size = -1 if store is None else int(os.environ["WORLD_SIZE"])
                 rank = -1 if store is None else int(os.environ["RANK"])
                 dist.init_process_group(backend(), timeout=_PATIENCE, store=store, rank=rank, world_size=size)
+            atexit.register(_leave)
         return cls(dist.get_rank(), dist.get_world_size())
 
     def takes(self, number: int) -> bool:
@@ -110,6 +112,12 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def _leave() -> None:
+    """Take this process out of the group: gloo's threads that live at exit may abort it (`terminate called`)."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def backend() -> str:

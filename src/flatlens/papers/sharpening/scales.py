@@ -12,7 +12,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import MLP, Activation
-from flatlens.papers.courses import climb, in_course, largest, last, rise
+from flatlens.papers.courses import in_course, largest, last, rise, rise_to_peak
 from flatlens.papers.evidence import along
 from flatlens.papers.experiment import Experiment, Plot, Scale, tested
 from flatlens.papers.plots import followed_curves
@@ -37,11 +37,12 @@ _FIGURES: Mapping[Activation, str] = {"relu": "Fig. 30", "tanh": "Fig. 31"}
 _SPOKEN = {"relu": "ReLU", "tanh": "tanh"}
 
 
+_INCREASING = (JACOBIAN.column, SOFTMAXED.column, "sharpness")
 NUMBERS = {
-    **{f"rise of {column}": rise(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
-    **{f"climb of {column}": climb(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+    **{f"rise of {column}": rise(column) for column in _INCREASING},
+    **{f"rise to the peak of {column}": rise_to_peak(column) for column in _INCREASING},
     **{f"last {column}": last(column) for column in _FEATURES},
-    **{f"largest {column}": largest(column) for column in (JACOBIAN.column, SOFTMAXED.column, "sharpness")},
+    **{f"largest {column}": largest(column) for column in _INCREASING},
 }
 """Numbers of each network, from its measures followed in training."""
 
@@ -96,7 +97,10 @@ class _Row:
     reason: str = ""
 
 
-_INCREASES = {"": ("rise", "to its mean over the later half of training"), ".climb": ("climb", "to its largest value")}
+_INCREASES = {
+    "": ("rise", "to its mean over the later half of training"),
+    ".peak": ("rise to the peak", "to its largest value"),
+}
 """Two measures of an increase: the name's suffix, the number of the course, and where the increase ends, in words."""
 _GROWN: tuple[tuple[str, str, Side, str, str], ...] = (
     ("jacobian", JACOBIAN.column, "below", "Jacobian norm", "more"),
