@@ -1,3 +1,4 @@
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,14 @@ def test_it_grows_with_networks_steps_and_moments(monkeypatch):
     assert cost_of([followed]).measuring == 3 * (3.0 + 11)
     listed = replace(study, base=replace(study.base, followed=Followed(("loss",), every=(0, 5))))
     assert cost_of([study, listed]) == Cost(6, 300.0, 18.0 + 3 * 2)
+
+
+def test_a_look_at_all_data_that_takes_seconds_does_not_hide_what_a_step_takes(monkeypatch):
+    """Looks take 3 s, more or less, a step 5 ms: of ten steps only the looks would be seen."""
+    late = itertools.cycle((0.0, 0.0, 0.4, -0.3))
+    monkeypatch.setattr(module, "_trial", lambda settings, steps: (3.0 + next(late) + 0.005 * steps, 0.0, 40))
+    found = cost_of([STUDY.setting("max_steps", 16_000).over("seed", 0)])
+    assert 40 < found.training < 160
 
 
 def test_epochs_are_counted_in_steps(monkeypatch):

@@ -13,6 +13,9 @@ from flatlens.training import Training, Until
 
 WARM, TRIED = 3, 13
 """Steps of two trials, after a trial that is not counted; their difference cancels work that is done once."""
+FOLD, CLEAR = 4, 0.5
+"""The second trial is repeated with so many times the steps until they take this part of the first trial's time: a look
+at all data at the end takes as long as hundreds of steps, and so does what else the machine does."""
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,18 @@ def cost_of(studies: Iterable[Study]) -> Cost:
 def _study(study: Study) -> Cost:
     networks = study.networks()
     first = networks[0]
-    _, (short, _, samples), (long, measuring, _) = [_trial(first, steps) for steps in (WARM, WARM, TRIED)]
-    step = (
-        (long - short) / (TRIED - WARM) if long > short else long / TRIED
-    )  # noise, where a step takes next to nothing
-    steps = sum(one.training.steps(samples) for one in networks)
+    _, (short, _, samples) = [_trial(first, WARM) for _ in range(2)]
+    steps = [one.training.steps(samples) for one in networks]
+    tried = TRIED
+    while True:
+        long, measuring, _ = _trial(first, tried)
+        if long > (1 + CLEAR) * short or tried >= max(steps):
+            break
+        tried = min(FOLD * tried, max(steps))
+    step = (long - short) / (tried - WARM) if long > short else long / tried  # noise: a step takes next to nothing
     moments = sum(_moments(one, samples) for one in networks)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)
-    return Cost(len(networks), step * steps, measured)
+    return Cost(len(networks), step * sum(steps), measured)
 
 
 def _trial(settings: NetworkSettings, steps: int) -> tuple[float, float, int]:
