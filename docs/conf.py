@@ -36,6 +36,8 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 html_theme = "furo"
 html_title = f"flatlens {__version__}"
 html_theme_options = {"top_of_page_buttons": []}
+html_static_path = ["site_parts/static"]
+html_css_files = ["wide.css"]
 html_show_sourcelink = html_copy_source = False
 
 autodoc_member_order = "bysource"

@@ -7,7 +7,7 @@ Each page is written by hand, but for the lines between `<!-- results -->` and `
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -21,8 +21,8 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.vary import TOGETHER, last_field, split_values
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import Table, correlated, independent, studied
-from flatlens.papers.figures import FIGURES
-from flatlens.papers.predictions import Prediction, Results
+from flatlens.papers.figures import FIGURES, PaperFigure
+from flatlens.papers.predictions import Outcome, Prediction, Results
 from flatlens.papers.reparam2019.layer_five import fifth_layer
 from flatlens.papers.reproduce import Reproduction
 from flatlens.papers.summary import DISCOVERY, SURVIVES, Row, rows_of
@@ -36,6 +36,7 @@ BEGIN, END = "<!-- results -->", "<!-- end -->"
 ALL = "index"
 """Name of the page over all papers; the others are called as their paper."""
 ATLAS = "../atlas.md"
+FEW_CASES = 4
 
 
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
@@ -63,11 +64,22 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
 def _main_claim(one: Reproduction, row: Row) -> str:
     prediction, statistic = row.outcome.prediction, row.outcome.statistic
     here = f"{atlas.link(one, ATLAS)}: {prediction.says} {prediction.reason}".rstrip()
-    value = atlas.both(f"{row.outcome.weighed}: {statistic.in_words}", statistic.beside)
+    value = atlas.both(f"{row.outcome.weighed}: {statistic.in_words}", _beside(row.outcome))
     again = f"{row.again.marked} {row.again.statistic.in_words}" if row.again else ""
     if row.halves:
         again = " and ".join(half.statistic.in_words for half in row.halves) + ", each half of the units"
     return atlas.line(_said(prediction), here, prediction.kind, row.marked, value, again, statistic.size)
+
+
+def _beside(outcome: Outcome) -> str:
+    """Return what stands beside the value; of more than four cases, how many are on the predicted side."""
+    statistic, prediction = outcome.statistic, outcome.prediction
+    values = [part.value for part in statistic.parts.values()]
+    if len(values) <= FEW_CASES:
+        return statistic.beside
+    held = sum(value > prediction.than if prediction.side == "above" else value < prediction.than for value in values)
+    said = f"{held} of {len(values)} cases are {prediction.side} {prediction.than:g}: each is in the atlas"
+    return "; ".join(part for part in (replace(statistic, parts={}).beside, said) if part)
 
 
 def _said(prediction: Prediction) -> str:
@@ -78,11 +90,14 @@ def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
     """Yield each picture once, with what each figure of the paper that it stands for shows; and what is not drawn."""
     drawn = set()
     for one in own:
-        shown = [(figure, plot) for figure in FIGURES
-                 if figure.paper == paper and figure.experiment == one.experiment.id
-                 for plot in figure.among(one.plots)]  # fmt: skip
-        for plot, pairs in groupby(sorted(shown, key=lambda pair: pair[1].name), key=lambda pair: pair[1]):
-            figures = [figure for figure, _ in pairs]
+        counterparts: dict[str, list[PaperFigure]] = {}  # in the paper's order of figures
+        for figure in FIGURES:
+            if figure.paper == paper and figure.experiment == one.experiment.id:
+                for plot in figure.among(one.plots):
+                    counterparts.setdefault(plot.name, []).append(figure)
+        plots = {plot.name: plot for plot in one.plots}
+        for name, figures in counterparts.items():
+            plot = plots[name]
             drawn |= {figure.name for figure in figures}
             yield f"In the paper: {'; '.join(f'**{figure.name}**, {figure.shows}' for figure in figures)}."
             yield f"Here ({atlas.link(one, ATLAS)}): {plot.title}. {plot.caption}"
