@@ -488,3 +488,23 @@ def test_every_other_sample_is_the_same_operator_on_them() -> None:
         parts = [hessian_of(net, lambda f, i=i: LOSSES["cross_entropy"](f, y[i : i + 1]).sum() / 8, x[i : i + 1]) @ v
                  for i in range(8)]  # fmt: skip
         assert any(torch.allclose(sum(parts[i] for i in chosen), ours, rtol=1e-8) for chosen in subsets)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", 1], ids=["kept", "one graph at a time"])
+@pytest.mark.parametrize("batch", [13, 5], ids=["one batch", "batches of 5, 5 and 3"])
+def test_risk_and_gradient_are_those_of_plain_autograd(batch: int, memory: str | int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    net.unused = nn.Parameter(torch.ones(2, dtype=torch.float64))
+    x, y = torch.randn(13, 3, dtype=torch.float64), torch.arange(13) % 2
+    problem = fl.Problem(net, "cross_entropy", DataLoader(TensorDataset(x, y), batch_size=batch), memory=memory)
+    operator = Hessian(problem)
+    found, gradient = operator.risk_and_gradient()
+    risk, named = F.cross_entropy(net(x), y), dict(net.named_parameters())
+    assert found == pytest.approx(risk.item(), rel=1e-12)
+    rows = torch.autograd.grad(risk, list(named.values()), allow_unused=True)
+    for (name, p), row in zip(named.items(), rows, strict=True):
+        assert torch.allclose(gradient[name], torch.zeros_like(p) if row is None else row, rtol=1e-12, atol=1e-14), name
+    vector = torch.randn(operator.size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(operator(vector), Hessian(problem)(vector))
+    assert all(torch.equal(gradient[name], again) for name, again in operator.risk_and_gradient()[1].items())

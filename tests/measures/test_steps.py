@@ -323,3 +323,15 @@ def test_measuring_leaves_the_network_and_the_optimiser_alone() -> None:
     assert len(optimiser.state) == 2
     assert len(slopes) == 2
     assert all(p.grad is not None and torch.equal(p.grad, g) for p, g in zip(net.parameters(), slopes, strict=True))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+def test_directional_sharpness_does_not_depend_on_the_length_of_the_direction(scale: float) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
+    problem = fl.Problem(net, "cross_entropy", (torch.randn(9, 3), torch.arange(9) % 2))
+    unit = {name: torch.randn_like(p) for name, p in net.named_parameters()}
+    scaled = {name: scale * part for name, part in unit.items()}
+    values = [fl.measure(fl.Lens(problem, along=u), "directional_sharpness")["directional_sharpness"].value
+              for u in (unit, scaled)]  # fmt: skip
+    assert values[1] == pytest.approx(values[0], rel=1e-4)

@@ -21,14 +21,16 @@ tensor([ 9., 12.])
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar, final
 
 import torch
 from torch import Tensor, nn
 
 from flatlens.curvature.graphs import Graphs
-from flatlens.curvature.space import Space, space_of
+from flatlens.curvature.space import Space, dot, space_of
 from flatlens.curvature.symmetry import SymmetryCheck
 from flatlens.errors import BadInput, NotDifferentiable
 from flatlens.grams.broken import clear_autograd_errors
@@ -77,11 +79,7 @@ class Operator(ABC):
             raise BadInput(
                 f"{type(self).__name__}(v): v must be ({self.size},) or (k, {self.size}), got {tuple(vectors.shape)}"
             )
-        with (
-            torch.inference_mode(False),
-            clear_autograd_errors(NotDifferentiable),
-            users_code(hook_failed, hooks=True),  # kept graphs are gone through again where nothing is being measured
-        ):
+        with _differentiating():
             rows = vectors.reshape(-1, self.size).to(self.space.device, self.dtype, copy=vectors.is_inference())
             totals: list[Tensor] = []
             for product in self._graphs:
@@ -113,35 +111,55 @@ class Operator(ABC):
         return Graphs(self.problem, self.model, self.space.tensors, self._open, every, self.problem.ranks,
                       self._of)  # fmt: skip
 
-    def _second_derivative(self, of: Tensor, batch: Batch) -> VectorProduct:
+    def _second_derivative(self, of: Tensor, batch: Batch) -> _Twice:
         """Return v -> (d2 of / dtheta2) v, checked to be symmetric."""
         rows = _gradients(of, self.space)
         self.certificate.require_symmetric(batch, of, rows, self.space.tensors)
-        return _derivative(rows, self.space)
+        return _Twice(float(of.detach()), rows, self.space)
 
     def matrix(self) -> Tensor:
         """Return the whole matrix, (P, P), in P products: for small networks, and for checks."""
         return self(torch.eye(self.size, dtype=self.dtype, device=self.space.device))
 
 
-def _derivative(of: list[Tensor | None], space: Space) -> VectorProduct:
-    """Return v -> d<of, v>/dtheta, by backward passes through the graph of `of`, which is kept."""
-    slices = list(space.slices().values())
-    live = [(g, where) for g, where in zip(of, slices, strict=True) if g is not None and g.requires_grad]
+@final
+@dataclass(frozen=True, eq=False)
+class _Twice:
+    """v -> (d2 of / dtheta2) v, by backward passes through the graph of the gradient, which is kept."""
 
-    def product(v: Tensor) -> Tensor:
+    of: float
+    gradient: list[Tensor | None]
+    space: Space
+
+    def __call__(self, v: Tensor) -> Tensor:
+        return _side_by_side(self._rows(list(self.space.named(v).values())), self.space)
+
+    def share(self) -> tuple[float, dict[str, Tensor]]:
+        """Return `of` and its gradient by parameter."""
+        named = zip(self.space.parameters.items(), self.gradient, strict=True)
+        return self.of, {name: p.new_zeros(p.shape) if row is None else row.detach() for (name, p), row in named}
+
+    def quadratic(self, u: list[Tensor]) -> float:
+        """Return u^T (d2 of / dtheta2) u, without a whole vector in memory."""
+        pairs = [(one, row) for one, row in zip(u, self._rows(u), strict=True) if row is not None]
+        return dot([one for one, _ in pairs], [row.to_dense() if row.is_sparse else row for _, row in pairs])
+
+    def _rows(self, u: list[Tensor]) -> Sequence[Tensor | None]:
+        live = [(g, one) for g, one in zip(self.gradient, u, strict=True) if g is not None and g.requires_grad]
         if not live:
-            return torch.zeros_like(v)
-        rows = torch.autograd.grad(
-            [g for g, _ in live],
-            space.tensors,
-            [v[where].reshape(g.shape) for g, where in live],
-            retain_graph=True,
-            allow_unused=True,
-        )
-        return _side_by_side(rows, space)
+            return [None] * len(u)
+        rows, along = zip(*live, strict=True)
+        return torch.autograd.grad(rows, self.space.tensors, along, retain_graph=True, allow_unused=True)
 
-    return product
+
+@contextmanager
+def _differentiating() -> Iterator[None]:
+    with (
+        torch.inference_mode(False),
+        clear_autograd_errors(NotDifferentiable),
+        users_code(hook_failed, hooks=True),  # kept graphs are gone through again where nothing is being measured
+    ):
+        yield
 
 
 def _side_by_side(rows: Iterable[Tensor | None], space: Space) -> Tensor:
@@ -164,7 +182,26 @@ def _gradients(of: Tensor, space: Space) -> list[Tensor | None]:
 class Hessian(Operator):
     """The Hessian of the risk. The graph of the gradient is kept, so a product costs one backward pass."""
 
-    def _open(self, batch: Batch, number: int) -> VectorProduct:
+    def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
+        """Return the risk and its gradient by parameter, of the graphs that the next products go through."""
+        with _differentiating():
+            risk, gradient = self.space.total((graph.share() for graph in self._curved()), self.problem.ranks)
+        return risk, {name: part.to(self.dtype) for name, part in gradient.items()}
+
+    def quadratic(self, direction: Mapping[str, Tensor]) -> float:
+        """Return u^T H u for a direction u by parameter; a part that is missing is zero. It counts as one product."""
+        u = [direction.get(name, p.new_zeros(())).to(p).expand(p.shape) for name, p in self.space.parameters.items()]
+        with _differentiating():
+            total = sum(graph.quadratic(u) for graph in self._curved())
+        self.products += 1
+        return float(self.problem.ranks.total(torch.tensor(total, dtype=torch.float64, device=self.space.device)))
+
+    def _curved(self) -> Iterator[_Twice]:
+        for graph in self._graphs:
+            assert isinstance(graph, _Twice)
+            yield graph
+
+    def _open(self, batch: Batch, number: int) -> _Twice:
         f, y = self.problem.run(self.model, batch)
         risk = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
         return self._second_derivative(risk, batch)

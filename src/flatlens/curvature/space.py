@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from flatlens.errors import BadInput, UnknownName
 from flatlens.problem import Problem
+from flatlens.problem.ranks import ALONE, Ranks
 
 CACHED = 1 << 16  #: entries whose products are summed at once
 
@@ -70,6 +71,27 @@ class Space:
             for (name, p), part in zip(self.parameters.items(), parts, strict=True)
         }
 
+    def total(
+        self, shares: Iterable[tuple[float, dict[str, Tensor]]], ranks: Ranks = ALONE
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return the sum over batches and processes of numbers and of gradients by parameter.
+
+        The gradient is in float64 where it is a sum of several.
+        """
+        number, total = 0.0, dict[str, Tensor]()
+        for turn, (share, parts) in enumerate(shares):
+            number += share
+            if turn == 1:  # copies: autograd may return one tensor as the gradient in two parameters
+                total = {name: part.to(torch.float64, copy=True) for name, part in total.items()}
+            total = {name: part.add_(parts[name]) for name, part in total.items()} or parts
+        if not total:
+            total = self.named(torch.zeros(self.size, dtype=torch.float64, device=self.device))
+        if ranks.size == 1:
+            return number, total
+        own = as_one_vector(total)
+        whole = ranks.total(torch.cat([own, own.new_tensor([number])]))
+        return float(whole[-1]), self.named(whole[:-1])
+
     def slices(self) -> dict[str, slice]:
         """Return the slice of each parameter."""
         found, start = {}, 0
@@ -77,6 +99,11 @@ class Space:
             found[name] = slice(start, start + p.numel())
             start += p.numel()
         return found
+
+
+def as_one_vector(gradient: Mapping[str, Tensor]) -> Tensor:
+    """Return a gradient by parameter as one vector, (P,) float64."""
+    return torch.cat([part.to(torch.float64).flatten() for part in gradient.values()])
 
 
 def inner(u: Mapping[str, Tensor], v: Mapping[str, Tensor]) -> float:

@@ -110,6 +110,11 @@ class Lens:
         return Landscape(self.problem, model=self.model).risk_and_gradient()
 
     @property
+    def has_gradient(self) -> bool:
+        """Return whether a measure has asked for the gradient of the risk."""
+        return "risk_and_gradient" in vars(self)
+
+    @property
     def gradient(self) -> dict[str, Tensor]:
         """Return the gradient of the risk in each measured parameter, by name."""
         return self.risk_and_gradient[1]

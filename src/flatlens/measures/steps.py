@@ -12,7 +12,7 @@ from flatlens.curvature import Hessian
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.muon import ball_of, climb_in_ball, dual_norm
 from flatlens.curvature.preconditioned import PreconditionedHessian, leading_rate, preconditioner_of
-from flatlens.curvature.space import dot, inner
+from flatlens.curvature.space import inner
 from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
@@ -26,6 +26,7 @@ from flatlens.perturbation.steps import Landscape, next_update
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
 )
+FAR_FROM_OVERFLOW = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
@@ -193,6 +194,9 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     problem. Along the gradient, gradient descent raises a quadratic risk where it exceeds 2 / lr. Where parameters are
     spread over processes, it comes from central differences of gradients, with their error.
     """
+    operator = None if lens.problem.sharded else Hessian(lens.problem, model=lens.model)
+    if operator and not lens.has_gradient and (along == "gradient" or lens.along is None):
+        lens.risk_and_gradient = operator.risk_and_gradient()  # of the graphs that the product needs, too
     try:
         direction, _ = direction_of(lens, along)
     except BadInput as error:
@@ -201,14 +205,15 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     square = inner(direction, direction)
     if not square > 0:
         return undefined("the direction is zero")
-    if lens.problem.sharded:
+    if operator is None:
         H = ShardedHessian(Landscape(lens.problem, model=lens.model))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)
         stderr = abs(float(u @ off)) / 1.96
         return Estimate(float(u @ product), stderr, "exact" if H.exact else "estimate", note=f"by {H.by}")
-    operator = Hessian(lens.problem, model=lens.model)
-    u = operator.space.flat(direction).div_(math.sqrt(square))
-    value = dot([u], [operator(u)])
+    if not 1 / FAR_FROM_OVERFLOW < square < FAR_FROM_OVERFLOW:  # a copy of the direction costs as much as a forward
+        direction = {name: part / math.sqrt(square) for name, part in direction.items()}
+        square = 1.0
+    value = operator.quadratic(direction) / square
     lens.count(operator.products)
     return Estimate(value, products=operator.products)

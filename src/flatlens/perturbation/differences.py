@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-from flatlens.perturbation.steps import Landscape, as_one_vector, in_one_piece
+from flatlens.curvature.space import as_one_vector
+from flatlens.perturbation.steps import Landscape, in_one_piece
 
 _ROUNDED = 1e-9
 """Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""

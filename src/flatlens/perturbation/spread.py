@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from flatlens.curvature.space import as_one_vector
 from flatlens.estimate import Progress
-from flatlens.perturbation.steps import Landscape, as_one_vector
+from flatlens.perturbation.steps import Landscape
 
 
 @dataclass(frozen=True, eq=False)

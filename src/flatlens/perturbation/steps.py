@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatlens.curvature.graphs import bytes_of_a_sample
 from flatlens.curvature.preconditioned import leading_rate
-from flatlens.curvature.space import space_of
+from flatlens.curvature.space import as_one_vector, space_of
 from flatlens.errors import BadInput, one_line
 from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
@@ -58,21 +58,10 @@ class Landscape:
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        risk, total = 0.0, dict[str, Tensor]()
+        batches = self.problem.batches(CHUNK) if self.problem.sharded else self._own()
         with self.differentiated():
-            for number, raw in enumerate(self.problem.batches(CHUNK) if self.problem.sharded else self._own()):
-                share, parts = self.gradient_of(raw, self.problem.mass)
-                risk += share
-                if number == 1:  # copies: autograd may return one tensor as the gradient in two parameters
-                    total = {name: part.to(torch.float64, copy=True) for name, part in total.items()}
-                total = {name: part.add_(parts[name]) for name, part in total.items()} or parts
-        if not total:
-            total = self.space.named(torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device))
-        if self.problem.ranks.size == 1:
-            return risk, total
-        own = as_one_vector(total)
-        whole = self.problem.ranks.total(torch.cat([own, own.new_tensor([risk])]))
-        return float(whole[-1]), self.space.named(whole[:-1])
+            shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
+            return self.space.total(shares, self.problem.ranks)
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -210,11 +199,6 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
     moved = {name: after.detach().sub_(before) for name, (before, after) in known.items()}  # in memory already at hand
     return {name: in_one_piece(step.div_(-rate)) for name, step in moved.items()}
-
-
-def as_one_vector(gradient: Direction) -> Tensor:
-    """Return a gradient by parameter as one vector, (P,) float64."""
-    return torch.cat([part.to(torch.float64).flatten() for part in gradient.values()])
 
 
 def in_one_piece(tensor: Tensor) -> Tensor:
