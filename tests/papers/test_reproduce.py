@@ -178,9 +178,10 @@ def test_laptop_scale_stands_beside_desk_scale(tightness, docs_script):
     page = atlas.page([laptop, desk])
     assert "## X3 at desk scale" in page
     assert "## X3\n" not in page
-    assert "| here | at laptop scale | value" in page
+    assert "| here | at laptop scale | statistic | value" in page
     row = rows_of([laptop])[0][0]
-    assert f"| {row.marked} {row.outcome.statistic.in_words} | {found.outcomes[0].statistic.in_words}; " in page
+    small, outcome = f"{row.marked} {row.outcome.statistic.in_words}", found.outcomes[0]
+    assert f"| {small} | {outcome.weighed} | {outcome.statistic.in_words}; " in page
 
 
 def test_pictures_that_take_too_much_are_refused_and_large_ones_become_png(

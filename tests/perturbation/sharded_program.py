@@ -17,47 +17,62 @@ import flatlens as fl
 
 NOISE = "gradient_noise_scale(batches=5)"
 TOPS = ["sharpness(rtol=1e-05)", "preconditioned_sharpness(rtol=1e-05)"]
-MEASURES = ["loss", "critical_sharpness", "directional_sharpness", NOISE, *TOPS, "mls"]
+DIRECTIONAL = ["critical_sharpness", "directional_sharpness"]
+MEASURES = ["loss", *DIRECTIONAL, "directional_sharpness(along='gradient')", NOISE, *TOPS, "mls"]
+KINDS = {
+    "tanh, float64": (nn.Tanh, torch.float64),
+    "relu, float64": (nn.ReLU, torch.float64),
+    "relu, float32": (nn.ReLU, torch.float32),
+}
 
 
-def network() -> nn.Sequential:
+def network(kind: str) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    activation, dtype = KINDS[kind]
+    return nn.Sequential(nn.Linear(6, 8), activation(), nn.Linear(8, 3)).to(dtype)
 
 
-def data() -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(20, 6, generator=generator, dtype=torch.float64), torch.arange(20) % 3
+def data(kind: str, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(20, 6, generator=generator, dtype=KINDS[kind][1]), torch.arange(20) % 3
 
 
-def measured(net: nn.Module) -> dict[str, float | str]:
+def measured(net: nn.Module, kind: str) -> dict[str, float | str]:
     """The numbers after three steps of Adam, and whether the weights are the very ones from before measuring."""
-    x, y = data()
+    x, y = data(kind, seed=1)
     optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
     for _ in range(3):
         optimiser.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimiser.step()
     before = [p.detach().clone() for p in net.parameters()]
-    report = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y)), optimiser=optimiser), MEASURES)
+    problem = fl.Problem(net, "cross_entropy", (x, y))
+    report = fl.measure(fl.Lens(problem, optimiser=optimiser), MEASURES)
+    along = {"a vector": {name: torch.ones(p.shape, dtype=p.dtype) for name, p in net.named_parameters()},
+             "another loss": fl.Problem(net, "half_squared_error", data(kind, seed=2))}  # fmt: skip
+    aside = dict[str, float]()
+    for what, direction in along.items():
+        found = fl.measure(fl.Lens(problem, along=direction), DIRECTIONAL)
+        aside |= {f"{name} along {what}": found[name].value for name in DIRECTIONAL}
     same = all(bool((a - p.detach()).abs().max() == 0) for a, p in zip(before, net.parameters(), strict=True))
     values = {name: report[name].value for name in (*MEASURES, f"{NOISE}.covariance", f"{NOISE}.gradient")}
     notes = {"by": report[TOPS[0]].note.partition(";")[0], "note": report["mls"].note}
-    return values | notes | {"stderr": report[NOISE].stderr, "unchanged": float(same)}
+    return values | aside | notes | {"stderr": report[NOISE].stderr, "unchanged": float(same)}
 
 
-def main(out: str, how: str) -> None:
+def main(out: str, how: str, kind: str) -> None:
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    net: nn.Module = network()
+    net: nn.Module = network(kind)
     if how == "fsdp2":
         for layer in (net[0], net[2], net):
             fully_shard(layer, mesh=mesh)
     else:
         net = parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    found = measured(net)
+    found = measured(net, kind)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
+    dist.barrier()  # nobody leaves while another still sends
     dist.destroy_process_group()
 
 

@@ -8,7 +8,7 @@ from flatlens.curvature import lanczos
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import Preconditioner
 from flatlens.errors import BadInput
-from flatlens.estimate import Estimate
+from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.differences import By, ShardedHessian
@@ -33,7 +33,10 @@ def sharded_top(
     `by`: how products are taken, as in `ShardedHessian`. By differences, the error is theirs along the first
     eigenvector; the note has the residual, which counts it, too.
     """
-    H = _operator(lens, P, by)
+    try:
+        H = _operator(lens, P, by)
+    except BadInput as refused:
+        return undefined(str(refused))
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh
@@ -58,7 +61,7 @@ def _operator(lens: Lens, P: Preconditioner | None, by: By | None) -> ShardedHes
     """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
 
     Raises:
-        BadInput: it moves none of them.
+        BadInput: it moves none of them, or H has no products.
     """
     H = ShardedHessian(Landscape(lens.problem, model=lens.model), by=by)
     if P is None:

@@ -145,8 +145,8 @@ def sharpness(
     block of each layer, weight and bias. `batch_statistics=k`: BatchNorm normalises k samples together by their own
     statistics, as in training (sharpening A.1), even if the problem has it in eval mode.
 
-    Where parameters are spread over processes and their wrappers give no second derivative (FSDP2), a product comes
-    from central differences of four gradients, and the value is an estimate with the error of these.
+    Where parameters are spread over processes and have no second derivative, a product comes from central differences
+    of four gradients, and the value is an estimate with the error of these. It is undefined where gradients jump.
     """
     if lens.problem.sharded:
         require_tolerance(rtol)

@@ -26,7 +26,7 @@ from flatlens.perturbation.steps import Landscape, next_update
 NO_OPTIMISER = (
     "it needs the optimiser that trains the network: Lens(problem, optimiser=...), Tracker.step(optimiser=...)"
 )
-FAR_FROM_OVERFLOW = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
+SAFE_SQUARE = 1e20  #: a product with a vector whose squared length is between this and its inverse is safe
 CLIMBS = 4  #: starts of the search over Muon's ball; the first is the gradient
 
 
@@ -206,12 +206,15 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     if not square > 0:
         return undefined("the direction is zero")
     if operator is None:
-        H = ShardedHessian(Landscape(lens.problem, model=lens.model))
+        try:
+            H = ShardedHessian(Landscape(lens.problem, model=lens.model))
+        except BadInput as error:
+            return undefined(str(error))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)
         stderr = abs(float(u @ off)) / 1.96
         return Estimate(float(u @ product), stderr, "exact" if H.exact else "estimate", note=f"by {H.by}")
-    if not 1 / FAR_FROM_OVERFLOW < square < FAR_FROM_OVERFLOW:  # a copy of the direction costs as much as a forward
+    if not 1 / SAFE_SQUARE < square < SAFE_SQUARE:  # a copy of the direction costs as much as a forward
         direction = {name: part / math.sqrt(square) for name, part in direction.items()}
         square = 1.0
     value = operator.quadratic(direction) / square

@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.space import as_one_vector
+from flatlens.errors import BadInput
 from flatlens.perturbation.steps import Landscape, in_one_piece
 
 _ROUNDED = 1e-9
 """Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
 
+_NARROW, _JUMPS = 1 / 16, 0.05
+"""A difference over this part of the distance differs by less than this: 0.006 for smooth networks in float32, about 1
+where the gradient jumps."""
 _ONCE_ONLY = "not differentiable twice"
 """A fact about a problem: a tracker would find it out at every moment."""
 
@@ -29,7 +33,11 @@ class ShardedHessian:
     D(h) - D(2h): three times that of D(h) by its length, and about that of the product by rounding.
 
     Which of the two is found out with one product each, unless `by` says it: a backward that fails, or that differs
-    from the differences by more than three times their error, is not used.
+    from the differences by more than three times their error, is not used. FSDP2 has a second derivative while each
+    process holds the parameters whole.
+
+    Raises:
+        BadInput: there is no double backward, and gradients jump, so that differences depend on their distance.
 
     >>> from flatlens.problem import Problem
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -62,8 +70,18 @@ class ShardedHessian:
         unit = (drawn / drawn.norm()).to(self.landscape.space.device)
         if self._right_along(unit):
             return "double backward"
+        self._require_smooth(unit)
         self.landscape.problem.facts[_ONCE_ONLY] = True
         return "central differences of gradients"
+
+    def _require_smooth(self, unit: Tensor) -> None:
+        """Raise BadInput where the gradient jumps between the points of a difference."""
+        wide, narrow = self._difference(unit, 1.0), self._difference(unit, _NARROW)
+        if float((wide - narrow).norm()) > _JUMPS * float(wide.norm()):
+            raise BadInput(
+                "the network is not differentiable twice here, and central differences of its gradients depend on "
+                "their distance: the gradient jumps, as that of a ReLU does"
+            )
 
     def _right_along(self, unit: Tensor) -> bool:
         """Return whether double backward gives the product with a vector."""

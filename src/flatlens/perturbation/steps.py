@@ -15,6 +15,7 @@ from flatlens.curvature.graphs import bytes_of_a_sample
 from flatlens.curvature.preconditioned import leading_rate
 from flatlens.curvature.space import as_one_vector, space_of
 from flatlens.errors import BadInput, one_line
+from flatlens.perturbation.unsharded import whole_parameters
 from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
@@ -105,17 +106,21 @@ class Landscape:
         Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice.
         """
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
-        with self.problem.measuring(self.model), differentiable(self.space.tensors):
+        with (
+            self.problem.measuring(self.model),
+            differentiable(self.space.tensors),
+            whole_parameters(self.model, self.space) as tensors,
+        ):
             for raw in self.problem.batches(CHUNK):
                 f, y = self.problem.run(self.model, self.problem.place(raw))
                 part = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
-                rows = torch.autograd.grad(part, self.space.tensors, create_graph=True, allow_unused=True)
+                rows = torch.autograd.grad(part, tensors, create_graph=True, allow_unused=True)
                 named = zip(rows, self.space.parameters, strict=True)
                 live = [(row, spread_like(direction[name], row)) for row, name in named
                         if row is not None and row.requires_grad]  # fmt: skip
                 if live:
                     of, along = zip(*live, strict=True)
-                    again = torch.autograd.grad(of, self.space.tensors, along, allow_unused=True)
+                    again = torch.autograd.grad(of, tensors, along, allow_unused=True)
                     total += as_one_vector(self.whole(again))
         return total
 
