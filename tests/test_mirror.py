@@ -80,7 +80,7 @@ ELSEWHERE = {
     "operations/test_heads.py": "operations/head_sides operations/product_weights",
     "operations/test_reads.py": "operations/graph",
     "perturbation/test_certified.py": "perturbation/chain perturbation/inputs",
-    "perturbation/test_sharded.py": "perturbation/unsharded",
+    "perturbation/test_sharded.py": "problem/shards",
     "perturbation/test_searches.py": "perturbation/ascent perturbation/level",
     "distributions/test_covering.py": "distributions/distribution",
     # Networks and data sets are tested as users name them

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.curvature import Hessian
+from flatlens.errors import NotDifferentiable
 from flatlens.perturbation.differences import By, ShardedHessian
 from flatlens.perturbation.steps import Landscape
 
@@ -103,3 +104,55 @@ def test_a_wrong_double_backward_is_not_used(function: Callable[[Tensor], Tensor
     wanted = torch.autograd.functional.hessian(lambda w: plain(x @ w.T).square().mean(), w).reshape(3, 3)
     v = torch.tensor([0.3, -1.0, 0.5], dtype=torch.float64)
     assert torch.allclose(H(v), wanted @ v, rtol=1e-7)
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    """A ReLU whose backward has no derivative; autograd would leave it out of a second derivative silently."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.relu()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * (ctx.saved_tensors[0] > 0)
+
+
+class Once(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = OnceDifferentiable.apply(x)
+        return found
+
+
+def wide(activation: nn.Module, samples: int) -> fl.Problem:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 64), activation, nn.Linear(64, 5))
+    return fl.Problem(net, "half_squared_error", (torch.randn(samples, 4), torch.randn(samples, 5)))
+
+
+def test_kinks_among_many_samples_leave_double_backward_alone() -> None:
+    H = ShardedHessian(Landscape(wide(nn.ReLU(), 20_000)))
+    assert H.by == "double backward"
+    wanted, v = Hessian(wide(nn.ReLU(), 20_000)), torch.randn(H.size, generator=torch.Generator().manual_seed(1))
+    assert torch.allclose(H(v).float(), wanted(v), rtol=1e-3, atol=1e-4 * float(wanted(v).norm()))
+
+
+@pytest.mark.parametrize("activation", [Once(), nn.Sequential(Once(), nn.ReLU())])
+def test_neither_way_is_used_where_gradients_jump(activation: nn.Module) -> None:
+    one = wide(activation, 2000)
+    for _ in range(2):  # the second time from what is known of the problem
+        with pytest.raises(NotDifferentiable, match="its gradient jumps"):
+            ShardedHessian(Landscape(one))
+
+
+def test_only_torch_s_own_operations_may_stand_unchecked() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4096), nn.ReLU(), nn.Linear(4096, 1024), nn.ReLU(), nn.Linear(1024, 2))
+    few = (torch.randn(8, 4), torch.randn(8, 2))
+    assert ShardedHessian(Landscape(fl.Problem(net, "mse", few))).by == "double backward"
+    net.append(Cubic(WrongTwice.apply).float())
+    net[-1].w = nn.Parameter(torch.ones(1, 2))
+    with pytest.raises(NotDifferentiable):
+        ShardedHessian(Landscape(fl.Problem(net, "mse", (few[0], few[1][:, :1]))))

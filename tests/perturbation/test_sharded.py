@@ -11,12 +11,16 @@ from pathlib import Path
 import pytest
 import torch
 
+KINDS = ("tanh, float64", "relu, float64", "relu, float32")
 PROGRAM = Path(__file__).parent / "sharded_program.py"
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 
-@pytest.mark.parametrize("kind", ["tanh, float64", "relu, float64", "relu, float32"])
-@pytest.mark.parametrize("how", ["fsdp2", "tensor_parallel"])
+@pytest.mark.parametrize(("how", "kind"), [
+    *((how, kind) for how in ("fsdp2", "tensor_parallel") for kind in KINDS),
+    ("fsdp2, the head in the outermost", "relu, float64"),
+    ("fsdp2, all in the outermost", "tanh, float64"),
+])  # fmt: skip
 def test_two_processes_give_the_numbers_of_one(how: str, kind: str, tmp_path: Path) -> None:
     spec = spec_from_file_location("sharded_program", PROGRAM)
     assert spec is not None
@@ -33,6 +37,7 @@ def test_two_processes_give_the_numbers_of_one(how: str, kind: str, tmp_path: Pa
         assert found[name] == found[name]
         assert found[name] == pytest.approx(alone[name], rel=1e-6 if kind.endswith("64") else 1e-4), name
     assert found["unchanged"] == 1
+    assert found["told"] == [1, 0]
     assert found["by"] == "by double backward"
     assert found["mls"] != found["mls"]
     assert "spread over processes" in found["note"]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 from tracked_run import Run, blobs, network
 
@@ -102,6 +103,28 @@ def test_when_a_measurement_is_due() -> None:
     assert [tracker.step() is not None for _ in range(5)] == [1, 0, 1, 0, 1]
     tracker.step(7)
     assert tracker.step() is not None  # 8: the counter goes on from what it was told
+
+
+class Watched(TorchDispatchMode):
+    """Counts the operations that torch runs."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += 1
+        return func(*args, **kwargs or {})
+
+
+def test_a_step_that_is_not_due_runs_no_operation_of_torch() -> None:
+    run = Run()
+    optimiser = torch.optim.Adam(run.problem.model.parameters())
+    tracker = fl.Tracker(run.problem, ["loss", "critical_sharpness"], every=100, live=False)
+    with Watched() as watched:
+        for step in range(1, 100):
+            tracker.step(step, optimiser=optimiser)
+        assert watched.count == 0
+        tracker.step(100, optimiser=optimiser)
+        assert watched.count > 100
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ from flatlens.problem.state import device_of, differentiable
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
+_BETWEEN_PROCESSES = ("torch.distributed.", "torch._functional_collectives")
 WRONG = 1e-4  #: relative error, in float64, that neither rounding nor third derivatives explain
 
 _Gradients: TypeAlias = list[Tensor | None]
@@ -124,13 +125,18 @@ def operations(graph: _Gradients) -> tuple[frozenset[str], list[str]]:
         node = waiting.pop()
         name = node.name()
         kinds.add(name)
-        if isinstance(node, BackwardCFunction) or "CppNode" in name:
+        if (isinstance(node, BackwardCFunction) and not _of_torch(node)) or "CppNode" in name:
             foreign.add(name)
         for parent, _ in node.next_functions:
             if parent is not None and parent not in seen:
                 seen.add(parent)
                 waiting.append(parent)
     return frozenset(kinds), sorted(foreign)
+
+
+def _of_torch(node: Any) -> bool:
+    """Return whether an autograd.Function is torch's own, between processes: there it moves and adds numbers."""
+    return str(getattr(type(node), "_forward_cls", type(node)).__module__).startswith(_BETWEEN_PROCESSES)
 
 
 def asymmetry(rows: _Gradients, at: Sequence[Place], least: float = 0.0) -> float:

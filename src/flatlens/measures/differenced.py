@@ -7,7 +7,7 @@ import torch
 from flatlens.curvature import lanczos
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import Preconditioner
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, NotDifferentiable
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
@@ -35,7 +35,7 @@ def sharded_top(
     """
     try:
         H = _operator(lens, P, by)
-    except BadInput as refused:
+    except NotDifferentiable as refused:
         return undefined(str(refused))
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
@@ -61,7 +61,8 @@ def _operator(lens: Lens, P: Preconditioner | None, by: By | None) -> ShardedHes
     """Return H, or P^-1/2 (H + D) P^-1/2 over the measured parameters that the optimiser moves.
 
     Raises:
-        BadInput: it moves none of them, or H has no products.
+        BadInput: it moves none of them.
+        NotDifferentiable: H has no products.
     """
     H = ShardedHessian(Landscape(lens.problem, model=lens.model), by=by)
     if P is None:

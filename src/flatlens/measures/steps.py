@@ -13,7 +13,7 @@ from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.muon import ball_of, climb_in_ball, dual_norm
 from flatlens.curvature.preconditioned import PreconditionedHessian, leading_rate, preconditioner_of
 from flatlens.curvature.space import inner
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, NotDifferentiable
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
 from flatlens.measures.differenced import sharded_top
@@ -192,7 +192,8 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     `along="update"` is the optimiser's next update, without an optimiser the gradient, or what `Lens(along=...)` gives:
     a vector by parameter, or another problem whose gradient is followed. `along="gradient"` is the gradient of this
     problem. Along the gradient, gradient descent raises a quadratic risk where it exceeds 2 / lr. Where parameters are
-    spread over processes, it comes from central differences of gradients, with their error.
+    spread over processes and have no second derivative, it comes from central differences of gradients, with their
+    error; it is undefined where gradients jump.
     """
     operator = None if lens.problem.sharded else Hessian(lens.problem, model=lens.model)
     if operator and not lens.has_gradient and (along == "gradient" or lens.along is None):
@@ -208,7 +209,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     if operator is None:
         try:
             H = ShardedHessian(Landscape(lens.problem, model=lens.model))
-        except BadInput as error:
+        except NotDifferentiable as error:
             return undefined(str(error))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)

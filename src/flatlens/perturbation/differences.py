@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from flatlens.curvature.space import as_one_vector
-from flatlens.errors import BadInput
+from flatlens.errors import NotDifferentiable
+from flatlens.operations.table import operation_of
 from flatlens.perturbation.steps import Landscape, in_one_piece
 
 _ROUNDED = 1e-9
@@ -17,8 +18,9 @@ _ROUNDED = 1e-9
 
 _NARROW, _JUMPS = 1 / 16, 0.05
 """A difference over this part of the distance differs by less than this: 0.006 for smooth networks in float32, about 1
-where the gradient jumps."""
-_ONCE_ONLY = "not differentiable twice"
+where the gradient of a few samples jumps."""
+_FEW = 8  #: samples on which double backward is checked
+_FOUND = "how products with the Hessian are taken"
 """A fact about a problem: a tracker would find it out at every moment."""
 
 By: TypeAlias = Literal["double backward", "central differences of gradients"]
@@ -32,12 +34,14 @@ class ShardedHessian:
     is the limit of D(h) = (g(theta + h u) - g(theta - h u)) / (2 h), extrapolated from D(h) and D(2h). The error is
     D(h) - D(2h): three times that of D(h) by its length, and about that of the product by rounding.
 
-    Which of the two is found out with one product each, unless `by` says it: a backward that fails, or that differs
-    from the differences by more than three times their error, is not used. FSDP2 has a second derivative while each
-    process holds the parameters whole.
+    Which of the two is found out once for a problem, unless `by` says it. Double backward has to be symmetric on a few
+    samples, and within three times the error of the differences there. Where gradients jump between the points of a
+    difference even there, as in wide ReLU networks, every operation has to be torch's own instead. Under FSDP2 each
+    process holds the parameters whole for it.
 
     Raises:
-        BadInput: there is no double backward, and gradients jump, so that differences depend on their distance.
+        NotDifferentiable: there is no double backward, and gradients jump. Differences then measure the jumps, too: in
+            the mean over many samples they do not even depend on their distance.
 
     >>> from flatlens.problem import Problem
     >>> net = torch.nn.Linear(2, 1, bias=False, dtype=torch.float64)
@@ -64,39 +68,62 @@ class ShardedHessian:
         self.by: By = self._found_out() if by is None else by  #: how the products are taken
 
     def _found_out(self) -> By:
-        if self.landscape.problem.facts.get(_ONCE_ONLY):
-            return "central differences of gradients"
-        drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-        unit = (drawn / drawn.norm()).to(self.landscape.space.device)
-        if self._right_along(unit):
+        facts = self.landscape.problem.facts
+        if _FOUND not in facts:
+            facts[_FOUND] = self._tried()
+        found: By | NotDifferentiable = facts[_FOUND]
+        if isinstance(found, NotDifferentiable):
+            raise NotDifferentiable(str(found))
+        return found
+
+    def _tried(self) -> By | NotDifferentiable:
+        one = self.landscape
+        few = Landscape(one.problem, model=one.model, few=[next(iter(one.problem.batches(_FEW)))])
+        kinds, foreign = few.operations()
+        if self._right_on(few, foreign):
             return "double backward"
-        self._require_smooth(unit)
-        self.landscape.problem.facts[_ONCE_ONLY] = True
+        known = [operation_of(kind) for kind in kinds]
+        bends = any(op is not None and op.kinks and op.role == "piecewise linear" for op in known)
+        if bends or self._jumps(self._drawn(0)):
+            return NotDifferentiable(
+                "the network is not differentiable twice here, and its gradient jumps, as that of a ReLU does: "
+                "differences of gradients would measure the jumps, too"
+            )
         return "central differences of gradients"
 
-    def _require_smooth(self, unit: Tensor) -> None:
-        """Raise BadInput where the gradient jumps between the points of a difference."""
-        wide, narrow = self._difference(unit, 1.0), self._difference(unit, _NARROW)
-        if float((wide - narrow).norm()) > _JUMPS * float(wide.norm()):
-            raise BadInput(
-                "the network is not differentiable twice here, and central differences of its gradients depend on "
-                "their distance: the gradient jumps, as that of a ReLU does"
-            )
-
-    def _right_along(self, unit: Tensor) -> bool:
-        """Return whether double backward gives the product with a vector."""
+    def _right_on(self, few: Landscape, foreign: list[str]) -> bool:
+        """Return whether double backward is right on a few samples; `foreign`: operations not torch's own."""
+        u, v = self._drawn(0), self._drawn(1)
         try:
-            product = self._by_backward(unit)
+            Hu, Hv = (few.second_derivative(self.landscape.space.named(w)) for w in (u, v))
         except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError):
             return False
-        differenced, error = self._differenced(unit)
-        most = 3 * float(error.norm()) + _ROUNDED * float(product.norm())
-        return float((product - differenced).norm()) <= most
+        asymmetry = abs(float(u @ Hv - v @ Hu))
+        if asymmetry > torch.finfo(few.coarsest).eps ** 0.5 * float(Hu.norm() + Hv.norm()):
+            return False
+        small = ShardedHessian(few, by="central differences of gradients")
+        if few.coarsest != self.landscape.space.dtype or small._jumps(u):
+            return not foreign
+        length = float(u.norm())
+        differenced, error = small._differenced(u / length)
+        most = 3 * float(error.norm()) + _ROUNDED * float(Hu.norm()) / length
+        return float((Hu / length - differenced).norm()) <= most
+
+    def _drawn(self, seed: int) -> Tensor:
+        """Return a standard normal vector, the same in every process."""
+        drawn = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return drawn.to(self.landscape.space.device)
+
+    def _jumps(self, along: Tensor) -> bool:
+        """Return whether the gradient jumps between the points of a difference."""
+        unit = along / along.norm()
+        wide, narrow = self._difference(unit, 1.0), self._difference(unit, _NARROW)
+        return float((wide - narrow).norm()) > _JUMPS * float(wide.norm())
 
     @property
     def exact(self) -> bool:
-        """Return whether products have no error but rounding."""
-        return self.by == "double backward"
+        """Return whether the last product had no error but the rounding of its vectors' type."""
+        return self.by == "double backward" and self.landscape.coarsest == self.landscape.space.dtype
 
     @property
     def size(self) -> int:
@@ -120,17 +147,14 @@ class ShardedHessian:
         length = float(w.norm())
         if length == 0:
             return torch.zeros_like(v), torch.zeros_like(v)
-        if self.exact:
-            product = self._by_backward(w)
-            error = torch.zeros_like(product)
+        if self.by == "double backward":
+            product = self.landscape.second_derivative(self.landscape.space.named(w))
+            error = product * (0.0 if self.exact else torch.finfo(self.landscape.coarsest).eps)
         else:
             product, error = (part * length for part in self._differenced(w / length))
         if self.root is not None:
             product, error = self.root * product, self.root * error
         return product if self.shift is None else product + self.shift * v, error
-
-    def _by_backward(self, v: Tensor) -> Tensor:
-        return self.landscape.second_derivative(self.landscape.space.named(v))
 
     def _differenced(self, unit: Tensor) -> tuple[Tensor, Tensor]:
         """Return (the product with a vector of length 1, the error of each entry)."""

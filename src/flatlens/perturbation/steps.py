@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, final
@@ -14,11 +14,13 @@ from torch import Tensor, nn
 from flatlens.curvature.graphs import bytes_of_a_sample
 from flatlens.curvature.preconditioned import leading_rate
 from flatlens.curvature.space import as_one_vector, space_of
+from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
-from flatlens.perturbation.unsharded import whole_parameters
+from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
+from flatlens.problem.shards import whole_parameters
 from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
@@ -39,11 +41,13 @@ class Landscape:
     (tensor([[ 9., 12.]]), 0.0)
     """
 
-    def __init__(self, problem: Problem, *, model: nn.Module | None = None) -> None:
+    def __init__(self, problem: Problem, *, model: nn.Module | None = None, few: Sequence[Batch] | None = None) -> None:
         self.problem = problem
         self.model = problem.measured() if model is None else model
         self.space = space_of(problem, self.model)
+        self.few = few  #: the batches that derivatives over spread parameters see; None: all the data
         self.forwards = 0  #: evaluations of the risk over all the data
+        self.coarsest = self.space.dtype  #: type of the parameters in the last second derivative: FSDP2 may narrow them
 
     def risk_and_gradient(self) -> tuple[float, dict[str, Tensor]]:
         """Return the risk, and its gradient in each measured parameter."""
@@ -59,10 +63,13 @@ class Landscape:
 
         Where parameters are spread over processes, each process walks all the data: it takes part in every backward.
         """
-        batches = self.problem.batches(CHUNK) if self.problem.sharded else self._own()
+        batches = self._all() if self.problem.sharded or self.few is not None else self._own()
         with self.differentiated():
             shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
             return self.space.total(shares, self.problem.ranks)
+
+    def _all(self) -> Iterable[Batch]:
+        return self.problem.batches(CHUNK) if self.few is None else self.few
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -75,13 +82,16 @@ class Landscape:
 
     def gradient_of(self, raw: Batch, mass: float) -> tuple[float, dict[str, Tensor]]:
         """Return the sum of a batch's losses over `mass`, and its gradient by parameter, inside `differentiated`."""
-        f, y = self.problem.run(self.model, self.problem.place(raw))
-        part = self.problem.loss.values(f.to(torch.float64), y).sum() / mass
+        part = self._risk_of(raw, mass)
         if self.problem.sharded:
             return float(part.detach()), self._gathered(part)
         rows = torch.autograd.grad(part, self.space.tensors, allow_unused=True)
         named = zip(self.space.parameters.items(), rows, strict=True)
         return float(part.detach()), {name: p.new_zeros(p.shape) if row is None else row for (name, p), row in named}
+
+    def _risk_of(self, raw: Batch, mass: float) -> Tensor:
+        f, y = self.problem.run(self.model, self.problem.place(raw))
+        return self.problem.loss.values(f.to(torch.float64), y).sum() / mass
 
     def _gathered(self, part: Tensor) -> dict[str, Tensor]:
         """Return a gradient by backward(), which gathers it from the processes, in float64."""
@@ -103,18 +113,20 @@ class Landscape:
     def second_derivative(self, direction: Direction) -> Tensor:
         """Return the Hessian's product with a direction, (P,) float64, by double backward.
 
-        Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice.
+        Each process walks all the data. It raises whatever autograd raises where it cannot differentiate twice; it does
+        so, too, for an operation that autograd would leave out silently.
         """
         total = torch.zeros(self.space.size, dtype=torch.float64, device=self.space.device)
         with (
             self.problem.measuring(self.model),
             differentiable(self.space.tensors),
-            whole_parameters(self.model, self.space) as tensors,
+            whole_parameters(self.model, self.space.parameters) as tensors,
         ):
-            for raw in self.problem.batches(CHUNK):
-                f, y = self.problem.run(self.model, self.problem.place(raw))
-                part = self.problem.loss.values(f.to(torch.float64), y).sum() / self.problem.mass
+            self.coarsest = max((t.dtype for t in tensors), key=lambda dtype: torch.finfo(dtype).eps)
+            for raw in self._all():
+                part = self._risk_of(raw, self.problem.mass)
                 rows = torch.autograd.grad(part, tensors, create_graph=True, allow_unused=True)
+                require_second_derivative(rows)
                 named = zip(rows, self.space.parameters, strict=True)
                 live = [(row, spread_like(direction[name], row)) for row, name in named
                         if row is not None and row.requires_grad]  # fmt: skip
@@ -123,6 +135,11 @@ class Landscape:
                     again = torch.autograd.grad(of, tensors, along, allow_unused=True)
                     total += as_one_vector(self.whole(again))
         return total
+
+    def operations(self) -> tuple[frozenset[str], list[str]]:
+        """Return (the names of the operations that make the risk, those among them that are not torch's own)."""
+        with self.problem.measuring(self.model), differentiable(self.space.tensors):
+            return operations([self._risk_of(raw, 1.0) for raw in self._all()])
 
     def risk_along(self, direction: Direction, distance: float) -> float:
         """Return the risk at theta - distance * direction."""

@@ -156,6 +156,11 @@ class Problem:
         """Return whether a parameter is spread over processes: by fully_shard (FSDP2), or by tensor parallelism."""
         return any(hasattr(p, "to_local") for p in self.model.parameters())
 
+    @property
+    def first(self) -> bool:
+        """Return whether this process is the first of those that measure together: it alone prints and writes."""
+        return (torch.distributed.get_rank() if self.sharded else self.ranks.rank) == 0
+
     def measuring(self, model: nn.Module, *, twice: bool = True) -> AbstractContextManager[None]:
         """Return the context in which the risk is differentiated, `twice` or once only."""
         return measuring(model, batch_statistics=self.coupled, tf32=self._works_in == "tf32", twice=twice)

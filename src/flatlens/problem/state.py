@@ -22,6 +22,7 @@ from flatlens.problem.plain import (
     plain_parametrizations,
     plain_weight_norms,
 )
+from flatlens.problem.shards import parts_between_calls
 from flatlens.problem.wrappers import eager
 from flatlens.userfile import users_code
 
@@ -60,6 +61,12 @@ def measuring(
     >>> net.training
     True
     """
+    with parts_between_calls(model), _restored(model, batch_statistics, tf32, twice):
+        yield
+
+
+@contextmanager
+def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool) -> Iterator[None]:
     held = [(module, dict(module._buffers)) for module in model.modules()]
     buffers = [(buffer, buffer.detach(), buffer.detach().clone()) for buffer in model.buffers()]
     grads = [(p, p.grad) for p in model.parameters()]

@@ -25,8 +25,8 @@ class TrackerCallback(Callback):
     """A callback that measures when training starts and after each optimiser step; its state is in the checkpoints.
 
     The tracker's problem uses the plain network inside the LightningModule. Steps are the trainer's `global_step`, so
-    that accumulated batches count once; with several processes the first one measures. The numbers also go to the
-    trainer's own loggers, unless `log` is False.
+    that accumulated batches count once; with several processes the first one measures, and all of them where parameters
+    are spread over them. The numbers also go to the trainer's own loggers, unless `log` is False.
     """
 
     def __init__(self, tracker: Tracker, *, log: bool = True) -> None:
@@ -46,11 +46,12 @@ class TrackerCallback(Callback):
         self._step(trainer)
 
     def _step(self, trainer: Trainer) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero or self.tracker.problem.sharded:
             optimiser = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
             known = isinstance(optimiser, torch.optim.Optimizer)
             report = self.tracker.step(trainer.global_step, optimiser=optimiser if known else None)
-            if report is not None and self._log and self.tracker.latest is not None:
+            told = report is not None and self._log and trainer.is_global_zero
+            if told and self.tracker.latest is not None:
                 for logger in trainer.loggers:
                     logger.log_metrics(scalars(self.tracker.latest), step=trainer.global_step)
 

@@ -35,8 +35,9 @@ from flatlens.tracking.stability import edge_of
 class Tracker:
     """A follower of measures during training, which continues with the same digits.
 
-    `step` is called after every training step, and once before the first. Each measurement is a new `Lens` that starts
-    from the last one's eigenpairs, and draws from its own generator, seeded by `seed` and the step.
+    `step` is called after every training step, and once before the first; where parameters are spread over processes,
+    by each of them, and the first one tells. Each measurement is a new `Lens` that starts from the last one's
+    eigenpairs, and draws from its own generator, seeded by `seed` and the step.
 
     Args:
         problem: The network in training, its loss, and the data to measure on.
@@ -89,12 +90,14 @@ class Tracker:
             raise BadInput(f"Tracker(measures=...): {held[0]} needs held-out data: Problem(..., test=(x, y))")
         if budget is not None and not (isinstance(budget, int | float) and 0 < budget < 1):
             raise BadInput(f"Tracker(budget={budget!r}): a share of wall time is needed, between 0 and 1")
+        if budget is not None and problem.sharded:
+            raise BadInput("Tracker(budget=...): processes that share the parameters would skip different steps")
         if not (isinstance(live, bool) or callable(live)):
             raise BadInput(f"Tracker(live={live!r}): True, False or a function of a Moment is needed")
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
-        self._live = Live() if live is True else live or None
+        self._live = (Live() if live is True else live or None) if problem.first else None
         self._logs = [log] if callable(log) else list(log) if isinstance(log, Iterable) else [log]
         if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
             raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
@@ -147,7 +150,7 @@ class Tracker:
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
         moment = Moment(step, report, edge)
-        for tell in [*([] if self._live is None else [self._live]), *self._logs]:
+        for tell in [*([] if self._live is None else [self._live]), *(self._logs if self.problem.first else [])]:
             tell(moment)
         self.latest = moment
         return report

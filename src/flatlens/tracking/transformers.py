@@ -28,7 +28,8 @@ class TrackerCallback(TrainerCallback):
     """A callback that measures when training begins and after each optimiser step; its state is in the checkpoints.
 
     The tracker's problem uses the model that the trainer trains. On resuming, the state is read from the folder
-    `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures.
+    `checkpoint-STEP` of the output folder; `resume_from` names another. With several processes the first one measures,
+    and all of them where parameters are spread over them.
 
     The trainer writes the numbers where it reports its own, if the callback has its function `log`: make the trainer,
     then `trainer.add_callback(TrackerCallback(tracker, log=trainer.log))`.
@@ -51,14 +52,14 @@ class TrackerCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure before the first step, or continue from a checkpoint."""
-        if state.is_world_process_zero:
+        if self._takes_part(state):
             if state.global_step:
                 self._restore(self._resume_from or _folder(args, state))
             self._step(state, kwargs)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Measure after a step of the optimiser."""
-        if state.is_world_process_zero:
+        if self._takes_part(state):
             self._step(state, kwargs)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
@@ -68,12 +69,16 @@ class TrackerCallback(TrainerCallback):
             torch.save(self.tracker.state_dict(), held)
             write_whole(_folder(args, state) / FILE, held.getvalue())
 
+    def _takes_part(self, state: TrainerState) -> bool:
+        return state.is_world_process_zero or self.tracker.problem.sharded
+
     def _step(self, state: TrainerState, handed: dict[str, Any]) -> None:
         optimiser = handed.get("optimizer")
         optimiser = getattr(optimiser, "optimizer", optimiser)  # accelerate wraps it
         known = isinstance(optimiser, torch.optim.Optimizer)
         report = self.tracker.step(state.global_step, optimiser=optimiser if known else None)
-        if report is not None and self._log is not None and self.tracker.latest is not None:
+        told = report is not None and state.is_world_process_zero
+        if told and self._log is not None and self.tracker.latest is not None:
             self._log(scalars(self.tracker.latest))
 
     def _restore(self, folder: Path) -> None:
