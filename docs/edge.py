@@ -58,7 +58,7 @@ def settled(table: pd.DataFrame) -> tuple[float, float]:
     rows = table[table["measure"] == SHARPNESS].set_index("step")
     ratio = rows["value"] / rows["edge"]
     above = ratio.index[ratio > 1]
-    return (float(above[0]), float(ratio[above[0] :].median())) if len(above) else (math.nan, math.nan)
+    return (float(above[0]), float(ratio.loc[above[0] :].median())) if len(above) else (math.nan, math.nan)
 
 
 def main() -> None:

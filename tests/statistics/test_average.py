@@ -69,6 +69,23 @@ def test_units_that_all_agree_are_a_sign_test():
     assert average([-1.0] * 6).tails(-1.0) == (0.5, 0.5)
 
 
+def test_units_of_one_value_have_the_interval_of_a_sign_test():
+    """Of six units that agree, the share on their side of 0 is at least .541, so the mean at least 2 x .541 - 1."""
+    least = 2 * binomtest(6, 6).proportion_ci().low - 1
+    for found, high in ((average([1.0] * 6, correlations=True), 1.0), (average([0.3] * 6), 0.3)):
+        assert (found.low, found.high) == pytest.approx((high * least, high))
+        assert found.p == pytest.approx(2 * 0.5**6)
+    found = average([-1.0] * 6, correlations=True)
+    assert (found.low, found.high) == pytest.approx((-1.0, -least))
+    assert average([1.0] * 6).low == pytest.approx(binomtest(6, 6).proportion_ci().low)  # a share
+
+
+@pytest.mark.parametrize(("values", "than"), [([1 / 3, 1.0, 1.0, 1.0, 1.0, 1.0], 0.0), ([0.0, 1.0] * 4, 1.5)])
+def test_no_p_is_0(values, than):
+    found = average(values)
+    assert min(found.tails(than)) == 0.5 ** len(values)
+
+
 def test_a_share_is_of_units_in_which_all_hold():
     found = share([1, 1, 1, 0, 1, 1, 1, 1, NAN], list("aabbcdefg"), name="order", unit="seed")
     expected = binomtest(5, 6).proportion_ci()

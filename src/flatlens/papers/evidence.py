@@ -122,7 +122,7 @@ def trend(study: str, setting: str, column: str) -> Evidence:
 def along(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:
     """Return the mean of Kendall's tau-b of a setting and a column, over groups of networks equal in `same`."""
     name = f"Kendall tau-b of {setting} and {column}, alike in {', '.join(same)}"
-    mean = over_groups(table, setting, column, same, _ordered, name)
+    mean = over_groups(table, setting, column, same, _ordered, name, correlations=True)
 
     def found(results: Results) -> Statistic:
         one = mean(results)
@@ -141,9 +141,19 @@ def tau(x: Array, y: Array) -> float:
 
 
 def over_groups(
-    table: Table, setting: str, column: str, same: Sequence[str], of: Callable[[pd.Series], float], name: str
+    table: Table,
+    setting: str,
+    column: str,
+    same: Sequence[str],
+    of: Callable[[pd.Series], float],
+    name: str,
+    *,
+    correlations: bool = False,
 ) -> Evidence:
-    """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting."""
+    """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting.
+
+    `correlations`: `of` returns one, between -1 and 1.
+    """
 
     def found(results: Results) -> Statistic:
         networks, excluded = trained_ones(table(results).reset_index(drop=True))
@@ -152,7 +162,7 @@ def over_groups(
         groups = [group for group in groups if len(group)]
         values = [of(group.set_index(setting)[column]) for group in groups]
         units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
-        found = average(values, units, name=name, unit=word_of(units))
+        found = average(values, units, name=name, unit=word_of(units), correlations=correlations)
         return replace(found, excluded=(*excluded, *found.excluded))
 
     return found

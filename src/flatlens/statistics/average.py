@@ -16,13 +16,24 @@ from flatlens.statistics.exclusions import as_columns, keep
 from flatlens.statistics.statistic import Statistic
 
 
-def average(values: Any, units: Any = None, *, name: str = "x", unit: str = "network", ranks: Any = None) -> Statistic:
+def average(
+    values: Any,
+    units: Any = None,
+    *,
+    name: str = "x",
+    unit: str = "network",
+    ranks: Any = None,
+    correlations: bool = False,
+) -> Statistic:
     """Return the mean over networks, of one number per network; the interval is Student's over independent units.
 
     `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
     1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
-    one (Clopper and Pearson 1934) of the share of units with the larger value.
+    one (Clopper and Pearson 1934) of the share of units with the larger value. If all have one value, other than 0
+    and 1, it is that of a sign test: of the share of units on their side of 0.
 
+    `correlations`: the numbers lie between -1 and 1, so that units whose means are all 1 agree in sign, and are no
+    shares.
     `ranks`: where the numbers are correlations, the same of ranks; a verdict then needs both means (`clustered`).
 
     >>> average([1.0, 2.0, 3.0, float("nan"), 6.0, 2.0, 1.0])
@@ -42,8 +53,12 @@ def average(values: Any, units: Any = None, *, name: str = "x", unit: str = "net
         excluded=kept.excluded,
     )
     means = pd.Series(x).groupby(kept.table["_unit"].to_numpy()).mean().to_numpy()
+    if of_ranks or len(means) < FEWEST_UNITS:
+        return found
+    if len(set(means)) == 1 and (correlations or means[0] not in (0.0, 1.0)):
+        return _one_value(found, float(means[0]), len(means))
     ends = _two_values(means)
-    return found if ends is None or of_ranks or len(means) < FEWEST_UNITS else _binomial(found, means, *ends)
+    return found if ends is None else _binomial(found, means, *ends)
 
 
 def _weighted_mean(x: Array, counts: Array) -> Array:
@@ -73,8 +88,18 @@ def _two_values(means: Array) -> tuple[float, float] | None:
     return (float(values[0]), float(values[1])) if len(values) == 2 else None
 
 
+def _one_value(found: Statistic, value: float, units: int) -> Statistic:
+    """Return the statistic of units that all have one value, with the interval of a sign test; its p is 2^-units."""
+    other = value * (2 * 0.025 ** (1 / units) - 1)  # Clopper and Pearson's share of units, all of `units` being found
+    method = "95% interval: of a sign test, as all units have one value"
+    return replace(found, low=min(value, other), high=max(value, other), method=method)
+
+
 def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statistic:
-    """Return the statistic with the exact interval of a mean of units that are `low` or `high`."""
+    """Return the statistic with the exact interval of a mean of units that are `low` or `high`.
+
+    A mean of such units cannot lie outside: against a number there, p is that of a sign test, and not 0.
+    """
     n, k = len(means), int((means == high).sum())
     from_share = high - low
 
@@ -82,7 +107,8 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
         p = float(np.clip((than - low) / from_share, 0.0, 1.0))
         above = 1.0 if k == 0 else float(beta.cdf(p, k, n - k + 1))  # P(at least k of n), each with probability p
         below = 1.0 if k == n else float(beta.sf(p, k + 1, n - k))  # P(at most k of n)
-        return above, below
+        least = 0.5**n
+        return max(above, least if than <= low else 0.0), max(below, least if than >= high else 0.0)
 
     ends = (0.0 if k == 0 else beta.ppf(0.025, k, n - k + 1), 1.0 if k == n else beta.ppf(0.975, k + 1, n - k))
     bounds = [low + from_share * float(end) for end in ends]
