@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def data(kind: str, seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(20, 6, generator=generator, dtype=KINDS[kind][1]), torch.arange(20) % 3
 
 
+def validated(net: nn.Module, x: Tensor) -> None:
+    """A forward without a backward, after which the outermost module of FSDP2 keeps its parameters whole."""
+    with torch.no_grad():
+        net(x)
+
+
 def measured(net: nn.Module, kind: str) -> dict[str, Any]:
     """The numbers after three steps of Adam, and whether the weights are the very ones from before measuring."""
     x, y = data(kind, seed=1)
@@ -50,11 +57,13 @@ def measured(net: nn.Module, kind: str) -> dict[str, Any]:
         nn.functional.cross_entropy(net(x), y).backward()
         optimiser.step()
     before = [p.detach().clone() for p in net.parameters()]
+    validated(net, x)
     problem = fl.Problem(net, "cross_entropy", (x, y))
     report = fl.measure(fl.Lens(problem, optimiser=optimiser), MEASURES)
     along = {"a vector": {name: torch.ones(p.shape, dtype=p.dtype) for name, p in net.named_parameters()},
              "another loss": fl.Problem(net, "half_squared_error", data(kind, seed=2))}  # fmt: skip
     aside = dict[str, float]()
+    validated(net, x)
     for what, direction in along.items():
         found = fl.measure(fl.Lens(problem, along=direction), DIRECTIONAL)
         aside |= {f"{name} along {what}": found[name].value for name in DIRECTIONAL}
@@ -62,6 +71,27 @@ def measured(net: nn.Module, kind: str) -> dict[str, Any]:
     values = {name: report[name].value for name in (*MEASURES, f"{NOISE}.covariance", f"{NOISE}.gradient")}
     notes = {"by": report[TOPS[0]].note.partition(";")[0], "note": report["mls"].note}
     return values | aside | notes | {"stderr": report[NOISE].stderr, "unchanged": float(same)}
+
+
+def while_accumulating(net: Any, kind: str) -> dict[str, float]:
+    """A measure before and while a gradient waits to be added up, and the change of that gradient by measuring."""
+    x, y = data(kind, seed=1)
+    problem, name = fl.Problem(net, "cross_entropy", (x, y)), "directional_sharpness(along='gradient')"
+
+    def gradient(between: Callable[[], object]) -> list[Tensor]:
+        net.zero_grad()
+        for part in range(2):
+            net.set_requires_gradient_sync(part == 1)
+            nn.functional.cross_entropy(net(x[10 * part :][:10]), y[10 * part :][:10]).backward()
+            if part == 0:
+                between()
+        return [p.grad.full_tensor() for p in net.parameters()]
+
+    seen = [fl.measure(fl.Lens(problem), name)[name].value]
+    plain = gradient(lambda: None)
+    measured = gradient(lambda: seen.append(fl.measure(fl.Lens(problem), name)[name].value))
+    moved = max(float((a - b).abs().max()) for a, b in zip(plain, measured, strict=True))
+    return {"accumulating": seen[1] / seen[0], "gradient moved": moved}
 
 
 def main(out: str, how: str, kind: str) -> None:
@@ -79,6 +109,8 @@ def main(out: str, how: str, kind: str) -> None:
     assert tracker.step(0) is not None
     found["told"] = [0] * dist.get_world_size()
     dist.all_gather_object(found["told"], len(told))
+    if how in WRAPPED:
+        found |= while_accumulating(net, kind)
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps(found))
     try:

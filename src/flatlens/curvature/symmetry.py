@@ -9,9 +9,9 @@ to a relative error of sqrt(eps). It runs on each graph that holds an operation 
 and problem held. The first graph is of a few samples, so a check takes two products on these; later checks are due to
 rare branches alone. A matrix with relative asymmetry a passes with a probability of about sqrt(eps) / a. A symmetric
 error passes, such as a wrong second derivative of an activation. Torch's own operations are trusted in this. Others
-(torch.autograd.Function, extensions) are not: every graph that holds one is examined in float64, and its products are
-also compared with central differences of the gradient. These find every error above 1e-4, unless a kink lies between
-the two points.
+(torch.autograd.Function outside torch.distributed, extensions) are not: every graph that holds one is examined in
+float64, and its products are also compared with central differences of the gradient. These find every error above 1e-4,
+unless a kink lies between the two points.
 
 Products in reduced precision are not checked.
 """

@@ -7,12 +7,13 @@ import torch
 from flatlens.curvature import lanczos
 from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.preconditioned import Preconditioner
-from flatlens.errors import BadInput, NotDifferentiable
-from flatlens.estimate import Estimate, undefined
+from flatlens.errors import BadInput
+from flatlens.estimate import Estimate
 from flatlens.measures.card import Run
 from flatlens.measures.lens import Lens
 from flatlens.perturbation.differences import By, ShardedHessian
-from flatlens.perturbation.steps import Landscape, in_one_piece
+from flatlens.perturbation.steps import Landscape
+from flatlens.problem.shards import in_one_piece
 
 _OLD = 10.0  #: share of the last moment's eigenvector in the start, over that of a random vector
 
@@ -33,10 +34,7 @@ def sharded_top(
     `by`: how products are taken, as in `ShardedHessian`. By differences, the error is theirs along the first
     eigenvector; the note has the residual, which counts it, too.
     """
-    try:
-        H = _operator(lens, P, by)
-    except NotDifferentiable as refused:
-        return undefined(str(refused))
+    H = _operator(lens, P, by)
     fresh = torch.randn(H.size, generator=run.generator, dtype=torch.float64).to(H.landscape.space.device)
     earlier = lens.remembered.get((key, None))
     start = fresh

@@ -24,6 +24,7 @@ from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
 from flatlens.problem.data import checksum
 from flatlens.problem.outcomes import Outcomes, outcomes
+from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
 
 EXACT = 128  #: number of outputs up to which every output gets its own backward pass
@@ -72,6 +73,7 @@ class Lens:
             )
         if not isinstance(optimiser, torch.optim.Optimizer | None):
             raise BadInput(f"Lens(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}")
+        to_parts(problem.model)
         require_finite_weights(problem.model)
         self.problem = problem
         self.optimiser = optimiser
@@ -250,6 +252,7 @@ class Lens:
 
     def require_fresh(self) -> None:
         """Refuse to mix values of two networks: raise if the model has changed."""
+        to_parts(self.problem.model)
         now = dict(_fingerprints(self.problem.model))
         changed = [name for name in {**now, **self._versions} if now.get(name) != self._versions.get(name)]
         if changed:

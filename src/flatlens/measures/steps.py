@@ -13,7 +13,7 @@ from flatlens.curvature.krylov import Remembered
 from flatlens.curvature.muon import ball_of, climb_in_ball, dual_norm
 from flatlens.curvature.preconditioned import PreconditionedHessian, leading_rate, preconditioner_of
 from flatlens.curvature.space import inner
-from flatlens.errors import BadInput, NotDifferentiable
+from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import PERMUTATION, Run, on_lens
 from flatlens.measures.differenced import sharded_top
@@ -207,10 +207,7 @@ def directional_sharpness(lens: Lens, run: Run, *, along: str = "update") -> Est
     if not square > 0:
         return undefined("the direction is zero")
     if operator is None:
-        try:
-            H = ShardedHessian(Landscape(lens.problem, model=lens.model))
-        except NotDifferentiable as error:
-            return undefined(str(error))
+        H = ShardedHessian(Landscape(lens.problem, model=lens.model))
         u = H.flat(direction) / math.sqrt(square)
         product, off = H.with_error(u)
         stderr = abs(float(u @ off)) / 1.96

@@ -11,14 +11,15 @@ from torch import Tensor
 from flatlens.curvature.space import as_one_vector
 from flatlens.errors import NotDifferentiable
 from flatlens.operations.table import operation_of
-from flatlens.perturbation.steps import Landscape, in_one_piece
+from flatlens.perturbation.steps import Landscape
+from flatlens.problem.shards import in_one_piece
 
 _ROUNDED = 1e-9
 """Relative difference of two products that is rounding in float64, where the error by differences happens to be 0."""
 
 _NARROW, _JUMPS = 1 / 16, 0.05
-"""A difference over this part of the distance differs by less than this: 0.006 for smooth networks in float32, about 1
-where the gradient of a few samples jumps."""
+"""A difference over this part of the distance is another by less than this: by 0.006 for smooth networks in float32, by
+about 1 where the gradient of a few samples jumps."""
 _FEW = 8  #: samples on which double backward is checked
 _FOUND = "how products with the Hessian are taken"
 """A fact about a problem: a tracker would find it out at every moment."""
@@ -71,12 +72,16 @@ class ShardedHessian:
         facts = self.landscape.problem.facts
         if _FOUND not in facts:
             facts[_FOUND] = self._tried()
-        found: By | NotDifferentiable = facts[_FOUND]
-        if isinstance(found, NotDifferentiable):
-            raise NotDifferentiable(str(found))
+        found: By | None = facts[_FOUND]
+        if found is None:
+            raise NotDifferentiable(
+                "double backward fails or is wrong here, and the network's gradient jumps, as that of a ReLU does: "
+                "differences of gradients would measure the jumps, too"
+            )
         return found
 
-    def _tried(self) -> By | NotDifferentiable:
+    def _tried(self) -> By | None:
+        """Return how products are taken; None where neither way is right."""
         one = self.landscape
         few = Landscape(one.problem, model=one.model, few=[next(iter(one.problem.batches(_FEW)))])
         kinds, foreign = few.operations()
@@ -84,19 +89,16 @@ class ShardedHessian:
             return "double backward"
         known = [operation_of(kind) for kind in kinds]
         bends = any(op is not None and op.kinks and op.role == "piecewise linear" for op in known)
-        if bends or self._jumps(self._drawn(0)):
-            return NotDifferentiable(
-                "the network is not differentiable twice here, and its gradient jumps, as that of a ReLU does: "
-                "differences of gradients would measure the jumps, too"
-            )
-        return "central differences of gradients"
+        return None if bends or self._jumps(self._drawn(0)) else "central differences of gradients"
 
     def _right_on(self, few: Landscape, foreign: list[str]) -> bool:
         """Return whether double backward is right on a few samples; `foreign`: operations not torch's own."""
         u, v = self._drawn(0), self._drawn(1)
         try:
             Hu, Hv = (few.second_derivative(self.landscape.space.named(w)) for w in (u, v))
-        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError):
+        except (RuntimeError, AttributeError, TypeError, ValueError, AssertionError) as failed:
+            if "memory" in str(failed):
+                raise
             return False
         asymmetry = abs(float(u @ Hv - v @ Hu))
         if asymmetry > torch.finfo(few.coarsest).eps ** 0.5 * float(Hu.norm() + Hv.norm()):

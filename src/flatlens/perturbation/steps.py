@@ -20,7 +20,7 @@ from flatlens.grams.second_derivative import require_second_derivative
 from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
 from flatlens.problem.outcomes import outcomes
-from flatlens.problem.shards import whole_parameters
+from flatlens.problem.shards import in_one_piece, of_the_first, whole_parameters
 from flatlens.problem.state import differentiable
 
 Direction = Mapping[str, Tensor]
@@ -28,9 +28,9 @@ Direction = Mapping[str, Tensor]
 
 @final
 class Landscape:
-    """The network of a problem, moved along directions and put back: no second derivative, no copy of the activations.
+    """The network of a problem, moved along directions and put back, without a copy of its activations.
 
-    Attention runs by its fast kernels, which have no second derivative.
+    Attention runs by its fast kernels, except where a second derivative is taken.
 
     >>> net = nn.Linear(2, 1, bias=False)
     >>> problem = Problem(net, "half_squared_error", (torch.tensor([[3.0, 4.0]]), torch.zeros(1, 1)))
@@ -66,7 +66,8 @@ class Landscape:
         batches = self._all() if self.problem.sharded or self.few is not None else self._own()
         with self.differentiated():
             shares = (self.gradient_of(raw, self.problem.mass) for raw in batches)
-            return self.space.total(shares, self.problem.ranks)
+            risk, gradient = self.space.total(shares, self.problem.ranks)
+        return self._known(risk), gradient
 
     def _all(self) -> Iterable[Batch]:
         return self.problem.batches(CHUNK) if self.few is None else self.few
@@ -134,7 +135,7 @@ class Landscape:
                     of, along = zip(*live, strict=True)
                     again = torch.autograd.grad(of, tensors, along, allow_unused=True)
                     total += as_one_vector(self.whole(again))
-        return total
+        return of_the_first(total, self.problem.sharded)
 
     def operations(self) -> tuple[frozenset[str], list[str]]:
         """Return (the names of the operations that make the risk, those among them that are not torch's own)."""
@@ -152,7 +153,12 @@ class Landscape:
         self.forwards += 1
         with self.problem.measuring(self.model, twice=False):
             found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
-        return found.risk
+        return self._known(found.risk)
+
+    def _known(self, risk: float) -> float:
+        """Return the first process's risk: the others' may differ by rounding, and all have to decide alike."""
+        of = torch.tensor(risk, dtype=torch.float64, device=self.space.device)
+        return float(of_the_first(of, self.problem.sharded))
 
     @contextmanager
     def walk(self, direction: Direction) -> Iterator[Callable[[float], None]]:
@@ -221,12 +227,6 @@ def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Di
         raise BadInput(f"the {type(optimiser).__name__} holds none of the measured parameters")
     moved = {name: after.detach().sub_(before) for name, (before, after) in known.items()}  # in memory already at hand
     return {name: in_one_piece(step.div_(-rate)) for name, step in moved.items()}
-
-
-def in_one_piece(tensor: Tensor) -> Tensor:
-    """Return a tensor whose parts lie in several processes in one piece; any other as it is."""
-    full: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
 
 
 def spread_like(tensor: Tensor, like: Tensor) -> Tensor:

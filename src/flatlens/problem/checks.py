@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flatlens.errors import BadInput, BadModel, UnknownName
 from flatlens.problem.data import Data, finite
 from flatlens.problem.ranks import Ranks
+from flatlens.problem.shards import in_one_piece
 
 HALF = (torch.float16, torch.bfloat16)
 Arithmetic = Literal["full", "tf32", "bfloat16"]
@@ -95,7 +96,7 @@ def require_finite_weights(model: nn.Module) -> None:
     """Refuse a network with NaN or inf in its parameters or buffers."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.is_floating_point() and not finite(tensor):
-            bad = int((~torch.isfinite(tensor)).sum())
+            bad = int(in_one_piece((~torch.isfinite(tensor)).sum()))
             raise BadModel(
                 f"Problem(model=...): {bad} of {tensor.numel()} entries of {name!r} are NaN or inf: did training "
                 f"diverge? Load an earlier checkpoint"

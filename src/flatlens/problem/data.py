@@ -19,6 +19,7 @@ from flatlens.problem.apart import picked
 from flatlens.problem.batches import BATCH_OF, as_pair, collated, in_tensors, is_dicts, loader_of
 from flatlens.problem.loaders import fixed_order, kept, random_kept, read, seed_torch
 from flatlens.problem.ranks import ALONE, Ranks
+from flatlens.problem.shards import in_one_piece
 
 Batch: TypeAlias = Any
 """The batches of a loader: usually (x, y); any nesting of tensors whose first axis counts samples."""
@@ -94,7 +95,9 @@ def finite(tensor: Tensor) -> bool:
 
     A finite sum proves it with one read from the device; only if the sum is not finite is each entry checked.
     """
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    if bool(in_one_piece(tensor.sum()).isfinite()):  # of all processes' parts: all have to decide alike
+        return True
+    return bool(in_one_piece(tensor.isfinite().all()))
 
 
 def require_dense(batch: Batch, where: str) -> None:

@@ -9,8 +9,9 @@ from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from flatlens.errors import BadData, BadInput
+from flatlens.errors import BadData, BadInput, BadModel
 from flatlens.estimate import Progress
 from flatlens.former import renamed
 from flatlens.problem.calls import Convention, called, main_output
@@ -36,12 +37,15 @@ from flatlens.problem.losses import as_loss
 from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
+from flatlens.problem.shards import to_parts
 from flatlens.problem.state import device_of, measuring, untouched
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
 
 Forward = Callable[[nn.Module, Batch], tuple[Any, ...]]
 """Maps (model, batch) to (outputs, targets), or to (outputs (n, T, N), targets, mask of counted tokens (n, T))."""
+
+_ALIKE = 8  #: samples that have to be the same in all processes over which parameters are spread
 
 
 @final
@@ -100,6 +104,8 @@ class Problem:
         ranks: Ranks = ALONE,
     ) -> None:
         model = unwrapped(model)
+        if isinstance(model, nn.Module):
+            to_parts(model)
         require_usable(model, dtype)
         require_ghosts(batchnorm, ghost_batch)
         self.model = model
@@ -125,6 +131,10 @@ class Problem:
         self.outputs = 0  #: N; with one row per token, N of the longest batch
         copied = self.measured()
         ranks.require_same(lambda: [checksum(tensor) for tensor in copied.state_dict().values()], "weights")
+        if self.sharded:
+            first = next(iter(self.data.chunks(_ALIKE)))
+            every = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size())
+            every.require_same(lambda: [checksum(t) for t in tree_leaves(first) if isinstance(t, Tensor)], "data")
         with untouched(copied):
             with self.measuring(copied), torch.no_grad():
                 if forward is None:
@@ -246,6 +256,11 @@ class Problem:
         """Return the network that is differentiated: the model itself, or a copy of it in `dtype`."""
         if all(p.dtype == self.dtype for p in self.model.parameters()):
             return self.model
+        if self.sharded:
+            raise BadModel(
+                f"Problem(dtype=...): a network whose parameters are spread over processes is measured as it is, in "
+                f"float32 or float64: it cannot be copied to {str(self.dtype).removeprefix('torch.')}"
+            )
         return copy.deepcopy(self.model).to(self.dtype)
 
     def place(self, batch: Batch) -> Batch:

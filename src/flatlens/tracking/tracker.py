@@ -46,7 +46,7 @@ class Tracker:
         samples: The number of the problem's samples to measure on, drawn once with `seed`; None: all.
         seed: Seeds all random draws, also of each measurement.
         budget: The largest share of wall time, between 0 and 1, for measuring. Measurements beyond it are skipped, and
-            the history then says that it is not reproducible.
+            the history then says that it is not reproducible. Not where parameters are spread over processes.
         outputs: As for `Lens`.
         along: As for `Lens`.
         live: True for a line on stderr, False for none, or a function that is called with a `Moment`.
