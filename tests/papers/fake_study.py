@@ -12,5 +12,6 @@ def fake_result(columns, **tables):
         networks["outcome"] = "finished"
     if "key" not in networks:
         networks["key"] = [f"k{i}" for i in range(len(networks))]
+    settings = [name for name in networks if name in ("seed", "smoothing")]
     axes = [{"name": "seed", "values": [0, 1]}] if "seed" in networks else []
-    return SimpleNamespace(networks=networks, settings={"axes": axes}, **tables)
+    return SimpleNamespace(networks=networks, settings={"axes": axes}, varied=settings, **tables)

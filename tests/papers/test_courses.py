@@ -68,9 +68,9 @@ def test_networks_that_never_trained_are_left_out(model):
     one.settings["base"] = {"model": model}
     one.networks = one.networks.assign(accuracy=[0.99, 0.54, 0.56, 1.0])  # chance is .5, a tenth of the way .55
     table = in_course("one", NUMBERS, networks=trained_in)
-    assert table({"one": one})["left out"].tolist() == ["", "it never trained: accuracy below 0.55", ""]
+    assert table({"one": one})["left out"].tolist() == ["", "it never trained: accuracy below 0.55 (smoothing 0.5)", ""]
     mean = mean_of(table, "last")({"one": one})
-    assert (mean.value, mean.excluded) == (1.5, (("it never trained: accuracy below 0.55", 1),))
+    assert (mean.value, mean.excluded) == (1.5, (("it never trained: accuracy below 0.55 (smoothing 0.5)", 1),))
 
 
 def test_two_columns_of_a_course():

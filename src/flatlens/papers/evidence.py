@@ -12,6 +12,7 @@ import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
+from flatlens.experiments.vary import last_field
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import (
     UNIT,
@@ -56,7 +57,8 @@ def trained_in(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         model = results[study].settings["base"]["model"]
         classes = model["classes"] if "classes" in model else model["outputs"]
-        return marked_untrained(reached(study)(results), 1 / classes)
+        varied = [name for name in results[study].varied if last_field(name) != "seed"]
+        return marked_untrained(reached(study)(results), 1 / classes, varied)
 
     return found
 

@@ -104,16 +104,23 @@ def trained_ones(table: pd.DataFrame) -> tuple[pd.DataFrame, tuple[tuple[str, in
     return table[~marked], tuple((str(why), int(number)) for why, number in counts.items())
 
 
-def marked_untrained(networks: pd.DataFrame, chance: float, accuracy: str = "accuracy") -> pd.DataFrame:
+def marked_untrained(networks: pd.DataFrame, chance: float, settings: Sequence[str] = ()) -> pd.DataFrame:
     """Return the networks with those marked as left out that never trained.
 
     The rule: the training accuracy is less than a tenth of the way from chance (one over the number of classes) to 1.
-    A network without an accuracy is not marked.
+    A network without an accuracy is not marked. `settings`: columns whose values name a network, seeds apart.
 
     >>> marked_untrained(pd.DataFrame({"accuracy": [0.09, 1.0]}), 0.1)["left out"].tolist()
     ['it never trained: accuracy below 0.19', '']
+    >>> marked_untrained(pd.DataFrame({"accuracy": [0.09], "rho": [0.2]}), 0.1, ["rho"])["left out"].tolist()
+    ['it never trained: accuracy below 0.19 (rho 0.2)']
     """
     least = chance + LEARNT * (1 - chance)
     before = networks[WHY_LEFT_OUT] if WHY_LEFT_OUT in networks else pd.Series("", index=networks.index)
-    untrained = networks[accuracy].astype(float) < least
-    return networks.assign(**{WHY_LEFT_OUT: before.mask(untrained, f"it never trained: accuracy below {least:.3g}")})
+    untrained = networks["accuracy"].astype(float) < least
+    named = [column for column in settings if column in networks]
+    why = pd.Series(f"it never trained: accuracy below {least:.3g}", index=networks.index)
+    if named:
+        which = networks[named].apply(lambda row: ", ".join(f"{name} {value}" for name, value in row.items()), axis=1)
+        why += " (" + which + ")"
+    return networks.assign(**{WHY_LEFT_OUT: before.mask(untrained, why)})

@@ -115,7 +115,7 @@ def _invariances() -> list[Prediction]:
             f"{_slug(FISHER_RAO)}.neuronwise",
             f"{_title(FISHER_RAO)}: invariant to neuron-wise reparametrisation, of every layer.",
             C_2, unchanged(minima, FISHER_RAO, f"neurons moved {FISHER_RAO}"), "below", LEAST_CHANGE,
-            kind="claim", quote=NEURONS,
+            kind="theorem", quote=NEURONS,
         ),
     ]  # fmt: skip
     rows.append(
@@ -124,7 +124,7 @@ def _invariances() -> list[Prediction]:
             "Relative flatness of features divided by their standard deviation: invariant to neuron-wise "
             "reparametrisation.",
             "relative2021 section 4, Thm 4", unchanged(minima, THEOREM_4, f"neurons moved {THEOREM_4}"), "below",
-            LEAST_CHANGE, quote=PREPROCESSED,
+            LEAST_CHANGE, kind="theorem", quote=PREPROCESSED,
             reason="The text divides by the variance, for which it does not hold (docs/slips_relative.md).",
         )
     )  # fmt: skip

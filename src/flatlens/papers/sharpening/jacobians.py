@@ -158,12 +158,13 @@ def _x13_predictions() -> tuple[Prediction, ...]:
                 "sharpening section 5, App. D",
                 first_step(references, "lr", column, _SAME),
                 "below",
-                kind="claim",
+                kind="reading" if reason else "claim",
                 quote=quote,
+                reason=reason,
             )
-            for name, said, column, quote in (
-                ("gap", "generalisation gap", ABSOLUTE, _LARGE_RATE),
-                ("jacobian", "Jacobian norm", JACOBIAN, _DOWNWARD),
+            for name, said, column, quote, reason in (
+                ("gap", "generalisation gap", ABSOLUTE, _LARGE_RATE, ""),
+                ("jacobian", "Jacobian norm", JACOBIAN, _DOWNWARD, _NO_FINAL_NORM),
             )
         ),
     )
@@ -179,6 +180,7 @@ _LARGE_RATE = (
     "it is to this that we attribute the better generalisation of models trained with large learning rate, even if "
     "that learning rate is decayed towards the end of training"
 )
+_NO_FINAL_NORM = "The text compares no norms at the end, and the two end at other training losses."
 _DOWNWARD = "Nonetheless, this downward pressure on Jacobian is important"
 
 

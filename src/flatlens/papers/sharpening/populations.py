@@ -231,7 +231,7 @@ def _correlations(study: str) -> list[Prediction]:
         Prediction(
             f"{study}.jacobian.sharpness",
             f"{kind}: smaller sharpness goes with a smaller Jacobian norm.",
-            f"sharpening section 6, {_FIGURES[study, 'lr']}",
+            f"sharpening Fig. 3, its caption; {_FIGURES[study, 'lr']}",
             across(ranks, [columns], mean, "mean over data sets of Spearman's coefficient"),
             kind="reading" if of_caption else "claim",
             reason=of_caption,
