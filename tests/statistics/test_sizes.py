@@ -25,6 +25,13 @@ def test_wrong_verdicts_are_not_too_many(row):
     check(row, 8 if 8 in row.units else row.units[-1], 200)
 
 
+@pytest.mark.parametrize("row", sizes.SKEWED, ids=each)
+def test_a_mean_of_skewed_numbers_errs_below_alone(row):
+    above, below = sizes.verdicts(row, 8, 0.0, 200, seed=2)
+    assert above <= 3
+    assert below >= 6
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("row", "units"), [(row, units) for row in sizes.ROWS for units in row.units])
 def test_wrong_verdicts_are_as_rare_as_is_said(row, units):

@@ -191,7 +191,7 @@ def _reduced(lens: Lens, one: PassMeasure, layer: str, values: Tensor) -> Reduce
 
 
 def _noted(lens: Lens, one: PassMeasure, layer: str, estimate: Estimate) -> Estimate:
-    """Return the estimate with a note on constant features, which get the unit 1."""
+    """Return the estimate with a note on constant features, which are in units of their value."""
     constant = lens.constant_features(layer) if one.needs_feature_scale and one.option(one.needs_feature_scale) else 0
     if not constant:
         return estimate

@@ -131,6 +131,9 @@ def vgg_predictions() -> tuple[Prediction, ...]:
     return (*(row for line in (FIG_1, FIG_2) for row in (*_ends(line, top=False), *_vgg(line))), *_batch_32())
 
 
+_FOLLOWS = "The sentence says that both decrease; that they do so in the same steps is asked for here."
+
+
 def _vgg(line: Line) -> list[Prediction]:
     over, late = f"{line.over}, once the loss is minimised", LATE
     trends = (
@@ -149,7 +152,8 @@ def _vgg(line: Line) -> list[Prediction]:
         Prediction(
             f"{line.name}.{name}_follows_sharpness", f"{over}, {told}.", f"compression {source}",
             line.following(name, column, late),
-            kind="claim", quote=quote, headline=headline,
+            kind="claim" if name == "volume" else "reading", quote=quote, headline=headline,
+            reason="" if name == "volume" else _FOLLOWS,
         )
         for name, column, told, source, quote, headline in (
             (
