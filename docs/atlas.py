@@ -43,10 +43,10 @@ relative2021, which say nothing of theirs, are 95% intervals."""
 INTRODUCTION = f"""\
 # Atlas: what came of the papers' figures and claims
 
-Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`, and at paper scale
-what needs no more than a laptop. Their tables are kept in [docs/tables](tables): `python docs/atlas.py > docs/atlas.md`
-weighs and draws all that is here again, without training, in some minutes.
-
+Experiments at laptop scale, run to the end by `flatlens reproduce all --again --out runs/atlas`; and at desk scale, on
+the papers' own data, those that have run there, with their laptop outcome beside. Their tables are kept in
+[docs/tables](tables): `python docs/atlas.py > docs/atlas.md` weighs and draws all that is here again, without training,
+in some minutes.
 
 How to read a row:
 
@@ -54,7 +54,8 @@ How to read a row:
   column *statistic* names both). *Not reproduced*: all of it lies on the other side. Else *inconclusive*.
 - Beside a Pearson correlation that of ranks has to agree; of several cases each is corrected after Holm. A row that
   these leave open says so: "ranks do not agree", "not after Holm's correction".
-- *Decided*: a second run comes to the same conclusion ({IN_WORDS}).
+- *Decided*: a second run comes to the same conclusion ({IN_WORDS}); at desk scale, both halves of the units lie on its
+  side.
 - Intervals are over independent units, such as seeds. Their number stands beside that of the networks; fewer than 6
   decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
 - A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its

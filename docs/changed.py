@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import atlas
@@ -19,14 +20,20 @@ INTRODUCTION = """\
 # Outcomes that changed
 
 The first [atlas](atlas.md) drew its intervals as if all networks were independent, decided after one run, and weighed
-some sentences that no paper says. This page lists each of its outcomes that is no longer the same, at laptop scale, and
-why. *Decided* is what two runs agree on, over independent units ([how](reproducing.md#outcomes)). The experiments
-themselves have changed, too: most have more networks, with a start of their own each.
+some sentences that no paper says. This page lists each of its outcomes that is no longer the same, at laptop scale (at
+desk scale where an experiment has run there alone), and why. *Decided* is what two runs agree on, over independent
+units ([how](reproducing.md#outcomes)). The experiments themselves have changed, too: most have more networks, with a
+start of their own each.
 """
 
 
-def page(earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]]) -> Iterator[str]:
-    """Yield the page's lines: the rows that changed, those that are gone, and a count."""
+def page(
+    earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]], links: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[str]:
+    """Yield the page's lines: the rows that changed, those that are gone, and a count.
+
+    `rows` and `links`, to the atlas, are by experiment.
+    """
     yield INTRODUCTION
     replaced = [one for one in earlier if one["now"] is not None]
     gone = [one for one in earlier if one["now"] is None]
@@ -39,9 +46,9 @@ def page(earlier: list[Mapping[str, Any]], rows: Mapping[str, list[Row]]) -> Ite
         yield f"The others wait for new runs of {', '.join(waiting)}: they stand at the end, and decide nothing."
     yield from _head("Changed", "what is said now", "was", "value then", "decided", "value now", "n", "why")
     for one, row in changed:
-        found = row.outcome.statistic
+        found, name = row.outcome.statistic, one["experiment"]
         yield atlas.line(
-            f"[{one['experiment']}](atlas.md#{one['experiment'].lower()})", row.outcome.prediction.says,
+            links.get(name, f"[{name}](atlas.md#{name.lower()})"), row.outcome.prediction.says,
             with_mark(one["outcome"]), one["value"], row.marked, found.in_words, found.size, _why(one, row),
         )  # fmt: skip
     yield from _head("Gone", "what was said", "was", "why")
@@ -84,9 +91,11 @@ def _why(one: Mapping[str, Any], row: Row) -> str:
 def main() -> None:
     """Write the page to the standard output."""
     earlier = json.loads((atlas.HERE / atlas.TABLES / "earlier.json").read_text())
-    found = [one for one in atlas.load_all() if one.scale == "laptop"]
-    rows = dict(zip((one.experiment.id for one in found), rows_of(found), strict=True))
-    sys.stdout.write("\n".join(page(earlier, rows)) + "\n")
+    stored = atlas.load_all()
+    links = {one.experiment.id: atlas.link(one, "atlas.md") for one in atlas.apart(stored)[0]}
+    both = {one.experiment.id: one for scale in ("desk", "laptop") for one in stored if one.scale == scale}
+    rows = dict(zip(both, rows_of(list(both.values())), strict=True))
+    sys.stdout.write("\n".join(page(earlier, rows, links)) + "\n")
 
 
 if __name__ == "__main__":
