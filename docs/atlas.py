@@ -247,7 +247,10 @@ def keep(runs: Path, into: Path) -> None:
     """Write an archive of each experiment in `runs` that has run to the end; twice, where its scale asks for that."""
     into.mkdir(parents=True, exist_ok=True)
     for folder in sorted(filter(is_reproduction, runs.iterdir())):
-        found = load_reproduction(folder)
+        try:
+            found = load_reproduction(folder)
+        except BadFolder:  # stopped before all of its studies had begun
+            continue
         if not found.unfinished and (found.second or found.scale != "laptop"):
             save_archive(found, into / f"{found.experiment.id}-{found.scale}.zip")
 
