@@ -34,7 +34,8 @@ UNITS = (6, 8, 10, 12, 20)
 MANY = (100, 400)
 """Those of X16; more than 200 are joined to 200 groups."""
 LRS = 3
-CASES_OF_ONE = 4
+EACH = 4
+"""Cases, or rivals, of a statistic over several."""
 """Networks of a unit, one per learning rate."""
 DISCRETE = "discrete: few values are possible"
 JOINT = "ranks have to agree, too"
@@ -242,7 +243,7 @@ def _several() -> Iterator[Row]:
 def rivals(rng: Rng, units: int, effect: float) -> pd.DataFrame:
     """Return u, and four columns v with correlation .3 to a gap; that of u is .3, at effect 1 .95."""
     gap, r = rng.normal(size=units), 0.3 + 0.65 * effect
-    columns = {f"v{i}": 0.3 * gap + 0.91**0.5 * rng.normal(size=units) for i in range(4)}
+    columns = {f"v{i}": 0.3 * gap + 0.91**0.5 * rng.normal(size=units) for i in range(EACH)}
     return networks(units, 1, gap=gap, u=r * gap + (1 - r**2) ** 0.5 * rng.normal(size=units), **columns)
 
 
@@ -260,7 +261,7 @@ def holding(rng: Rng, units: int, effect: float, each: int = 16) -> pd.DataFrame
 
 def pairs_of_cases(rng: Rng, units: int, effect: float) -> pd.DataFrame:
     """Return cases as `kinds` does, in which c, too, is related to b by the effect."""
-    of = kinds(CASES_OF_ONE, rng, units, effect)
+    of = kinds(EACH, rng, units, effect)
     return of.assign(c=of["c"] + 2 * effect * (of["b"] - of.groupby(CASE)["b"].transform("mean")))
 
 
@@ -289,18 +290,18 @@ def all_and_some(table: evidence.Table) -> evidence.Evidence:
 
 def _joint() -> Iterator[Row]:
     """Yield statistics of statistics, and those of designs of one experiment."""
-    four = [f"v{i}" for i in range(CASES_OF_ONE)]
+    four = [f"v{i}" for i in range(EACH)]
     yield Row("difference of two z for all of 4 rivals, Holm", "one network a seed, all r .3", rivals,
               lambda t: contrasts.stronger(t, ["u"], four, "gap"), conservative=HOLM)  # fmt: skip
     yield Row("difference of two |z| for all of 4 rivals, Holm", "one network a seed, all r .3", rivals,
               lambda t: contrasts.stronger_in_size(t, ["u"], four, "gap"), conservative=HOLM)  # fmt: skip
-    yield Row("r in all cases and another r in some, Holm", f"{CASES_OF_ONE} cases of the same seeds, r 0 in each",
+    yield Row("r in all cases and another r in some, Holm", f"{EACH} cases of the same seeds, r 0 in each",
               pairs_of_cases, all_and_some, conservative=HOLM)  # fmt: skip
     yield Row("mean of Kendall's tau in each of 3 cases, Holm", f"one line of {LRS} learning rates a seed and case",
               figures, tau_in_each, conservative=HOLM)  # fmt: skip
     yield Row("|Pearson r| against .2", "one network a seed", partial(related, 1.0, 1, 0.2),
               lambda t: contrasts.strength(t, "a", "b"), 0.2, conservative=FOLDED)  # fmt: skip
-    yield Row("mean of z of ranks over cases", f"{CASES_OF_ONE} cases of the same seeds", partial(kinds, CASES_OF_ONE),
+    yield Row("mean of z of ranks over cases", f"{EACH} cases of the same seeds", partial(kinds, EACH),
               lambda t: cases.across(cases.ranked(t, ("a", "b")), [("a", "b")], cases.mean, "rho"),
               conservative=JOINT)  # fmt: skip
     yield Row("mean of what holds or not", "16 networks a seed, true share one half", holding,
@@ -391,7 +392,9 @@ value is the number that it is held against, on populations with the dependence 
   - a share: .95;
   - correlations at several settings: from 0 to .95;
   - a correlation in one part of the networks: .8, and -.8 in the rest;
-  - correlations of four layers: 0, .2, -.6 and .6.
+  - correlations of four layers: 0, .2, -.6 and .6;
+  - a correlation against those of four rivals: .95 against .3;
+  - what holds or not: in 90% of the networks.
 - *Units* are independent seeds; more than 200 are left out in 200 groups.
 
 "Granulated" and "partial" are coefficients of a study's `gap.csv`. `tests/statistics/test_sizes.py` asks for these

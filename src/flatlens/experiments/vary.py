@@ -28,6 +28,15 @@ def last_field(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+def is_seed(name: str) -> bool:
+    """Return whether an axis changes only seeds.
+
+    >>> is_seed("data.seed+model.seed"), is_seed("lr+seed")
+    (True, False)
+    """
+    return all(last_field(one) == "seed" for one in name.split(TOGETHER))
+
+
 def vary(settings: _S, name: str, value: Any) -> _S:
     """Return the settings with another value of one of them.
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import last_field
+from flatlens.experiments.vary import is_seed
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import (
     UNIT,
@@ -57,7 +57,7 @@ def trained_in(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         model = results[study].settings["base"]["model"]
         classes = model["classes"] if "classes" in model else model["outputs"]
-        varied = [name for name in results[study].varied if last_field(name) != "seed"]
+        varied = [name for name in results[study].varied if not is_seed(name)]
         return marked_untrained(reached(study)(results), 1 / classes, varied)
 
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from flatlens.experiments.quantities import in_words
-from flatlens.experiments.vary import TOGETHER, last_field, split_values
+from flatlens.experiments.vary import TOGETHER, is_seed, last_field, split_values
 from flatlens.training import REACHED
 from flatlens.userfile import short
 
@@ -35,7 +35,7 @@ def what_was_run(result: StudyResult) -> str:
         differ = f", by {listed([in_words(name) for name in result.varied])}" if result.varied else ""
         networks = counted(len(result.networks), "network")
         return f"{networks}{_made_of(base)}, trained elsewhere, measured{_on_data(base)}{differ}."
-    axes = [axis for axis in result.settings.get("axes", ()) if not _is_seed(axis["name"])]
+    axes = [axis for axis in result.settings.get("axes", ()) if not is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
     seeds = counted(number, "seed")
     if any(_with_own_seeds(axis["name"]) for axis in axes):
@@ -55,7 +55,7 @@ def _not_reached(result: StudyResult) -> str:
     short = networks[~networks["outcome"].isin(REACHED)] if "outcome" in networks else networks.iloc[:0]
     if short.empty:
         return ""
-    names = [name for name in result.varied if name in networks and not _is_seed(name)]
+    names = [name for name in result.varied if name in networks and not is_seed(name)]
     told = [f"{row['outcome']} ({', '.join([*(_setting(name, row[name]) for name in names), f'seed {row.seed}'])})"
             for _, row in short.head(SHORT_LIST).iterrows()]  # fmt: skip
     more = f"; and {len(short) - SHORT_LIST} more" if len(short) > SHORT_LIST else ""
@@ -67,14 +67,9 @@ def _setting(name: str, value: Any) -> str:
     return _in_words({"name": name, "values": [split_values(value) if TOGETHER in name else value]})
 
 
-def _is_seed(name: str) -> bool:
-    """Return whether an axis changes only seeds."""
-    return all(last_field(one) == "seed" for one in name.split(TOGETHER))
-
-
 def _with_own_seeds(name: str) -> bool:
     """Return whether an axis changes other settings together with a seed."""
-    return not _is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
+    return not is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
 def _without_seeds(axis: Mapping[str, Any]) -> Mapping[str, Any]:

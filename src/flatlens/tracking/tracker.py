@@ -97,10 +97,12 @@ class Tracker:
         self._schedule, self._seed, self._budget = Schedule(every), whole(seed, "seed", 0), budget
         self._outputs: Literal["exact"] | int | None = outputs
         self._along = along
-        self._live = (Live() if live is True else live or None) if problem.first else None
+        self._live = Live() if live is True else live or None
         self._logs = [log] if callable(log) else list(log) if isinstance(log, Iterable) else [log]
         if wrong := [one for one in self._logs if not callable(one) or isinstance(one, type)]:
             raise BadInput(f"Tracker(log={wrong[0]!r}): functions of a Moment are needed, such as CSVLog('run.csv')")
+        if not problem.first:
+            self._live, self._logs = None, []
         self._identity: dict[str, Any] = {
             "measures": [m.key for m in self._measures],
             "every": self._schedule.plain,
@@ -150,7 +152,7 @@ class Tracker:
         self._measuring += time.perf_counter() - start
         self._history.add(step, report, edge)
         moment = Moment(step, report, edge)
-        for tell in [*([] if self._live is None else [self._live]), *(self._logs if self.problem.first else [])]:
+        for tell in [*([] if self._live is None else [self._live]), *self._logs]:
             tell(moment)
         self.latest = moment
         return report

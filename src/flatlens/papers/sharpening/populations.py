@@ -112,7 +112,7 @@ class _Row:
 
     @property
     def place(self) -> str:
-        """Where the quote stands: a section, or the caption of a figure."""
+        """Return the place of the quote: a section, or the caption of a figure."""
         return f"caption of {self.source}" if self.source.startswith("Fig.") else self.source
 
 
@@ -231,7 +231,7 @@ def _correlations(study: str) -> list[Prediction]:
         Prediction(
             f"{study}.jacobian.sharpness",
             f"{kind}: smaller sharpness goes with a smaller Jacobian norm.",
-            f"sharpening Fig. 3, its caption; {_FIGURES[study, 'lr']}",
+            f"sharpening caption of Fig. 3, {_FIGURES[study, 'lr']}",
             across(ranks, [columns], mean, "mean over data sets of Spearman's coefficient"),
             kind="reading" if of_caption else "claim",
             reason=of_caption,
