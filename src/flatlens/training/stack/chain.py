@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -18,6 +19,8 @@ _ALIGNED = 16
 
 Views: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """For each linear layer: the weights, (L, out, in), and the biases, (L, 1, out)."""
+UseGradient: TypeAlias = Callable[[int, Tensor], object]
+"""Called with the number of a part of the rows and the loss's gradient there, (L, part), which it may overwrite."""
 
 
 class Apart(Exception):
@@ -34,7 +37,7 @@ class Linear:
     bias: int | None
     activations: tuple[nn.Module, ...]  #: elementwise, without parameters
 
-    @property
+    @cached_property
     def rectifies(self) -> bool:
         """Return whether a single ReLU follows: its slope needs no graph."""
         return len(self.activations) == 1 and type(self.activations[0]) is nn.ReLU
@@ -52,6 +55,8 @@ class ForwardRecord:
 class LayerChain:
     """The architecture that the lanes of a stack share; the parameters come from outside, as rows (L, size).
 
+    A row holds the weights of all layers, then all biases.
+
     Args:
         model: any of the networks.
         singly: each lane's products are taken by themselves, for shapes where a batched one has other bits.
@@ -62,37 +67,30 @@ class LayerChain:
 
     def __init__(self, model: nn.Module, *, singly: bool = False) -> None:
         self.singly = singly
-        self.layers: list[Linear] = []
-        self.size = 0  #: numbers in a row, gaps included
-        self.places: list[tuple[int, torch.Size]] = []  #: start of each of `model.parameters()`, and its shape
         modules = list(_flat(model))
         if modules and isinstance(modules[0], nn.Flatten) and (modules[0].start_dim, modules[0].end_dim) == (1, -1):
             modules = modules[1:]
-        for module in modules:
-            self._add(module)
-        if not self.layers:
-            raise Apart("no linear layer")
+        found = _linears(modules)
+        parameters = [p for linear, _ in found for p in (linear.weight, linear.bias) if p is not None]
         tensors = [*model.parameters(), *model.buffers()]
-        if len(tensors) != len(self.places) or not all(p.requires_grad for p in tensors):
+        if len(tensors) != len(parameters) or not all(p.requires_grad for p in tensors):
             raise Apart("frozen or shared weights")
-
-    def _add(self, module: nn.Module) -> None:
-        if type(module) is nn.Linear:
-            weight = self._place(module.weight)
-            bias = None if module.bias is None else self._place(module.bias)
-            self.layers.append(Linear(module.in_features, module.out_features, weight, bias, ()))
-        elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and self.layers:
-            last = self.layers.pop()
-            acts = (*last.activations, module)
-            self.layers.append(Linear(last.inputs, last.outputs, last.weight, last.bias, acts))
-        else:
-            raise Apart(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
-
-    def _place(self, parameter: Tensor) -> int:
-        begins = self.size
-        self.places.append((begins, parameter.shape))
-        self.size = begins + -(-parameter.numel() // _ALIGNED) * _ALIGNED
-        return begins
+        begins: dict[int, int] = {}
+        self.size = 0  #: numbers in a row, gaps included
+        for p in sorted(parameters, key=torch.Tensor.dim, reverse=True):  # weights before biases, else as they come
+            begins[id(p)] = self.size
+            self.size += -(-p.numel() // _ALIGNED) * _ALIGNED
+        self.places = [(begins[id(p)], p.shape) for p in parameters]  #: starts of `model.parameters()`, their shapes
+        self.layers = [
+            Linear(
+                one.in_features, one.out_features, begins[id(one.weight)],
+                None if one.bias is None else begins[id(one.bias)], tuple(activations),
+            )
+            for one, activations in found
+        ]  # fmt: skip
+        biases = min((one.bias for one in self.layers if one.bias is not None), default=self.size)
+        weights = [slice(one.weight, one.weight + one.inputs * one.outputs) for one in self.layers]
+        self.parts = [*weights, slice(biases, self.size)]  #: of a row: the weight of each layer, and all biases
 
     def views(self, rows: Tensor) -> Views:
         """Return views of the layers' weights and biases in rows (L, size)."""
@@ -123,20 +121,28 @@ class LayerChain:
             graphs.append(graph)
         return ForwardRecord(inputs, graphs, h)
 
-    def backward(self, views: Views, tape: ForwardRecord, slope: Tensor, into: Views) -> None:
-        """Write the gradients into `into`; `slope` is the gradient of the loss in the outputs, (L, B, N)."""
+    def backward(self, views: Views, tape: ForwardRecord, slope: Tensor, use: UseGradient) -> None:
+        """Call `use` for each of `parts`, the last layer's first; `slope` is the loss's in the outputs, (L, B, N).
+
+        A part's weights are not needed any more when `use` is called with it, so it may change them: a gradient that is
+        used at once is still in the processor's cache.
+        """
+        biases = slope.new_zeros(len(slope), self.size - self.parts[-1].start)
         after = [*tape.inputs[1:], tape.outputs]
         for number in reversed(range(len(self.layers))):
+            layer = self.layers[number]
             if (graph := tape.graphs[number]) is not None:
                 (slope,) = torch.autograd.grad(graph[1], graph[0], slope)
-            elif self.layers[number].rectifies:
+            elif layer.rectifies:
                 slope = torch.ops.aten.threshold_backward(slope, after[number], 0)
-            weight, bias = into[number]
-            weight.copy_(self._product(slope.mT, tape.inputs[number]))
-            if bias is not None:
-                torch.sum(slope, 1, keepdim=True, out=bias)
+            if layer.bias is not None:
+                begins = layer.bias - self.parts[-1].start
+                torch.sum(slope, 1, out=biases[:, begins : begins + layer.outputs])
+            gradient = self._product(slope.mT, tape.inputs[number])
             if number:
                 slope = self._product(slope, views[number][0])
+            use(number, gradient.flatten(1))
+        use(len(self.layers), biases)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if bias is None:
@@ -168,6 +174,21 @@ def _activated(activations: Sequence[nn.Module], z: Tensor) -> Tensor:
         for activation in activations:
             h = activation(h)
         return h
+
+
+def _linears(modules: Sequence[nn.Module]) -> list[tuple[nn.Linear, list[nn.Module]]]:
+    """Return the linear layers, each with the activations that follow it."""
+    found: list[tuple[nn.Linear, list[nn.Module]]] = []
+    for module in modules:
+        if type(module) is nn.Linear:
+            found.append((module, []))
+        elif (type(module) in ELEMENTWISE or getattr(module, "elementwise", False)) and found:
+            found[-1][1].append(module)
+        else:
+            raise Apart(f"a {type(module).__name__}: only linear layers and elementwise activations are stacked")
+    if not found:
+        raise Apart("no linear layer")
+    return found
 
 
 def _flat(model: nn.Module) -> Iterator[nn.Module]:

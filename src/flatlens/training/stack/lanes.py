@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,9 @@ from flatlens.training.training_data import (
 
 _LOOKED_AT = 4
 """Networks that are evaluated together on all data: the outputs of more of them leave the processor's cache."""
+
+_GATHERED = 2**16
+"""Numbers of all lanes' inputs that are gathered at once, for several small batches."""
 
 _AT_MOST_ITS_INPUT = (nn.ReLU, nn.Tanh, nn.GELU, nn.SiLU, nn.Identity)
 """Activations with |a(z)| <= |z|."""
@@ -55,7 +59,7 @@ class Lanes:
         self.update = update_of(stepping(like))
         rows = (capacity, self.chain.size)
         dtype = like.stepper.parameters[0].dtype
-        self.theta, self.grad = torch.zeros(rows, dtype=dtype), torch.zeros(rows, dtype=dtype)
+        self.theta = torch.zeros(rows, dtype=dtype)
         self.state = {name: torch.zeros(rows, dtype=dtype) for name in self.update.names}
         self.targets = torch.zeros(capacity, *like.data.targets.shape, dtype=like.data.targets.dtype)
         self.order = torch.zeros(capacity, self.n, dtype=torch.int64)
@@ -113,8 +117,12 @@ class Lanes:
     def _packed(self) -> None:
         """Adapt to another number, or another choice, of lanes."""
         L = len(self.runs)
-        self.rows = self.theta[:L], self.grad[:L], {name: rows[:L] for name, rows in self.state.items()}
-        self.views, self.slopes = self.chain.views(self.theta[:L]), self.chain.views(self.grad[:L])
+        self.views = self.chain.views(self.theta[:L])
+        self.parts = [
+            (self.theta[:L, part], {name: rows[:L, part] for name, rows in self.state.items()})
+            for part in self.chain.parts
+        ]
+        self.gathered = self.x[:, :0], self.x[:, :0], 0  # no batch yet
         self.offsets = torch.arange(L)[:, None] * self.n
         self.rates: list[float] = []
         settings = [run.settings for run in self.runs]
@@ -132,10 +140,8 @@ class Lanes:
         n = x.shape[1]
         tape = self.chain.forward(self.views, x)
         slope, losses = self._slope(tape.outputs, targets, n)
-        self.chain.backward(self.views, tape, slope, self.slopes)
-        theta, grad, state = self.rows
         self._columns()
-        self.update.step(theta, grad, state, self.columns)
+        self.chain.backward(self.views, tape, slope, self._update)
         last = self.last
         self.taken = 0 if last else self.taken + 1
         for row, (run, loss) in enumerate(zip(self.runs, losses, strict=True)):
@@ -143,26 +149,43 @@ class Lanes:
             if last:
                 run.batches.stand(0, over=True)
                 self.order[row] = run.batches.order()
+        if last:
+            self.gathered = self.x[:, :0], self.x[:, :0], 0
+
+    def _update(self, number: int, gradient: Tensor) -> None:
+        """Move one part of all lanes' weights, given the gradient there."""
+        theta, state = self.parts[number]
+        self.update.step(theta, gradient, state, self.columns)
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         L = len(self.runs)
         if self.size >= self.n and self.runs[0].settings.batch_size is None:
             return self.x.expand(L, *self.x.shape), self.targets[:L]
-        chosen = self.order[:L, self.taken * self.size : (self.taken + 1) * self.size]
-        x = self.x.index_select(0, chosen.reshape(-1)).view(L, -1, self.x.shape[1])
+        x, targets, first = self.gathered
+        if not first <= self.taken * self.size < first + x.shape[1]:
+            x, targets, first = self.gathered = self._gather(self.taken * self.size)
+        batch = slice(self.taken * self.size - first, (self.taken + 1) * self.size - first)
+        return x[:, batch], targets[:, batch]
+
+    def _gather(self, first: int) -> tuple[Tensor, Tensor, int]:
+        """Return the samples of some batches of this epoch, from number `first` of its order on."""
+        L, inputs = len(self.runs), self.x.shape[1]
+        batches = max(1, _GATHERED // (L * self.size * inputs))
+        chosen = self.order[:L, first : first + batches * self.size]
+        x = self.x.index_select(0, chosen.reshape(-1)).view(L, -1, inputs)
         chosen = (chosen + self.offsets).view(-1)
-        return x, self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen).view(L, x.shape[1], -1)
+        targets = self.targets.view(-1, self.targets.shape[2]).index_select(0, chosen)
+        return x, targets.view(L, x.shape[1], -1), first
 
     def _slope(self, outputs: Tensor, targets: Tensor, n: int) -> tuple[Tensor, list[float]]:
         """Return the gradient of each lane's mean loss in its outputs, and the losses, 0 where no run asks for them."""
         flat = outputs.flatten(0, 1)
-        share = torch.ones((), dtype=flat.dtype) / n
         if self.loss.name != "cross_entropy" and not self.summed:  # a graph would cost more than all the rest
             factor = 0.5 if self.loss.name == "half_squared_error" else 1.0 / flat.shape[1]
-            return (outputs - targets).mul_(share * factor * 2), [0.0] * len(self.runs)
+            return (outputs - targets).mul_(_share(n, factor * 2, flat.dtype)), [0.0] * len(self.runs)
         with torch.enable_grad():
             values = self.loss.values(flat.requires_grad_(), targets.flatten(0, 1))
-        (slope,) = torch.autograd.grad(values, flat, share.expand_as(values))
+        (slope,) = torch.autograd.grad(values, flat, torch.full_like(values, _share(n, 1.0, flat.dtype)))
         losses = values.detach().view(len(self.runs), n).sum(1) / n
         return slope.view_as(outputs), losses.tolist()
 
@@ -263,6 +286,12 @@ class Lanes:
                 bound = size * (layer.inputs * bound + 1)
             found.append(bound < FAR_FROM_OVERFLOW)
         return found
+
+
+@cache
+def _share(n: int, factor: float, dtype: torch.dtype) -> float:
+    """Return a sample's share in a mean, times a factor, with the rounding of autograd."""
+    return float(torch.ones((), dtype=dtype) / n * factor)
 
 
 def _of(rows: Tensor, samples: Tensor) -> Tensor:
