@@ -14,6 +14,7 @@ from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
 from flatlens.bounds.covered import Covered, convex_support, covered, spread, steepest
 from flatlens.measures.sensitivity import jacobian_norm
+from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.loss import Loss
 from flatlens.problem.losses import CrossEntropy, SquaredError
 
@@ -88,7 +89,7 @@ def _goal(context: Context) -> Goal | Assumption:
     if isinstance(loss, CrossEntropy) and loss.weight is not None:
         return Assumption("quadratic_growth", False, "with class weights the loss is not a divergence")
     parts: list[tuple[Tensor, ...]] = []
-    for raw in problem.data.chunks(1024):
+    for raw in problem.data.chunks(FORWARD_CHUNK):
         f, y = problem.run(context.lens.model, problem.place(raw))
         if bool((loss.mass(f, y) == 0).any()):
             return Assumption("all_labelled", False, "some samples' labels are ignored")

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from flatlens.errors import BadInput
 from flatlens.measures import Lens
 from flatlens.problem import Problem
-from flatlens.problem.data import Data, checksum
+from flatlens.problem.data import FORWARD_CHUNK, Data, checksum
 
 SAME = {
     "loss": "they must be measured under one loss",
@@ -88,7 +88,7 @@ def _require_same_loss(lenses: Mapping[str, Lens]) -> None:
 
 def _print(data: Data) -> int:
     found = 0
-    for batch in data.chunks(1024):
+    for batch in data.chunks(FORWARD_CHUNK):
         for leaf in tree_leaves(batch):
             found = checksum(leaf, found) if isinstance(leaf, Tensor) else found
     return found

@@ -13,7 +13,7 @@ from flatlens.grams.record import Tape, record, run_recorded
 from flatlens.operations.layers import by_sample
 from flatlens.operations.reads import Product
 from flatlens.problem import Batch, Problem, measuring
-from flatlens.problem.data import size
+from flatlens.problem.data import FORWARD_CHUNK, size
 from flatlens.problem.state import differentiable
 
 _DEAD_UNIT = 1e-15  #: unit of a feature that is always 0: its square is negligible, and float32 can represent it
@@ -47,7 +47,7 @@ def feature_moments(problem: Problem, model: nn.Module, layout: Layout) -> dict[
     moments: dict[str, Moments] = {}
     graphs = bool(_outside(layout))
     with measuring(model), differentiable(model.parameters()) if graphs else torch.no_grad():
-        for raw in problem.data.chunks(256 if graphs else 1024):
+        for raw in problem.data.chunks(256 if graphs else FORWARD_CHUNK):
             tape, found = features_read(problem, model, layout, problem.place(raw))
             for layer, weight in layout.weights.items():
                 for key in () if weight.unplaced else weight.calls or outside_keys(weight):

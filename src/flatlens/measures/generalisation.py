@@ -11,6 +11,7 @@ from flatlens.errors import BadInput
 from flatlens.estimate import Estimate, undefined
 from flatlens.measures.card import FUNCTION, on_lens
 from flatlens.measures.lens import Lens
+from flatlens.problem.data import FORWARD_CHUNK
 
 NO_TEST = "no held-out data: give Problem(test=...)"
 NO_CLASSES = "the targets are not class labels"
@@ -62,7 +63,7 @@ def _least(lens: Lens) -> Tensor | None:
     problem, model = lens.problem, lens.model
     parts: list[Tensor] = []
     with problem.measuring(model), torch.no_grad():
-        for raw in problem.batches(1024):
+        for raw in problem.batches(FORWARD_CHUNK):
             part = problem.loss.least(*problem.run(model, problem.place(raw)))
             if part is None:
                 return None

@@ -22,7 +22,7 @@ from flatlens.measures.gather import Gathered, Gatherer, frames
 from flatlens.perturbation.steps import Landscape
 from flatlens.problem import Batch, Problem, measuring
 from flatlens.problem.checks import require_finite_weights
-from flatlens.problem.data import checksum
+from flatlens.problem.data import FORWARD_CHUNK, checksum
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.shards import to_parts
 from flatlens.problem.state import fingerprint
@@ -212,10 +212,10 @@ class Lens:
     def _forward(self, which: Literal["data", "test"]) -> Outcomes:
         problem, model = self.problem, self.model
         if which == "data":
-            state, mine = problem.measuring(model), problem.shared(1024)
+            state, mine = problem.measuring(model), problem.shared(FORWARD_CHUNK)
         else:
             assert problem.test is not None
-            state, mine = measuring(model), problem.test.shared(1024, problem.ranks)
+            state, mine = measuring(model), problem.test.shared(FORWARD_CHUNK, problem.ranks)
         with state:
             return outcomes(problem, mine, lambda batch: problem.run(model, batch))
 

@@ -26,8 +26,9 @@ from flatlens.perturbation.rotations import (
     radii,
     rotated,
 )
-from flatlens.perturbation.weights import CHUNK, Elsewhere
+from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Problem
+from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import Outcomes, outcomes
 from flatlens.problem.ranks import ALONE
 
@@ -77,7 +78,7 @@ def moved(weight: Weight, layout: Layout, move: Move) -> Iterator[None]:
 def with_moved_features(problem: Problem, model: nn.Module, layout: Layout, weight: Weight, move: Move) -> Outcomes:
     """Return the outcomes over the data with moved features."""
     with problem.measuring(model), moved(weight, layout, move):
-        whole = problem.shared(CHUNK, ALONE)  # a move may draw for one chunk after another
+        whole = problem.shared(FORWARD_CHUNK, ALONE)  # a move may draw for one chunk after another
         return outcomes(problem, whole, lambda batch: problem.run(model, batch))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from flatlens.curvature.graphs import LARGEST_CHUNK, Graphs
+from flatlens.curvature.graphs import Graphs, samples_at_once
 from flatlens.errors import BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
@@ -59,7 +59,7 @@ def inputs_of(
     k = points(width)
     graph: Graphs[Tensor] = Graphs(problem, model, [], lambda batch, _: run_recorded(problem, model, batch)[2])
     each = k * (2 * graph.bytes_per_sample + 8 * (floats(k) + 3 * problem.outputs * width))
-    for raw in problem.data.chunks(max(1, min(LARGEST_CHUNK, problem.memory // 2 // each))):
+    for raw in problem.data.chunks(samples_at_once(problem, each)):
         yield _opened(problem, model, problem.place(raw), place)
 
 

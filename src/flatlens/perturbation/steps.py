@@ -11,14 +11,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.graphs import bytes_of_a_sample
+from flatlens.curvature.graphs import LARGEST_CHUNK, bytes_of_a_sample, samples_at_once
 from flatlens.curvature.preconditioned import leading_rate
 from flatlens.curvature.space import as_one_vector, space_of
 from flatlens.curvature.symmetry import operations
 from flatlens.errors import BadInput, one_line
 from flatlens.grams.second_derivative import require_second_derivative
-from flatlens.perturbation.weights import CHUNK
 from flatlens.problem import Batch, Problem
+from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import outcomes
 from flatlens.problem.shards import in_one_piece, of_the_first, whole_parameters
 from flatlens.problem.state import differentiable
@@ -70,7 +70,7 @@ class Landscape:
         return self._known(risk), gradient
 
     def _all(self) -> Iterable[Batch]:
-        return self.problem.batches(CHUNK) if self.few is None else self.few
+        return self.problem.batches(FORWARD_CHUNK) if self.few is None else self.few
 
     def _own(self) -> Iterator[Batch]:
         return (raw for _, raw in self.problem.shared(self.fitting))
@@ -152,7 +152,9 @@ class Landscape:
         """Return the risk where the weights are."""
         self.forwards += 1
         with self.problem.measuring(self.model, twice=False):
-            found = outcomes(self.problem, self.problem.shared(CHUNK), lambda b: self.problem.run(self.model, b))
+            found = outcomes(
+                self.problem, self.problem.shared(FORWARD_CHUNK), lambda b: self.problem.run(self.model, b)
+            )
         return self._known(found.risk)
 
     def _known(self, risk: float) -> float:
@@ -181,10 +183,10 @@ class Landscape:
     def fitting(self) -> int:
         """Return how many samples' graphs fit in half the problem's memory; the same number in every process."""
         if self.problem.sharded:  # what a graph keeps may differ between processes
-            return CHUNK
+            return LARGEST_CHUNK
         with self.differentiated():
             each = bytes_of_a_sample(self.problem, self.model, lambda b: self.problem.run(self.model, b), "gradient")
-        return max(1, min(CHUNK, self.problem.memory // 2 // each))
+        return samples_at_once(self.problem, each)
 
 
 def next_update(optimiser: torch.optim.Optimizer, model: nn.Module, gradient: Direction) -> dict[str, Tensor]:

@@ -8,16 +8,14 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from flatlens.curvature.graphs import bytes_saved
+from flatlens.curvature.graphs import bytes_saved, samples_at_once
 from flatlens.curvature.space import space_of
 from flatlens.errors import BadInput
 from flatlens.grams.sketch import random_signs
 from flatlens.grams.unexplained import Runner
 from flatlens.problem import Batch, Problem
-from flatlens.problem.data import size, take
+from flatlens.problem.data import FORWARD_CHUNK, size, take
 from flatlens.problem.outcomes import Outcomes, outcomes
-
-CHUNK = 1024  #: largest number of samples
 
 
 @final
@@ -52,7 +50,7 @@ class Elsewhere:
         """Return losses and correctness of every sample of the data at theta."""
         problem = self.problem
         with problem.measuring(self.model):
-            return outcomes(problem, problem.shared(CHUNK), lambda batch: self.run(theta, batch))
+            return outcomes(problem, problem.shared(FORWARD_CHUNK), lambda batch: self.run(theta, batch))
 
     def rounding(self) -> float:
         """Return the risk's own rounding error: its change when every parameter moves by one rounding, up or down."""
@@ -96,5 +94,5 @@ class Elsewhere:
             at = self.here.clone().requires_grad_()
             with self.problem.measuring(self.model):
                 each = bytes_saved(self.model, size(probe), lambda: self.run(at, probe))
-            self._most = max(1, min(CHUNK, self.problem.memory // 2 // each))
+            self._most = samples_at_once(self.problem, each)
         return self._most

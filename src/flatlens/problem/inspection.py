@@ -15,7 +15,18 @@ from torch.utils._pytree import tree_leaves
 
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, ForwardFailed, LossFailed
 from flatlens.problem.calls import Convention, convention_of
-from flatlens.problem.data import Batch, Data, checksum, finite, require_finite, select, size, spaced, take
+from flatlens.problem.data import (
+    FORWARD_CHUNK,
+    Batch,
+    Data,
+    checksum,
+    finite,
+    require_finite,
+    select,
+    size,
+    spaced,
+    take,
+)
 from flatlens.problem.loss import Loss
 from flatlens.problem.ranks import Ranks
 from flatlens.problem.sequences import Tokens
@@ -112,7 +123,9 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     given = "the data" if own else "the held-out data"
     n, outputs, mass = 0, 0, 0.0
     few: dict[int, Batch] = {}
-    for turn, (number, raw) in enumerate(problem.shared(1024) if own else data.shared(1024, problem.ranks)):
+    for turn, (number, raw) in enumerate(
+        problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
+    ):
         require_finite(raw, f"Problem({data.where})")
         if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
             few[number] = spaced(raw, _PROBE)

@@ -13,6 +13,7 @@ from torch import nn
 from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
 from flatlens.former import FORMER_TRANSFORMS
 from flatlens.problem import Problem
+from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.ranks import ALONE
 from flatlens.registry import Registry, first_line
 from flatlens.transforms.wiring import Wiring, read_wiring
@@ -170,7 +171,7 @@ def proved(name: str, problem: Problem, moved: nn.Module) -> float:
     """Return max |f' - f| over the data; raise `FunctionChanged` if it is more than rounding."""
     original, difference, largest, eps = problem.measured(), 0.0, 0.0, 0.0
     with problem.measuring(original), problem.measuring(moved), torch.no_grad():
-        for raw in problem.batches(1024):
+        for raw in problem.batches(FORWARD_CHUNK):
             f, g = (problem.run(model, problem.place(raw))[0] for model in (original, moved))
             difference = max(difference, float((f - g).abs().max().nan_to_num(nan=float("inf"))))
             largest, eps = max(largest, float(f.abs().max())), torch.finfo(f.dtype).eps
