@@ -105,7 +105,8 @@ def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.d
     assert torch.allclose(own.diagonal(), squares.sum(0).flatten(0, 1), rtol=rtol)
     assert torch.allclose(own.adaptive(), (squares * W.square()).sum((1, 2, 3)), rtol=rtol, atol=0)
     assert torch.allclose(own.columns(), torch.einsum("nkl,nkgm,nlgm->ngm", C, column, column).flatten(1), rtol=rtol)
-    assert torch.allclose(own.along(), column.sum((2, 3)), rtol=rtol, atol=rtol)
+    for one in (own, replace(own, wanted=frozenset({"K"}))):  # from columns, and from the layer's outputs
+        assert torch.allclose(one.along(weight=True, bias=False), column.sum((2, 3)), rtol=rtol, atol=rtol)
     assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=rtol)
 
 

@@ -243,7 +243,13 @@ def test_fisher_rao(case: Case) -> None:
     gradients = torch.einsum("nk,nkp->np", case.s, case.J)
     empirical = gradients.T @ gradients / len(case.x)
     theta = flat_parameters(case.net)
-    close(case.report["fisher_rao.parameters"].value, math.sqrt(float(theta @ empirical @ theta)))
+    truth = math.sqrt(float(theta @ empirical @ theta))
+    close(case.report["fisher_rao.parameters"].value, truth)  # from the columns of weights, where they have some
+    problem = fl.Problem(case.net, case.loss, (case.x, case.y))
+    for beside, products in (([], 1), (["ggn_trace"], 0)):  # by a product; from the layers' outputs
+        alone = fl.measure(fl.Lens(problem), ["fisher_rao", *beside])["fisher_rao.parameters"]
+        close(alone.value, truth)
+        assert alone.products == products
     inner = (case.s * case.f).sum(1).square().mean().sqrt()
     close(case.report["fisher_rao"].value, len(case.weights()) * float(inner))
 

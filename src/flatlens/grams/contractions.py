@@ -18,36 +18,44 @@ RowProduct: TypeAlias = Literal["gram", "squares", "weighted", "along"]
 
 
 def row_products(
-    A: Tensor, wanted: Collection[RowProduct], C: Tensor | None = None, x: Tensor | None = None
+    A: Tensor,
+    wanted: Collection[RowProduct],
+    C: Tensor | None = None,
+    x: Tensor | None = None,
+    root: Tensor | None = None,
 ) -> dict[RowProduct, Tensor]:
     """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
 
-    "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
-    "along": A x, (n, N), for x (n, M).
+    "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M),
+    from `root` (n, N, r) where C = root root^T. "along": A x, (n, N), for x (n, M). For sums of a few squares, which
+    keep the digits of the rows, and for "along", nothing is widened.
     """
     A = A.detach()  # products written into memory have no derivative
-    C, x = (None if v is None else v.detach() for v in (C, x))
+    C, x, root = (None if v is None else v.detach() for v in (C, x, root))
     n, N, M = A.shape
     if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
         return {what: found.expand(n, *found.shape[1:]) for what, found in row_products(A[:1], wanted).items()}
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
-    wide = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
-    scratch = torch.empty_like(wide) if out.keys() & {"squares", "weighted"} else wide
+    widened = "gram" in out or ("weighted" in out and root is None)
+    wide = A.new_empty(cuts[0].stop if cuts and widened else 0, N, M, dtype=torch.float64)
     for piece in cuts:
-        held = piece.stop - piece.start
-        rows = A[piece] if A.dtype == torch.float64 else wide[:held].copy_(A[piece])
+        own = rows = A[piece]
+        if widened and A.dtype != torch.float64:
+            rows = wide[: piece.stop - piece.start].copy_(own)
         if "gram" in out:
             torch.bmm(rows, rows.mT, out=out["gram"][piece])
         if "squares" in out:
-            torch.sum(torch.mul(rows, rows, out=scratch[:held]), dim=1, out=out["squares"][piece])
-        if "weighted" in out:
+            out["squares"][piece] = own.square().sum(1)
+        if "weighted" in out and root is not None:
+            out["weighted"][piece] = (root[piece].mT.to(A.dtype) @ own).square_().sum(1)
+        elif "weighted" in out:
             assert C is not None
-            torch.sum(torch.bmm(C[piece], rows, out=scratch[:held]).mul_(rows), dim=1, out=out["weighted"][piece])
+            out["weighted"][piece] = (C[piece] @ rows).mul_(rows).sum(1)
         if "along" in out:
             assert x is not None
-            out["along"][piece] = (rows @ x[piece].to(torch.float64)[..., None])[..., 0]
+            out["along"][piece] = (own @ x[piece].to(A.dtype)[..., None])[..., 0]
     return out
 
 

@@ -23,6 +23,7 @@ class DenseJacobian:
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
+    root: Tensor | None = None  #: with C = root root^T, (n, N, r), where C has no negative eigenvalue
     wanted: frozenset[str] = frozenset()  #: needs of the measures: what several of them share is computed in one walk
 
     def block(self, weight: WeightMatrix, rows: Tensor | None, columns: Tensor | None) -> DenseJacobian:
@@ -41,9 +42,7 @@ class DenseJacobian:
     @cached_property
     def _of_J(self) -> dict[RowProduct, Tensor]:
         needs: dict[RowProduct, set[str]] = {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}}
-        if self.weight.b is not None:
-            needs["along"] = {"columns"}
-        return self._of(self.J, self._b, needs)
+        return self._of(self.J, None, needs)
 
     @cached_property
     def _of_Jx(self) -> dict[RowProduct, Tensor]:
@@ -52,19 +51,14 @@ class DenseJacobian:
         return self._of(self.Jx, self.phi, needs)
 
     def _of(self, rows: Tensor, x: Tensor | None, needs: Mapping[RowProduct, set[str]]) -> dict[RowProduct, Tensor]:
-        return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x)
-
-    @property
-    def _b(self) -> Tensor | None:
-        """Return the bias of each sample, (n, d)."""
-        return None if self.weight.b is None else self.weight.b.expand(len(self.J), -1)
+        return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x, self.root)
 
     def _get(self, what: RowProduct, *, input: bool = False) -> Tensor:
         """Return a product of J, or with `input` of Jx."""
         found = self._of_Jx if input else self._of_J
         if what not in found:
-            rows, x = (self.Jx, self.phi) if input else (self.J, self._b)
-            found |= row_products(rows, (what,), self.C, x)
+            rows, x = (self.Jx, self.phi) if input else (self.J, None)
+            found |= row_products(rows, (what,), self.C, x, self.root)
         return found[what]
 
     @property
@@ -85,9 +79,14 @@ class DenseJacobian:
             return self.phi_norm2[:, None, None] * self.weight.gram_at_input(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
+    @property
+    def _digits(self) -> torch.dtype:
+        """Return the dtype for sums of numbers that are not negative: they keep the digits of J."""
+        return torch.promote_types(self.J.dtype, torch.float32)
+
     @cached_property
     def _phi2(self) -> Tensor:
-        return self.phi.to(torch.float64).square()
+        return self.phi.to(self._digits).square()
 
     @property
     def _J2(self) -> Tensor:
@@ -100,23 +99,26 @@ class DenseJacobian:
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
         """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m), with C = I if `plain`."""
-        return (self._get("squares") if plain else self._J2).T @ self._phi2
+        squares = self._get("squares") if plain else self._J2
+        return (squares.T.to(self._digits) @ self._phi2).to(torch.float64)
 
     def columns(self, *, plain: bool = False) -> Tensor:
         """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m), with C = I if `plain`."""
         return self._get("squares" if plain else "weighted", input=True) * self._phi2
 
-    def along(self) -> Tensor:
-        """Return <df_k/dW, W> = df_k/dx phi, (n, N)."""
-        return self._get("along", input=True)
-
-    def along_bias(self) -> Tensor:
-        """Return <df_k/db, b>, (n, N)."""
-        return self._get("along")
+    def along(self, *, weight: bool, bias: bool) -> Tensor:
+        """Return <df_k/dW, W> + <df_k/db, b>, each if asked for: J_k times the layer's output, (n, N)."""
+        known = weight and "columns" in self.wanted  # they are df_k/dx_j phi_j
+        total = self._get("along", input=True) if known else self.C.new_zeros(self.C.shape[:2])
+        z = self.weight.outputs(self.phi[:, None, :, None] if weight and not known else None, bias=bias)
+        if z is None:
+            return total
+        what: RowProduct = "along"
+        return total + row_products(self.J, (what,), x=z.flatten(1).expand(len(total), -1))[what]
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
-        return (self._J2 * (self._phi2 @ self.weight.squares[0].T)).sum(1)
+        return (self._J2 * (self._phi2 @ self.weight.squares[0].T.to(self._digits))).sum(1)
 
     def adaptive_bias(self) -> Tensor:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""

@@ -133,13 +133,9 @@ class LayerGrams:
     @property
     def along(self) -> Tensor:
         """Return sum_j theta_j df/dtheta_j over the place's measured parameters, (n, N)."""
-        assert self.weight is not None
-        total = torch.zeros_like(self.f)
-        if self.counts_weight:
-            total = total + self.weight.along()
-        if self.counts_bias:
-            total = total + self.linear.along_bias()
-        return total
+        if isinstance(self.weight, ExplicitJacobian):
+            return self.weight.along()
+        return self.linear.along(weight=self.counts_weight, bias=self.counts_bias)
 
 
 def _eigenvalues(grams: Tensor) -> Tensor:

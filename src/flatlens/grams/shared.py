@@ -274,19 +274,29 @@ class SharedJacobian:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
         return self._get("adaptive")
 
-    def along(self) -> Tensor:
-        """Return <df_k/dW, W>, (n, N)."""
-        return self._get("along")
-
-    def along_bias(self) -> Tensor:
-        """Return <df_k/db, b>, (n, N)."""
-        assert self.weight.b is not None
-        return self.J.sum(4).flatten(2).to(torch.float64) @ self.weight.b
+    def along(self, *, weight: bool, bias: bool) -> Tensor:
+        """Return <df_k/dW, W> + <df_k/db, b>, each if asked for: J_k times the layer's output, (n, N)."""
+        known = weight and (self.phi is None or "along" in self.wanted)  # M or its columns are there
+        total = self._get("along").clone() if known else self.C.new_zeros(self.C.shape[:2])
+        for piece in self._pieces(1):
+            J = self.J[piece]
+            z = self.weight.outputs(self._features(piece) if weight and not known else None, bias=bias)
+            if z is not None:
+                n, _, *shape = J.shape
+                total[piece] += _rows_times(J, z.to(J.dtype).expand(n, *shape)).to(torch.float64)
+        return total
 
     def adaptive_bias(self) -> Tensor:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""
         assert self.weight.b is not None
         return quadratic(self.C, self.J.sum(4).flatten(2)) @ self.weight.b.square()
+
+
+def _rows_times(J: Tensor, z: Tensor) -> Tensor:
+    """Return sum_gdp J_kgdp z_gdp, (n', N), for J (n', N, g, d, P), read as it is stored, and z (n', g, d, P)."""
+    if J.shape[2] == 1 and J.stride(3) == 1:
+        J, z = J[:, :, 0].mT, z[:, 0].mT
+    return (J.flatten(2) @ z.flatten(1)[..., None])[..., 0]
 
 
 def _gram_of_product(T: Tensor, M: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ UNITS_AND_ORDER = frozenset(
 FUNCTION = UNITS_AND_ORDER | {HEADWISE}  #: all transforms: a property of the function alone survives them
 
 Where: TypeAlias = Literal["input", "parameters", "weight", "outputs"]
-Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive"]
+Need: TypeAlias = Literal["C", "G", "squares", "K", "R", "diagonal", "columns", "adaptive", "along"]
 Sketched: TypeAlias = Literal["probes", "top", "never"]
 Answer: TypeAlias = Literal["input", "sum", "last"]
 Option: TypeAlias = int | float | bool | str | None

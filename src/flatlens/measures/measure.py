@@ -74,10 +74,9 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
     with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
         defined = [m for m in chosen if not _not_defined(lens, m)]
-        from_pass = [m for m in defined if isinstance(m, PassMeasure)]
         # overflowing Gram matrices are reported by each measure
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
-            lens.per_sample([m for m in from_pass if not omitted(lens, m, asked)], run.progress, run.generator)
+            lens.per_sample(_in_one_pass(lens, defined, asked), run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
         for one in chosen:
             if isinstance(run.progress, Watch):
@@ -97,6 +96,14 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
     return Report(estimates, about(lens))
+
+
+def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassMeasure]:
+    """Return what one pass computes for some measures: if there is a pass at all, also what others read from one."""
+    found = [m for m in measures if isinstance(m, PassMeasure) and not omitted(lens, m, asked)]
+    if found and lens.probes is None:
+        found += [one for m in measures if isinstance(m, NetworkMeasure) for one in m.reads]
+    return found
 
 
 def _parts_of_names(lens: Lens, layers: str | Iterable[str] | None) -> tuple[str, ...] | None:

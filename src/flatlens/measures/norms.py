@@ -17,6 +17,7 @@ from flatlens.measures.card import FUNCTION, PERMUTATION, Parts, on_lens, per_sa
 from flatlens.measures.left_out import left_out
 from flatlens.measures.lens import Lens
 from flatlens.problem import measuring
+from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.outcomes import fisher_slopes
 
 
@@ -42,13 +43,13 @@ def _slope_along_outputs(g: LayerGrams) -> Tensor:
 
 @per_sample(
     id="own", family="norms", symbol=r"\langle g_i, \sum_j \theta_j \partial f_i / \partial \theta_j \rangle",
-    source="relative2021 Fig. 5 (Liang et al. 2019)", unit="loss", place="parameters", needs={"columns"},
+    source="relative2021 Fig. 5 (Liang et al. 2019)", unit="loss", place="parameters", needs={"along"},
     invariant_under={PERMUTATION},
 )  # fmt: skip
 def _slope_along_parameters(g: LayerGrams) -> Tensor:
     """Slope of each sample's loss along the place's own parameters: <g_i, sum_j theta_j df_i/dtheta_j>."""
     assert g.slope is not None
-    return (g.slope * g.along).sum(1)  # columns add up to it
+    return (g.slope * g.along).sum(1)
 
 
 @on_lens(
@@ -105,7 +106,7 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
     """Return numbers per sample, (n, ...), from its outputs in float64 and its target."""
     parts = []
     with measuring(lens.model), torch.no_grad():
-        for raw in lens.problem.data.chunks(1024):
+        for raw in lens.problem.data.chunks(FORWARD_CHUNK):
             f, y = lens.problem.run(lens.model, lens.problem.place(raw))
             parts.append(of(f.to(torch.float64), y).cpu())
     return torch.cat(parts)
