@@ -47,14 +47,16 @@ def cost_of(studies: Iterable[Study]) -> Cost:
 def _study(study: Study) -> Cost:
     networks = study.networks()
     first = networks[0]
-    _, (short, _, samples) = [_trial(first, WARM) for _ in range(2)]
+    unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
+    _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]
     steps = [one.training.steps(samples) for one in networks]
     tried = TRIED
     while True:
-        long, measuring, _ = _trial(first, tried)
+        long = _trial(unmeasured, tried)[0]
         if long > (1 + CLEAR) * short or tried >= max(steps):
             break
         tried = min(FOLD * tried, max(steps))
+    measuring = _trial(first, WARM)[1]
     step = (long - short) / (tried - WARM) if long > short else long / tried  # noise: a step takes next to nothing
     moments = sum(_moments(one, samples) for one in networks)
     measured = len(networks) * measuring + (moments * _moment(first) if moments else 0.0)

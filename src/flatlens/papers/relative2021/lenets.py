@@ -44,19 +44,19 @@ def lenet_studies(scale: Scale) -> Mapping[str, Study]:
     data = {
         "smoke": DataSettings("patches", train=30, test=30),
         "laptop": DataSettings("patches", train=120, test=600),
-        "desk": DataSettings("cifar10", train=4000, test=tested(scale)),
+        "desk": DataSettings("cifar10", train=2000, test=tested(scale)),
         "paper": DataSettings("cifar10"),
     }[scale]
     optimisers = {
         "smoke": (SGD(0.02), Adam(1e-3)),
         "laptop": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(1e-4), RMSProp(5e-4)),
-        "desk": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(1e-4), RMSProp(5e-4)),
+        "desk": (SGD(0.02), SGD(0.05), Adam(5e-4), Adam(2e-3), RMSProp(2e-4), RMSProp(5e-4)),
         "paper": tuple(kind(lr) for kind in (SGD, Adam, RMSProp) for lr in (1e-4, 0.02, 0.05)),
     }[scale]
     batches, seeds, epochs = {
         "smoke": ((5, 10), 1, 60),
         "laptop": ((8, 16, 32, 64), 2, 200),
-        "desk": ((32, 64, 128, 256), 6, 300),
+        "desk": ((16, 32, 64, 128), 5, 300),
         "paper": ((64, 128, 256, 512, 1024), 10, 300),
     }[scale]
     until = Until(loss_below=0.3 if scale == "smoke" else 0.1, loss_over="epoch")

@@ -67,8 +67,8 @@ EXPERIMENTS = (
                 SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "desk": (
-                "4000 images of CIFAR-10 to train on, batches of 32 to 256, learning rates at which each optimiser "
-                "converges; 6 networks of each setup, 144 in all.",
+                "2000 images of CIFAR-10 to train on, batches of 16 to 128, learning rates at which each optimiser "
+                "converges; 5 networks of each setup, 120 in all.",
                 _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
