@@ -55,7 +55,8 @@ How to read a row:
 - Beside a Pearson correlation that of ranks has to agree; of several cases each is corrected after Holm. A row that
   these leave open says so: "ranks do not agree", "not after Holm's correction".
 - *Decided*: a second run comes to the same conclusion ({IN_WORDS}); at desk scale, both halves of the units lie on its
-  side.
+  side. Of an open row it says how many times the units would decide it, and how long they would take, if the value
+  stays where it is: an interval's width falls with the root of the number of units.
 - Intervals are over independent units, such as seeds. Their number stands beside that of the networks; fewer than 6
   decide nothing ([how predictions are weighed](reproducing.md#outcomes), [error rates](sizes.md)).
 - A *theorem* is proved, and checks the code; a *claim* is a sentence of the paper; a *reading* is ours, with its
@@ -173,7 +174,8 @@ def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[
             runs.append(" and ".join(half.statistic.in_words for half in row.halves))
         if small:
             runs.append(f"{small.marked} {small.outcome.statistic.in_words}")
-        yield line(_said(outcome.prediction), outcome.prediction.kind, row.marked, outcome.marked, *runs,
+        yield line(_said(outcome.prediction), outcome.prediction.kind, both(row.marked, row.would_decide(one.hours)),
+                   outcome.marked, *runs,
                    outcome.weighed, both(statistic.in_words, statistic.beside),
                    both(statistic.size, statistic.why))  # fmt: skip
     yield ""

@@ -70,3 +70,18 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     assert said.startswith("4 rows have a p-value")  # the theorem has none
     assert "at most 0.2 of them in one run, and 0.1 with the replication" in said
     assert "3 are decided, and their replication agrees; 3 of these survive" in said
+
+
+def test_an_open_row_says_what_would_decide_it():
+    def row(value, low, high, again=None):
+        found = Statistic("mean", value, 20, low, high, tails=lambda than: (0.2, 0.8))
+        return Row(Prediction("c", "", "", lambda _: found, kind="claim").weigh({}), again)
+
+    assert row(0.1, -0.2, 0.4).times == pytest.approx(9)
+    assert row(-0.1, -0.7, 0.1).times == pytest.approx(4)  # the end towards the number counts
+    said = "some 9 times the units would decide it if the value stays"
+    assert row(0.1, -0.2, 0.4).would_decide(2.0) == f"{said}, 18 h on two cores"
+    assert row(0.1, -0.2, 0.4).would_decide(0.0) == said
+    assert row(0.001, -0.2, 0.4).would_decide(2.0) == "more than 1000 times the units would decide it"
+    for known in (Row(outcome(0.001), outcome(0.001)), row(0.1, -0.2, 0.4, outcome(0.2)), Row(outcome(None), None)):
+        assert known.would_decide(2.0) == ""

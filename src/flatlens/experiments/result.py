@@ -60,6 +60,8 @@ class StudyResult:
     """The settings in which the networks differ: columns of `networks`."""
     answers: list[tuple[str, str]] = field(default_factory=list)
     """The study in three lines, each with its heading: what goes with the gap, how surely, what to beware of."""
+    seconds: float = 0.0
+    """Seconds of training and measuring, added up over the networks; 0 where they are not known."""
 
     def plot(self) -> Any:
         """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""

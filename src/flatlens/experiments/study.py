@@ -178,6 +178,7 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
         varied=study.varied,
         answers=answers(study, relations, within, len(records) - len(included) + len(failed), unfinished),
+        seconds=round(sum(r.result["seconds_training"] + r.result["seconds_measuring"] for r in records), 1),
     )
 
 

@@ -56,6 +56,11 @@ class Reproduction:
         return sum(len(result.networks) for result in self.results.values())
 
     @property
+    def hours(self) -> float:
+        """Hours that all networks took on two processors; 0 where they are not known."""
+        return sum(result.seconds for result in self.results.values()) / 3600 / 2
+
+    @property
     def counts(self) -> dict[Conclusion, int]:
         """Number of predictions with each conclusion."""
         return counted(self.outcomes)

@@ -12,9 +12,12 @@ import numpy as np
 from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind, replicated, with_mark
 from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
+from flatlens.statistics.statistic import NAN
 
 DISCOVERY = 0.05
 """Largest share of wrong outcomes among those that survive, in the mean."""
+FARTHEST = 1000
+"""With more times the units, how many is not said: the value lies at the predicted number, but for chance."""
 SURVIVES = "*"
 """Mark of an outcome that survives."""
 
@@ -44,6 +47,27 @@ class Row:
     def marked(self) -> str:
         """The conclusion behind its mark, why it is open, and whether it survives: "✓ reproduced *"."""
         return with_mark(self.decided, self._open_because) + f" {SURVIVES}" * self.survives
+
+    @property
+    def times(self) -> float:
+        """How many times the units would decide a row that its interval leaves open; NaN where that is not known.
+
+        If the value stays: an interval's width falls with the root of the number of units. A re-run is not asked.
+        """
+        s, than = self.outcome.statistic, self.outcome.prediction.than
+        if self.again is not None or self.decided != "inconclusive" or not s.low <= than <= s.high or s.value == than:
+            return NAN
+        width = s.value - s.low if s.value > than else s.high - s.value
+        return (width / (s.value - than)) ** 2
+
+    def would_decide(self, hours: float) -> str:
+        """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
+        if self.times != self.times:
+            return ""
+        if self.times > FARTHEST:
+            return f"more than {FARTHEST} times the units would decide it"
+        took = f", {self.times * hours:.2g} h on two cores" if hours else ""
+        return f"some {self.times:.2g} times the units would decide it if the value stays{took}"
 
     @property
     def _open_because(self) -> str:
