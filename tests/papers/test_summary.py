@@ -79,7 +79,7 @@ def test_an_open_row_says_what_would_decide_it():
 
     assert row(0.1, -0.2, 0.4).times == pytest.approx(9)
     assert row(-0.1, -0.7, 0.1).times == pytest.approx(4)  # the end towards the number counts
-    said = "some 9 times the units would decide it if the value stays"
+    said = "some 9.0 times the units would decide it if the value stays"
     assert row(0.1, -0.2, 0.4).would_decide(2.0) == f"{said}, 18 h on two cores"
     assert row(0.1, -0.2, 0.4).would_decide(0.0) == said
     assert row(0.001, -0.2, 0.4).would_decide(2.0) == "more than 1000 times the units would decide it"

@@ -66,8 +66,8 @@ class Row:
             return ""
         if self.times > FARTHEST:
             return f"more than {FARTHEST} times the units would decide it"
-        took = f", {self.times * hours:.2g} h on two cores" if hours else ""
-        return f"some {self.times:.2g} times the units would decide it if the value stays{took}"
+        took = f", {_short(self.times * hours)} h on two cores" if hours else ""
+        return f"some {_short(self.times)} times the units would decide it if the value stays{took}"
 
     @property
     def _open_because(self) -> str:
@@ -79,6 +79,10 @@ class Row:
         if self.halves and first != "inconclusive":
             return "the halves differ"
         return self.outcome.open_because
+
+
+def _short(number: float) -> str:
+    return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
 
 
 def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
