@@ -92,8 +92,11 @@ def main() -> None:
     """Write the page to the standard output."""
     earlier = json.loads((atlas.HERE / atlas.TABLES / "earlier.json").read_text())
     stored = atlas.load_all()
-    links = {one.experiment.id: atlas.link(one, "atlas.md") for one in atlas.apart(stored)[0]}
     both = {one.experiment.id: one for scale in ("desk", "laptop") for one in stored if one.scale == scale}
+    links = {}
+    for one in atlas.apart(stored)[0]:  # its section also has the rows at laptop scale, where there are some
+        name, link = one.experiment.id, atlas.link(one, "atlas.md")
+        links[name] = link if both[name].scale == "desk" else link.replace(atlas.name_of(one), name, 1)
     rows = dict(zip(both, rows_of(list(both.values())), strict=True))
     sys.stdout.write("\n".join(page(earlier, rows, links)) + "\n")
 

@@ -60,6 +60,21 @@ def test_a_level_never_reached_is_no_crossing() -> None:
     assert first_crossing(lambda sigma: torch.zeros(3, dtype=torch.float64), 0.5, 1.0) is None
 
 
+def test_a_search_ends_where_only_noise_is_left() -> None:
+    """Errors of guessing no longer change: not once more for each of 60 doublings. What changes late is waited for."""
+    tried: list[float] = []
+
+    def guessing(sigma: float) -> Tensor:
+        tried.append(sigma)
+        return torch.full((3,), 0.05 * min(sigma, 1.0), dtype=torch.float64)
+
+    assert first_crossing(guessing, 0.5, 1e-3) is None
+    assert len(tried) == 25
+    late = first_crossing(lambda sigma: torch.full((3,), 1.0 if sigma > 2.0**18 else 0.0).double(), 0.5, 1.0)
+    assert late is not None
+    assert late.log_sigma == pytest.approx(18 * math.log(2), abs=0.01)
+
+
 def test_overflow_is_no_crossing() -> None:
     def change(sigma: float) -> Tensor:
         return torch.full((3,), math.inf if sigma > 2 else 0.0, dtype=torch.float64)

@@ -12,6 +12,8 @@ from torch import Tensor
 from flatlens.curvature.probes import skewed
 
 _DOUBLINGS = 60
+_SETTLED = 20, 4
+"""After so many doublings the network is noise: if so many more change no draw, none will, as with errors of guessing."""
 HALVINGS = 8  #: bisections of the last factor of 2: 0.3% of sigma, less if the mean is interpolated
 LEAST = 0.05  #: smallest lower end of the interval around the level, as a share of the level
 FURTHER = 3  #: doublings beyond the crossing while the mean stays below the interval's end
@@ -52,7 +54,7 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
         high = 2 * low
     else:
         while not above(high := high * 2):
-            if len(seen) > _DOUBLINGS:
+            if len(seen) > _DOUBLINGS or _settled(list(seen.values())):
                 return None
         low = high / 2
     for _ in range(HALVINGS):
@@ -71,6 +73,12 @@ def first_crossing(change: Callable[[float], Tensor], level: float, start: float
     changes = torch.stack([seen[sigma] for sigma in sigmas])
     log_sigma, up, down = (_interpolated(sigmas, changes.mean(1), value) for value in (level, *ends))
     return Crossing(log_sigma, (up - down) / 2 / 1.96, torch.tensor(sigmas, dtype=torch.float64), changes)
+
+
+def _settled(changes: list[Tensor]) -> bool:
+    """Return whether the last doublings of a large noise changed nothing."""
+    most, last = _SETTLED
+    return len(changes) > most + last and all(torch.equal(changes[-1], each) for each in changes[-1 - last : -1])
 
 
 def _interpolated(sigmas: list[float], means: Tensor, level: float) -> float:
