@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
+from flatlens.grams.contractions import root_of, row_products
 from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.weight import WeightMatrix
 from flatlens.measures.gather import Gatherer
@@ -108,6 +109,18 @@ def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.d
     for one in (own, replace(own, wanted=frozenset({"K"}))):  # from columns, and from the layer's outputs
         assert torch.allclose(one.along(weight=True, bias=False), column.sum((2, 3)), rtol=rtol, atol=rtol)
     assert torch.allclose(own.gram(), torch.einsum("nkgdm,nlgdm->nkl", M, M), rtol=rtol)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-15, 1.0, 1e25])
+@pytest.mark.parametrize("confidence", [1e-40, 1.0])
+def test_squares_in_float32_keep_their_digits_in_any_unit(unit: float, confidence: float) -> None:
+    """Of vanishing or exploding derivatives, and of samples beyond doubt, squares would leave float32."""
+    C = confidence * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double().expand(3, 2, 2)
+    A = torch.randn(3, 2, 7)
+    for wanted in (("weighted",), ("gram", "weighted")):
+        found = row_products(unit * A, wanted, C, root=root_of(C))["weighted"]
+        truth = confidence * (unit * A).double().diff(dim=1)[:, 0].square()
+        assert torch.allclose(found, truth, rtol=1e-4, atol=1e-6 * float(truth.max()))
 
 
 @pytest.mark.parametrize("tokens", [True, False])

@@ -27,8 +27,8 @@ def row_products(
     """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
 
     "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M),
-    from `root` (n, N, r) where C = root root^T. "along": A x, (n, N), for x (n, M). For sums of a few squares, which
-    keep the digits of the rows, and for "along", nothing is widened.
+    from `root` (n, N, r) where C = root root^T. "along": A x, (n, N), for x (n, M). With a root, whose few squares keep
+    the digits of the rows, and for "along", nothing is widened.
     """
     A = A.detach()  # products written into memory have no derivative
     C, x, root = (None if v is None else v.detach() for v in (C, x, root))
@@ -38,25 +38,43 @@ def row_products(
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
-    widened = "gram" in out or ("weighted" in out and root is None)
+    widened = out.keys() & {"gram", "squares"} or ("weighted" in out and root is None)
     wide = A.new_empty(cuts[0].stop if cuts and widened else 0, N, M, dtype=torch.float64)
+    scratch = torch.empty_like(wide) if "squares" in out else wide
     for piece in cuts:
-        own = rows = A[piece]
+        held = piece.stop - piece.start
+        own = rows = A[piece].to(torch.promote_types(A.dtype, torch.float32))
         if widened and A.dtype != torch.float64:
-            rows = wide[: piece.stop - piece.start].copy_(own)
+            rows = wide[:held].copy_(own)
         if "gram" in out:
             torch.bmm(rows, rows.mT, out=out["gram"][piece])
         if "squares" in out:
-            out["squares"][piece] = own.square().sum(1)
+            torch.sum(torch.mul(rows, rows, out=scratch[:held]), dim=1, out=out["squares"][piece])
         if "weighted" in out and root is not None:
-            out["weighted"][piece] = (root[piece].mT.to(A.dtype) @ own).square_().sum(1)
+            norms2 = out["gram"][piece].diagonal(dim1=1, dim2=2) if "gram" in out else None
+            mixed, size = mixed_rows(root[piece], own, norms2)
+            out["weighted"][piece] = mixed.square_().sum(1)
+            out["weighted"][piece] *= size * size
         elif "weighted" in out:
             assert C is not None
             out["weighted"][piece] = (C[piece] @ rows).mul_(rows).sum(1)
         if "along" in out:
             assert x is not None
-            out["along"][piece] = (own @ x[piece].to(A.dtype)[..., None])[..., 0]
+            out["along"][piece] = (own @ x[piece].to(own.dtype)[..., None])[..., 0]
     return out
+
+
+def mixed_rows(root: Tensor, A: Tensor, norms2: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return (B, size) with root^T A = size * B, in A's dtype, for root (n, N, r) float64 and A (n, N, M).
+
+    Whatever the units of C and A, squares of B's entries neither overflow nor underflow. `norms2`: ||A_k||^2, if known.
+    """
+    if not A.numel():
+        return root.mT.to(A.dtype) @ A, root.new_ones(())
+    largest = A.abs().amax() if norms2 is None else norms2.amax().sqrt()
+    size = root.abs().amax() * largest.to(root.dtype)
+    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
+    return (root / size).mT.to(A.dtype) @ A, size
 
 
 def gram(A: Tensor) -> Tensor:

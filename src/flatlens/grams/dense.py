@@ -79,14 +79,9 @@ class DenseJacobian:
             return self.phi_norm2[:, None, None] * self.weight.gram_at_input(self.J)
         return norm2(self.phi.to(torch.float64) / scale)[:, None, None] * gram(self.Jx * scale)
 
-    @property
-    def _digits(self) -> torch.dtype:
-        """Return the dtype for sums of numbers that are not negative: they keep the digits of J."""
-        return torch.promote_types(self.J.dtype, torch.float32)
-
     @cached_property
     def _phi2(self) -> Tensor:
-        return self.phi.to(self._digits).square()
+        return self.phi.to(torch.float64).square()
 
     @property
     def _J2(self) -> Tensor:
@@ -99,8 +94,7 @@ class DenseJacobian:
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
         """Return the Gauss-Newton diagonal of the weight, summed over samples, (d, m), with C = I if `plain`."""
-        squares = self._get("squares") if plain else self._J2
-        return (squares.T.to(self._digits) @ self._phi2).to(torch.float64)
+        return (self._get("squares") if plain else self._J2).T @ self._phi2
 
     def columns(self, *, plain: bool = False) -> Tensor:
         """Return ||C^(1/2) df/dx_j||^2 phi_j^2 for each column j of W, (n, m), with C = I if `plain`."""
@@ -118,7 +112,7 @@ class DenseJacobian:
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""
-        return (self._J2 * (self._phi2 @ self.weight.squares[0].T.to(self._digits))).sum(1)
+        return (self._J2 * (self._phi2 @ self.weight.squares[0].T)).sum(1)
 
     def adaptive_bias(self) -> Tensor:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""

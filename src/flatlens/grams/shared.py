@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
+from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, mixed_rows, pieces, quadratic, root_of
 from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
@@ -142,8 +142,10 @@ class SharedJacobian:
             column: Tensor | float = 0.0
             phi, J = self._features(piece), self.J[piece]
             C: Tensor | None = self.C[piece]
+            size = self.C.new_ones(())
             if root is not None:  # sum_kk' C_kk' M_k M_k' is a sum of squares of the rows of root^T M
-                J, C = (root[piece].mT.to(J.dtype) @ J.flatten(2)).view(J.shape), None
+                mixed, size = mixed_rows(root[piece], J.flatten(2))
+                J, C = mixed.view(J.shape), None
             for part in rows:
                 M = self._M(J[:, :, :, part], phi)
                 for what in chosen:
@@ -153,7 +155,7 @@ class SharedJacobian:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     # the sum of a few squares has the digits of M in float32, too
-                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64)
+                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64) * size**2
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:
