@@ -68,7 +68,7 @@ EXPERIMENTS = (
             ),
             "desk": (
                 "2000 images of CIFAR-10 to train on, batches of 16 to 128, learning rates at which each optimiser "
-                "converges; 5 networks of each setup, 120 in all.",
+                "converges; 5 networks of each setup, 120 in all; losses and gaps on all images, the rest on 500.",
                 _UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT,
             ),
             "paper": (_UNSAID, SPLIT_GAP, CODE, _FACTORS, COEFFICIENT),
