@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.contractions import root_of, row_products
 from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.weight import WeightMatrix
 from flatlens.measures.gather import Gatherer
@@ -112,15 +111,19 @@ def test_with_a_convex_loss_sums_over_outputs_are_literal(P: int, dtype: torch.d
 
 
 @pytest.mark.parametrize("unit", [1e-30, 1e-15, 1.0, 1e25])
-@pytest.mark.parametrize("confidence", [1e-40, 1.0])
-def test_squares_in_float32_keep_their_digits_in_any_unit(unit: float, confidence: float) -> None:
-    """Of vanishing or exploding derivatives, and of samples beyond doubt, squares would leave float32."""
-    C = confidence * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double().expand(3, 2, 2)
-    A = torch.randn(3, 2, 7)
-    for wanted in (("weighted",), ("gram", "weighted")):
-        found = row_products(unit * A, wanted, C, root=root_of(C))["weighted"]
-        truth = confidence * (unit * A).double().diff(dim=1)[:, 0].square()
-        assert torch.allclose(found, truth, rtol=1e-4, atol=1e-6 * float(truth.max()))
+@pytest.mark.parametrize("P", [1, 6])
+def test_squares_in_float32_keep_their_digits_in_any_unit(P: int, unit: float) -> None:
+    """Squares of vanishing or exploding derivatives, or of a sample beyond doubt beside others, leave float32."""
+    gen = torch.Generator().manual_seed(P)
+    J, phi = unit * torch.randn(3, 2, 1, 8, P, generator=gen), torch.randn(3, 1, 5, P, generator=gen)
+    weight = WeightMatrix(torch.randn(1, 8, 5, generator=gen).double())
+    scale = torch.tensor([1.0, 1e-40, 1.0]).double()
+    C = scale[:, None, None] * torch.tensor([[1.0, -1.0], [-1.0, 1.0]]).double()
+    own = SharedJacobian(J, lambda piece: phi[piece], weight, C, frozenset({"diagonal", "adaptive"}), convex=True)
+    M = torch.einsum("nkgdp,ngmp->nkgdm", J.double(), phi.double())
+    squares = torch.einsum("nkl,nkgdm,nlgdm->ngdm", C, M, M)
+    assert torch.allclose(own.diagonal(), squares.sum(0).flatten(0, 1), rtol=1e-4, atol=1e-6 * float(squares.max()))
+    assert torch.allclose(own.adaptive(), (squares * weight.squares).sum((1, 2, 3)), rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("tokens", [True, False])

@@ -18,63 +18,37 @@ RowProduct: TypeAlias = Literal["gram", "squares", "weighted", "along"]
 
 
 def row_products(
-    A: Tensor,
-    wanted: Collection[RowProduct],
-    C: Tensor | None = None,
-    x: Tensor | None = None,
-    root: Tensor | None = None,
+    A: Tensor, wanted: Collection[RowProduct], C: Tensor | None = None, x: Tensor | None = None
 ) -> dict[RowProduct, Tensor]:
     """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
 
-    "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M),
-    from `root` (n, N, r) where C = root root^T. "along": A x, (n, N), for x (n, M). With a root, whose few squares keep
-    the digits of the rows, and for "along", nothing is widened.
+    "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
+    "along": A x, (n, N), for x (n, M).
     """
     A = A.detach()  # products written into memory have no derivative
-    C, x, root = (None if v is None else v.detach() for v in (C, x, root))
+    C, x = (None if v is None else v.detach() for v in (C, x))
     n, N, M = A.shape
     if n > 1 and A.stride(0) == 0 and set(wanted) <= {"gram", "squares"}:  # all samples share one matrix
         return {what: found.expand(n, *found.shape[1:]) for what, found in row_products(A[:1], wanted).items()}
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
-    widened = out.keys() & {"gram", "squares"} or ("weighted" in out and root is None)
-    wide = A.new_empty(cuts[0].stop if cuts and widened else 0, N, M, dtype=torch.float64)
-    scratch = torch.empty_like(wide) if "squares" in out else wide
+    wide = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
+    scratch = torch.empty_like(wide) if out.keys() & {"squares", "weighted"} else wide
     for piece in cuts:
         held = piece.stop - piece.start
-        own = rows = A[piece].to(torch.promote_types(A.dtype, torch.float32))
-        if widened and A.dtype != torch.float64:
-            rows = wide[:held].copy_(own)
+        rows = A[piece] if A.dtype == torch.float64 else wide[:held].copy_(A[piece])
         if "gram" in out:
             torch.bmm(rows, rows.mT, out=out["gram"][piece])
         if "squares" in out:
             torch.sum(torch.mul(rows, rows, out=scratch[:held]), dim=1, out=out["squares"][piece])
-        if "weighted" in out and root is not None:
-            norms2 = out["gram"][piece].diagonal(dim1=1, dim2=2) if "gram" in out else None
-            mixed, size = mixed_rows(root[piece], own, norms2)
-            out["weighted"][piece] = mixed.square_().sum(1)
-            out["weighted"][piece] *= size * size
-        elif "weighted" in out:
+        if "weighted" in out:
             assert C is not None
-            out["weighted"][piece] = (C[piece] @ rows).mul_(rows).sum(1)
+            torch.sum(torch.bmm(C[piece], rows, out=scratch[:held]).mul_(rows), dim=1, out=out["weighted"][piece])
         if "along" in out:
             assert x is not None
-            out["along"][piece] = (own @ x[piece].to(own.dtype)[..., None])[..., 0]
+            out["along"][piece] = (rows @ x[piece].to(torch.float64)[..., None])[..., 0]
     return out
-
-
-def mixed_rows(root: Tensor, A: Tensor, norms2: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return (B, size) with root^T A = size * B, in A's dtype, for root (n, N, r) float64 and A (n, N, M).
-
-    Whatever the units of C and A, squares of B's entries neither overflow nor underflow. `norms2`: ||A_k||^2, if known.
-    """
-    if not A.numel():
-        return root.mT.to(A.dtype) @ A, root.new_ones(())
-    largest = A.abs().amax() if norms2 is None else norms2.amax().sqrt()
-    size = root.abs().amax() * largest.to(root.dtype)
-    size = torch.where((size > 0) & size.isfinite(), size, 1.0)
-    return (root / size).mT.to(A.dtype) @ A, size
 
 
 def gram(A: Tensor) -> Tensor:

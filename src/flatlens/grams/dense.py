@@ -23,7 +23,6 @@ class DenseJacobian:
     phi: Tensor  #: the layer's input, (n, m), in the network's dtype
     phi_norm2: Tensor  #: (n,) float64
     C: Tensor  #: output Hessians, (n, N, N)
-    root: Tensor | None = None  #: with C = root root^T, (n, N, r), where C has no negative eigenvalue
     wanted: frozenset[str] = frozenset()  #: needs of the measures: what several of them share is computed in one walk
 
     def block(self, weight: WeightMatrix, rows: Tensor | None, columns: Tensor | None) -> DenseJacobian:
@@ -51,14 +50,14 @@ class DenseJacobian:
         return self._of(self.Jx, self.phi, needs)
 
     def _of(self, rows: Tensor, x: Tensor | None, needs: Mapping[RowProduct, set[str]]) -> dict[RowProduct, Tensor]:
-        return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x, self.root)
+        return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x)
 
     def _get(self, what: RowProduct, *, input: bool = False) -> Tensor:
         """Return a product of J, or with `input` of Jx."""
         found = self._of_Jx if input else self._of_J
         if what not in found:
             rows, x = (self.Jx, self.phi) if input else (self.J, None)
-            found |= row_products(rows, (what,), self.C, x, self.root)
+            found |= row_products(rows, (what,), self.C, x)
         return found[what]
 
     @property

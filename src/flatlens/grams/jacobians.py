@@ -15,7 +15,7 @@ from typing import TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import FEW_OUTPUTS, RowProduct, concatenated, norm2, root_of, row_products
+from flatlens.grams.contractions import RowProduct, concatenated, norm2, row_products
 from flatlens.grams.dense import DenseJacobian
 from flatlens.grams.embeddings import embedding_jacobian
 from flatlens.grams.explicit import ExplicitJacobian
@@ -147,7 +147,7 @@ class ChunkJacobians:
             Jx = self.output_jacobians.get(f"x:{weight.layer}") if weight.pure else None
             phi = layout.unpadded(inputs[0].reshape(n, -1), self.tape)
             J = self.output_jacobians[place]
-            return DenseJacobian(J, weight.matrix, Jx, phi, norm2(phi), self.C, self.root, self.needs)
+            return DenseJacobian(J, weight.matrix, Jx, phi, norm2(phi), self.C, self.needs)
 
         def phi_of(piece: slice) -> Tensor:
             folded = [x.reshape(n, -1, *x.shape[1:])[piece] for x in inputs]
@@ -155,11 +155,6 @@ class ChunkJacobians:
 
         J = concatenated([self.output_jacobians[place] for place in weight.products], 4)
         return SharedJacobian(J, phi_of, weight.matrix, self.C, wanted, self.convex, self._at_tokens(weight))
-
-    @cached_property
-    def root(self) -> Tensor | None:
-        """Return the root of C; None where C may have a negative eigenvalue, or where it would take too long."""
-        return root_of(self.C) if self.convex and self.C.shape[1] <= FEW_OUTPUTS else None
 
     def _whole(self, parameter: str | None) -> Tensor | None:
         """Return the Jacobian in a parameter stored entry by entry, (n, N, size); None if it is not."""

@@ -19,7 +19,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, mixed_rows, pieces, quadratic, root_of
+from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
 from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
 GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
@@ -142,9 +142,9 @@ class SharedJacobian:
             column: Tensor | float = 0.0
             phi, J = self._features(piece), self.J[piece]
             C: Tensor | None = self.C[piece]
-            size = self.C.new_ones(())
+            sizes = self.C.new_ones(len(J))
             if root is not None:  # sum_kk' C_kk' M_k M_k' is a sum of squares of the rows of root^T M
-                mixed, size = mixed_rows(root[piece], J.flatten(2))
+                mixed, sizes = _mixed(root[piece], J.flatten(2))
                 J, C = mixed.view(J.shape), None
             for part in rows:
                 M = self._M(J[:, :, :, part], phi)
@@ -155,7 +155,8 @@ class SharedJacobian:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     # the sum of a few squares has the digits of M in float32, too
-                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64) * size**2
+                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64)
+                    squares = squares * sizes.square()[:, None, None, None]
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:
@@ -292,6 +293,17 @@ class SharedJacobian:
         """Return sum_s b_s^2 times entry s of the sample's own Gauss-Newton diagonal of the bias, (n,)."""
         assert self.weight.b is not None
         return quadratic(self.C, self.J.sum(4).flatten(2)) @ self.weight.b.square()
+
+
+def _mixed(root: Tensor, J: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (B, sizes) with root_i^T J_i = sizes_i B_i, in J's dtype, for root (n', N, N) float64 and J (n', N, M).
+
+    Whatever the units of a sample's C and J, squares of B's entries neither overflow nor underflow: samples beyond
+    doubt keep their digits. Sizes are (n',).
+    """
+    sizes = root.abs().amax((1, 2)) * J.abs().amax((1, 2)).to(root.dtype)
+    sizes = torch.where((sizes > 0) & sizes.isfinite(), sizes, 1.0)
+    return (root / sizes[:, None, None]).mT.to(J.dtype) @ J, sizes
 
 
 def _rows_times(J: Tensor, z: Tensor) -> Tensor:
