@@ -50,7 +50,7 @@ class Row:
 
     @property
     def times(self) -> float:
-        """How many times the units would decide a row that its interval leaves open; NaN where that is not known.
+        """Return how many times the units would decide a row left open by its interval; NaN where that is not known.
 
         If the value stays: an interval's width falls with the root of the number of units. A re-run is not asked.
         """
