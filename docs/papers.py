@@ -68,15 +68,8 @@ def _main_claim(one: Reproduction, row: Row) -> str:
     again = f"{row.again.marked} {row.again.statistic.in_words}" if row.again else ""
     if row.halves:
         again = " and ".join(half.statistic.in_words for half in row.halves) + ", each half of the units"
-    return atlas.line(
-        _said(prediction),
-        here,
-        prediction.kind,
-        atlas.both(row.marked, row.would_decide(one.hours)),
-        value,
-        again,
-        statistic.size,
-    )
+    decided = atlas.both(row.marked, row.would_decide(one.hours))
+    return atlas.line(_said(prediction), here, prediction.kind, decided, value, again, statistic.size)
 
 
 def _beside(outcome: Outcome) -> str:

@@ -142,10 +142,10 @@ class SharedJacobian:
             column: Tensor | float = 0.0
             phi, J = self._features(piece), self.J[piece]
             C: Tensor | None = self.C[piece]
-            sizes = self.C.new_ones(len(J))
+            sizes2 = self.C.new_ones(len(J))
             if root is not None:  # sum_kk' C_kk' M_k M_k' is a sum of squares of the rows of root^T M
                 mixed, sizes = _mixed(root[piece], J.flatten(2))
-                J, C = mixed.view(J.shape), None
+                J, C, sizes2 = mixed.view(J.shape), None, sizes.square()  # in float64, so that the squares are, too
             for part in rows:
                 M = self._M(J[:, :, :, part], phi)
                 for what in chosen:
@@ -155,8 +155,7 @@ class SharedJacobian:
                     column = column + (M * W[:, part].to(M.dtype)).sum(3)
                 if wanted & {"diagonal", "adaptive"}:
                     # the sum of a few squares has the digits of M in float32, too
-                    squares = quadratic(C, M) if C is not None else M.square().sum(1).to(torch.float64)
-                    squares = squares * sizes.square()[:, None, None, None]
+                    squares = quadratic(C, M) if C is not None else M.square().sum(1) * sizes2[:, None, None, None]
                     if "diagonal" in wanted:
                         found["diagonal"][:, part] += squares.sum(0)
                     if "adaptive" in wanted:

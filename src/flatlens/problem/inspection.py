@@ -123,9 +123,8 @@ def check_all(problem: Unchecked, model: nn.Module, data: Data) -> Contents:
     given = "the data" if own else "the held-out data"
     n, outputs, mass = 0, 0, 0.0
     few: dict[int, Batch] = {}
-    for turn, (number, raw) in enumerate(
-        problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
-    ):
+    shared = problem.shared(FORWARD_CHUNK) if own else data.shared(FORWARD_CHUNK, problem.ranks)
+    for turn, (number, raw) in enumerate(shared):
         require_finite(raw, f"Problem({data.where})")
         if own and turn & (turn - 1) == 0:  # chunks 0, 1, 2, 4, 8, ...
             few[number] = spaced(raw, _PROBE)

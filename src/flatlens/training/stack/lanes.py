@@ -122,7 +122,7 @@ class Lanes:
             (self.theta[:L, part], {name: rows[:L, part] for name, rows in self.state.items()})
             for part in self.chain.parts
         ]
-        self.gathered = self.x[:, :0], self.x[:, :0], 0  # no batch yet
+        self.gathered: tuple[Tensor, Tensor, int] | None = None
         self.offsets = torch.arange(L)[:, None] * self.n
         self.rates: list[float] = []
         settings = [run.settings for run in self.runs]
@@ -150,7 +150,7 @@ class Lanes:
                 run.batches.stand(0, over=True)
                 self.order[row] = run.batches.order()
         if last:
-            self.gathered = self.x[:, :0], self.x[:, :0], 0
+            self.gathered = None
 
     def _update(self, number: int, gradient: Tensor) -> None:
         """Move one part of all lanes' weights, given the gradient there."""
@@ -161,10 +161,11 @@ class Lanes:
         L = len(self.runs)
         if self.size >= self.n and self.runs[0].settings.batch_size is None:
             return self.x.expand(L, *self.x.shape), self.targets[:L]
+        begins = self.taken * self.size
+        if self.gathered is None or begins >= self.gathered[2] + self.gathered[0].shape[1]:
+            self.gathered = self._gather(begins)
         x, targets, first = self.gathered
-        if not first <= self.taken * self.size < first + x.shape[1]:
-            x, targets, first = self.gathered = self._gather(self.taken * self.size)
-        batch = slice(self.taken * self.size - first, (self.taken + 1) * self.size - first)
+        batch = slice(begins - first, begins - first + self.size)
         return x[:, batch], targets[:, batch]
 
     def _gather(self, first: int) -> tuple[Tensor, Tensor, int]:
