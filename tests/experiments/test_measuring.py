@@ -47,6 +47,14 @@ def test_the_sides_of_bounds_are_kept():
     assert record.report["nmls_bound.lhs"].value < record.report["nmls_bound.rhs"].value
 
 
+def test_networks_can_be_measured_in_float32():
+    exact, single = (compute(replace(BASE, dtype=dtype)).report for dtype in ("float64", "float32"))
+    assert list(exact) == list(single)
+    for row in (("mls", None), ("relative_flatness", "fc2")):
+        assert single[row].value == pytest.approx(exact[row].value, rel=1e-4)
+        assert single[row].value != exact[row].value
+
+
 def test_after_a_move_all_is_measured_once_more():
     report = compute(replace(BASE, moved=("layerwise",))).report
     assert report["relative_flatness@layerwise"].value == pytest.approx(report["relative_flatness"].value, rel=1e-9)

@@ -44,8 +44,9 @@ def test_the_key_is_of_the_settings_alone_and_of_all_of_them():
         replace(network, data=replace(network.data, seed=1)),
         replace(network, model=replace(network.model, seed=1)),
         replace(network, training=replace(network.training, until=Until(loss_below=1e-4, accuracy=1.0))),
+        replace(network, dtype="float32"),
     ]
-    assert len({network.key, *(o.key for o in others)}) == 6
+    assert len({network.key, *(o.key for o in others)}) == 7
 
 
 def test_unknown_names_and_foreign_json_are_refused():

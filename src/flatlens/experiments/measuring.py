@@ -26,13 +26,13 @@ from flatlens.transforms.registry import TRANSFORMS
 
 
 def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -> Report:
-    """Measure a network on the training data, with its weights converted to float64.
+    """Measure a network on the training data, with weights and data converted to `settings.dtype`.
 
     Loss, accuracy and gap use all data, other measures `settings.samples` samples. The side of a bound has a row
     "mls_chain.lhs"; a measure of the transformed network, "relative_flatness@layerwise". If the data's distribution is
     known, the covering radius is computed by every rule: "jacobian_generalisation.rhs@tight".
     """
-    problem = _problem(copy.deepcopy(model).to(torch.float64), split, settings)
+    problem = _problem(copy.deepcopy(model).to(getattr(torch, settings.dtype)), split, settings)
     found, lens = _measured(problem, settings)
     if settings.bounds:
         found |= dict(_sides(lens, settings.bounds, split))

@@ -24,6 +24,7 @@ from flatlens.transforms.registry import named_transforms
 from flatlens.userfile import short
 
 StudyScale: TypeAlias = Literal["smoke", "laptop"]
+Dtype: TypeAlias = Literal["float64", "float32"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ class NetworkSettings:
     moved: tuple[str, ...] = ()  #: transforms after which all is measured once more: "relative_flatness@layerwise"
     samples: int | None = None  #: number for measuring, drawn by the data's seed; all by default, and for the risk
     followed: Followed | None = None  #: measures in the course of training
+    dtype: Dtype = "float64"  #: of weights and data while the trained network is measured
 
     def __post_init__(self) -> None:
         for name in self.bounds:
@@ -68,10 +70,12 @@ class NetworkSettings:
     def key(self) -> str:
         """Twelve hexadecimal digits of the hash of the settings alone: no version, host or date enters.
 
-        Names enter as they were first spelt, so that a study from before a renaming keeps its folders; files of the
-        user's enter without the folders that they are in.
+        Names enter as they were first spelt, and `dtype` if it is not the default, so that a study from before a
+        renaming or before that setting keeps its folders; files of the user's enter without the folders they are in.
         """
         plain = without_places(self.as_json())
+        if self.dtype == "float64":
+            del plain["dtype"]
         plain["measures"] = [former_measure(name) for name in self.measures]
         plain["moved"] = [former_transform(name) for name in self.moved]
         if self.followed is not None:

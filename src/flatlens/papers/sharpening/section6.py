@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import Quantity
-from flatlens.experiments.settings import NetworkSettings
+from flatlens.experiments.settings import Dtype, NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
 from flatlens.papers.experiment import Scale
 from flatlens.papers.sharpening import networks
@@ -53,6 +53,7 @@ class Trained:
     samples: int  #: number of samples measured
     lrs: tuple[float, ...]  #: initial learning rates
     augmentation: Augmentation
+    dtype: Dtype = "float64"  #: that they are measured in
 
     def settings(self) -> NetworkSettings:
         """Return the settings without a regulariser other than weight decay.
@@ -67,7 +68,7 @@ class Trained:
             check_every=100,
         )
         measures = (*(one.column for one in MEASURED_QUANTITIES), "accuracy")
-        return NetworkSettings(self.data, self.model, training, measures, samples=self.samples)
+        return NetworkSettings(self.data, self.model, training, measures, samples=self.samples, dtype=self.dtype)
 
 
 def kinds(scale: Scale) -> Mapping[str, Trained]:
@@ -85,8 +86,8 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
     if scale == "desk":
         crops, few = Augmentation(), DataSettings("cifar10", train=200, test=1000)
         return {
-            "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops),
-            "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops),
+            "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops, "float32"),
+            "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops, "float32"),
         }
     digits = Trained(
         "ResNet-18",
@@ -127,7 +128,7 @@ SMALL_NETWORKS = (
 )
 FEW_OF_CIFAR = (
     "200 images of CIFAR-10, without CIFAR-100; ResNet-18 with a sixteenth, VGG-11 with an eighth of its channels; "
-    "batches of 25, 100 samples measured."
+    "batches of 25, 100 samples measured, in float32."
 )
 TINY = "20 of scikit-learn's digits, 20 patches of two photographs, networks a 32nd and a 64th as wide."
 JACOBIANS = (
