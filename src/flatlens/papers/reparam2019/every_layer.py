@@ -318,7 +318,7 @@ EXPERIMENTS = (
             ),
             "desk": (
                 "Five times the paper's learning rates, so that 60 epochs suffice. With batches of 8000 none trains "
-                "then: they are of 500 to 4000, 24 networks of each. Losses and gaps are of all images, the rest of 5000.",
+                "then: they are of 500 to 4000, 24 networks each. Losses and gaps are of all images, the rest of 5000.",
                 RATIO,
                 _TRAINING_ERROR,
                 COEFFICIENT,
