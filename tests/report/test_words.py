@@ -47,6 +47,7 @@ def test_optimisers_with_seeds_of_their_own_are_listed_once():
     study = Study("told", Study.digits("smoke").base, (own,))
     told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=pd.DataFrame({"seed": range(3)})))
     assert "optimiser SGD at 0.1 and Adam at 0.0001, each network with a seed of its own." in told
+    assert "trained by" not in told
 
 
 def test_architectures_are_counted_and_not_listed(laptop):

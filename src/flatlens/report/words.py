@@ -129,7 +129,8 @@ def _how(base: Mapping[str, Any], varied: Collection[str]) -> str:
     training = base.get("training", {})
     optimiser, batch = training.get("optimiser"), training.get("batch_size", "unknown")
     whole = " in full batches" if batch is None and "batch_size" not in varied else ""
-    return f" by {optimiser['type']}{whole}" if optimiser else ""
+    by = f" by {optimiser['type']}" if optimiser and "optimiser" not in varied else ""
+    return f"{by}{whole}"
 
 
 def _on_data(base: Mapping[str, Any], varied: Collection[str] = ()) -> str:
