@@ -10,7 +10,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.cases import by_part, with_over_without
 from flatlens.papers.contrasts import mean_of, stronger
 from flatlens.papers.evidence import Evidence, trained_in, where
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import Experiment, Plot, Scale, measured_in
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
@@ -50,7 +50,7 @@ def _x7(scale: Scale) -> Mapping[str, Study]:
     samples = {"smoke": 10, "laptop": 100, "desk": 100, "paper": 1000}[scale]
     shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, Quantity("weight decay", DECAY, role="setting"), LEARNING_RATE)
     axes = (Axis("lr", lrs), Axis(DECAY, decays), seed_axis(seeds))
-    base = NetworkSettings(data, model, training, END_MEASURES, samples=samples)
+    base = NetworkSettings(data, model, training, END_MEASURES, samples=samples, dtype=measured_in(scale))
     return {"resnet": Study("ResNet-18 and weight decay", base, axes, shown, scale=scale)}
 
 
@@ -164,7 +164,7 @@ EXPERIMENTS = (
             "desk": (
                 "ResNet-18 with a sixteenth of its channels, on 300 images of CIFAR-10; batches of 50, learning rates "
                 "0.1 and 0.02, weight decay to 0.002; 360 epochs, as 90 leave open which losses vanish; the learning "
-                "rate falls after 200 and 320; 10 seeds, measured on 100 points.",
+                "rate falls after 200 and 320; 10 seeds, measured on 100 points, in float32.",
                 UNTOLD_INIT,
                 NO_DECAY,
                 COEFFICIENT,

@@ -13,7 +13,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.cases import CASE, across, mean, ranked
 from flatlens.papers.evidence import Table, along, reached, where
-from flatlens.papers.experiment import Experiment, Plot, Scale
+from flatlens.papers.experiment import Experiment, Plot, Scale, measured_in
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
@@ -73,7 +73,7 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         )
         varies = (Quantity(VARIATION, LOCAL_VARIATION),) if name == "resnet" else ()
         measures = (*END_MEASURES, *(one.column for one in varies))
-        base = NetworkSettings(sets[0][0], network, training, measures, samples=samples)
+        base = NetworkSettings(sets[0][0], network, training, measures, samples=samples, dtype=measured_in(scale))
         axes = (Axis(DATA, sets), Axis("lr", lrs), Axis("batch_size", batches), seed_axis(seeds))
         shown = (ABSOLUTE_GAP, BATCH_SHARPNESS, JACOBIAN, *varies, LEARNING_RATE, BATCH_SIZE)
         studies[name] = Study(_KINDS[name], base, axes, shown, scale=scale)
@@ -306,7 +306,8 @@ EXPERIMENTS = (
             "desk": (
                 NARROW,
                 "500 images of CIFAR-10, without CIFAR-100; learning rates 0.1, 0.03, 0.01 and batches of 16, 64, 256; "
-                "the loss is looked at every 50 steps, until the mean of 5 is below 0.01; measured on 100 points.",
+                "the loss is looked at every 50 steps, until the mean of 5 is below 0.01; measured on 100 points, in "
+                "float32.",
                 UNTOLD_INIT,
                 NO_DECAY,
                 COEFFICIENT,

@@ -14,7 +14,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Dtype, NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
-from flatlens.papers.experiment import Scale
+from flatlens.papers.experiment import Scale, measured_in
 from flatlens.papers.sharpening import networks
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, NARROW_RESNET, NARROW_VGG
 from flatlens.training import SGD, Augmentation, Steps, Training
@@ -86,8 +86,8 @@ def kinds(scale: Scale) -> Mapping[str, Trained]:
     if scale == "desk":
         crops, few = Augmentation(), DataSettings("cifar10", train=200, test=1000)
         return {
-            "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops, "float32"),
-            "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops, "float32"),
+            "resnet18": Trained("ResNet-18", few, NARROW_RESNET, 25, 60, 100, (0.05,), crops, measured_in(scale)),
+            "vgg11": Trained("VGG-11", few, NARROW_VGG, 25, 60, 100, (0.02,), crops, measured_in(scale)),
         }
     digits = Trained(
         "ResNet-18",
