@@ -373,6 +373,7 @@ def _spelt_as_before(text: str) -> str:
 def test_the_key_of_a_network_is_that_of_its_first_spelling() -> None:
     settings = small().base
     former = json.loads(_spelt_as_before(json.dumps(as_plain(settings))))
+    del former["dtype"]  # a setting that came later
     assert settings.key == digest(former)
     with warnings.catch_warnings():
         warnings.simplefilter("error", FormerName)
