@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 import pandas as pd
 
-from flatlens.experiments.settings import Dtype, Study
+from flatlens.experiments.settings import Study
 from flatlens.papers.predictions import Prediction, Results
 
 Scale: TypeAlias = Literal["smoke", "laptop", "desk", "paper"]
@@ -22,11 +22,6 @@ FigureKind: TypeAlias = Literal["matrix", "curves", "scatter", "bars", "table"]
 def tested(scale: Scale) -> int | None:
     """Return the number of test images of the papers' data: all (None) at paper scale, 2000 at desk scale."""
     return None if scale == "paper" else 2000
-
-
-def measured_in(scale: Scale) -> Dtype:
-    """Return the dtype in which VGGs and ResNets are measured: float32 at desk scale, in a third of float64's time."""
-    return "float32" if scale == "desk" else "float64"
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables

@@ -10,7 +10,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.papers.cases import by_part, with_over_without
 from flatlens.papers.contrasts import mean_of, stronger
 from flatlens.papers.evidence import Evidence, trained_in, where
-from flatlens.papers.experiment import Experiment, Plot, Scale, measured_in
+from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
@@ -24,6 +24,7 @@ from flatlens.papers.sharpening.networks import (
     NARROW_RESNET,
     RESNET,
     UNTOLD_INIT,
+    measured_in,
     small_resnet,
 )
 from flatlens.training import SGD, Steps, Training

@@ -13,7 +13,7 @@ from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
 from flatlens.papers.cases import CASE, across, mean, ranked
 from flatlens.papers.evidence import Table, along, reached, where
-from flatlens.papers.experiment import Experiment, Plot, Scale, measured_in
+from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
 from flatlens.papers.predictions import Prediction, Results, Side
 from flatlens.papers.remarks import COEFFICIENT, FEW_SEEDS, SMOKE_ONLY, seed_axis
@@ -31,6 +31,7 @@ from flatlens.papers.sharpening.networks import (
     RESNET,
     UNTOLD_INIT,
     VGG,
+    measured_in,
     small_resnet,
     small_vgg,
 )

@@ -14,9 +14,9 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import Dtype, NetworkSettings
 from flatlens.models import VGG11, Architecture, ResNet18
-from flatlens.papers.experiment import Scale, measured_in
+from flatlens.papers.experiment import Scale
 from flatlens.papers.sharpening import networks
-from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, NARROW_RESNET, NARROW_VGG
+from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, NARROW_RESNET, NARROW_VGG, measured_in
 from flatlens.training import SGD, Augmentation, Steps, Training
 
 MOMENTUM, DECAY = 0.9, 5e-4
