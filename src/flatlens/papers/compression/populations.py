@@ -40,13 +40,13 @@ _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
 }
 FEW_SAMPLES = 1000
 """Training samples at desk scale: few, so that the gap is large beside its error."""
+_GRID_TWICE = {"desk": ("lenet",)}
+"""The networks that are trained twice over the grid: with 96 LeNets both main claims were open."""
 
 
 def _x4(scale: Scale) -> Mapping[str, Study]:
     lrs, batches, each = _GRIDS[scale]
-    settings = product(lrs, batches, range(each))
-    own_seeds = tuple((lr, batch, seed) for seed, (lr, batch, _) in enumerate(settings))
-    axes = (Axis("lr+batch_size+seed", own_seeds),)
+    grid = [*product(lrs, batches, range(each))]
     steps = {"smoke": 400, "laptop": 20_000, "desk": 30_000, "paper": 200_000}[scale]
     loss = 0.2 if scale == "smoke" else INTERPOLATES
     studies = {}
@@ -69,7 +69,9 @@ def _x4(scale: Scale) -> Mapping[str, Study]:
             samples=samples(data),
         )  # fmt: skip
         shown = tuple(q.with_first(FIRST_LAYERS[name]) for q in SHOWN)
-        studies[name] = Study(name, base, axes, shown, scale=scale)
+        settings = grid * (2 if name in _GRID_TWICE.get(scale, ()) else 1)
+        own_seeds = tuple((lr, batch, seed) for seed, (lr, batch, _) in enumerate(settings))
+        studies[name] = Study(name, base, (Axis("lr+batch_size+seed", own_seeds),), shown, scale=scale)
     return studies
 
 
@@ -96,7 +98,8 @@ EXPERIMENTS = (
             "smoke": (SMOKE_ONLY, PATCHES, DIGITS),
             "laptop": (PATCHES, DIGITS, "27 networks of each kind, not 100.", _GRID, _SEEDS, STAYING),
             "desk": (
-                f"{FEW_SAMPLES} training samples, for a large gap; 96 networks of each kind, not 100.",
+                f"{FEW_SAMPLES} training samples, for a large gap; 96 VGGs and MLPs, not 100.",
+                "192 LeNets: the first 96 left both main claims open, so that the second 96 are a second look.",
                 SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING,
             ),
             "paper": (SMALL_VGG, _GRID, _SEEDS, "Measured on 100 training samples.", STAYING),
