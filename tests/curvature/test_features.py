@@ -25,7 +25,7 @@ def drawn(n: int, width: int, scale: float = 1.0, dtype: torch.dtype = torch.flo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "width"), [(300, 100), (700, 64), (700, 63), (90, 100), (1, 5)])
+@pytest.mark.parametrize(("n", "width"), [(300, 100), (700, 64), (700, 63), (300, 400), (90, 100), (1, 5)])
 def test_of_noise(n: int, width: int, dtype: torch.dtype) -> None:
     x = drawn(n, width, dtype=dtype)
     assert norm_of(x) == pytest.approx(float(torch.linalg.matrix_norm(x.double(), 2)), rel=1e-12)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.grams import lay_out, one_pass
-from flatlens.grams.contractions import CACHE_BYTES, gram, quadratic
+from flatlens.grams.contractions import CACHE_BYTES, gram, quadratic, row_products
 from flatlens.grams.weight import WeightMatrix
 
 n, N, M = 150, 10, 512  # three pieces, the last one short
@@ -34,6 +34,18 @@ def test_pieces_of_float32_are_widened_exactly(layout: str) -> None:
     C = torch.randn(n, N, N, generator=torch.Generator().manual_seed(1)).double()
     assert torch.allclose(quadratic(C, A), torch.einsum("nkl,nkm,nlm->nm", C, wide, wide), rtol=1e-11, atol=1e-11)
     assert torch.allclose(quadratic(None, A), wide.square().sum(1), rtol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1.0, 1e200])  # the square of x, which nobody asked for, leaves the range
+def test_products_with_a_vector_are_the_same_beside_a_gram_matrix(size: float, dtype: torch.dtype) -> None:
+    A = jacobians("outputs first").to(dtype)
+    x = size * torch.randn(n, M, generator=torch.Generator().manual_seed(1)).double()
+    both, alone = row_products(A, ("gram", "squares", "along"), x=x), row_products(A, ("along",), x=x)
+    assert torch.allclose(both["along"] / size, (A.double() @ (x / size)[..., None])[..., 0], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(both["along"] / size, alone["along"] / size, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(both["gram"], gram(A), rtol=1e-13, atol=1e-11)
+    assert torch.allclose(both["squares"], A.double().square().sum(1), rtol=1e-13)
 
 
 @pytest.mark.parametrize("shape", [(512, 784), (784, 512), (1, 5), (5, 1), (3, 3)])

@@ -84,6 +84,18 @@ def test_a_search_in_float32_ends_in_float64(layer: LinearLayer, size: tuple[int
     assert operator_norm(layer, size) <= truth * (1 + 1e-13)
 
 
+@pytest.mark.parametrize("shape", [(600, 700), (1030, 1100)])
+@pytest.mark.parametrize("gap", [1.0, 1e-6, 0.0])
+def test_the_norm_of_a_large_matrix(shape: tuple[int, int], gap: float) -> None:
+    """From its Gram matrix in float32, and without it; the two largest singular values may nearly coincide."""
+    layer = nn.Linear(*shape, bias=False).double()
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(k, 9, generator=generator).double()).Q for k in reversed(shape))
+    sizes = torch.tensor([3 + gap, 3.0, *[1.0] * 7], dtype=torch.float64)
+    layer.weight.data = 1e-3 * (left * sizes) @ right.T
+    assert kernel_norm(layer) == pytest.approx(1e-3 * (3 + gap), rel=1e-10)
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_kernels_norm_is_that_of_one_window(groups: int) -> None:
     """A convolution whose window is the whole input is its kernel as a block-diagonal matrix."""

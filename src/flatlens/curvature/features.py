@@ -17,6 +17,7 @@ from flatlens.problem.state import differentiable
 
 SMALLEST, LARGEST = 64, 1024
 """Numbers of features between which X^T X is computed, of at least twice as many samples."""
+FEW_SAMPLES = 256  #: up to this many, and no more than features, X X^T takes less than a search
 _UNDERFLOWN = 1e-30
 """Squares below it have lost digits in float32."""
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
@@ -25,13 +26,18 @@ _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the
 def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[str, float]:
     """Return ||X_l||_2 of the features X_l (n x M_l) of each linear call and each weight outside layers.
 
-    By Lanczos on X^T X; if X^T X is small beside X, its vector is found on a float32 copy and corrected.
+    From X X^T if the samples are few; else by Lanczos on X^T X, and if that is small beside X, its vector is found on a
+    float32 copy and corrected.
 
     The features are kept if they fit in half the problem's memory, else computed again for each product.
     """
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
     for key in widths:
+        if complete and len(kept) == 1 and len(kept[0][key]) <= min(FEW_SAMPLES, widths[key]):
+            K = _between_samples(kept[0][key])
+            norms[key] = float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt())
+            continue
 
         def apply(v: Tensor, key: str = key) -> Tensor:
             parts = kept if complete else _walk(problem, model, layout)
@@ -54,6 +60,15 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
             rough, gram = partial(torch.mv, G.div_(top)), lambda v, apply=apply, top=top: apply(v).div_(top)
             norms[key] = (top * searched_norm(gram, rough, start, _TOLERANCE) ** 2) ** 0.5
     return norms
+
+
+def _between_samples(X: Tensor) -> Tensor:
+    """Return X X^T in float64."""
+    total = X.new_zeros(len(X), len(X), dtype=torch.float64)
+    for piece in pieces(X.shape[1], 8 * len(X), CACHE_BYTES):
+        wide = X[:, piece].to(torch.float64)
+        total.addmm_(wide, wide.T)
+    return total
 
 
 def _squared(parts: list[Tensor], width: int) -> Tensor | None:

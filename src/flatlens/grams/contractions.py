@@ -23,7 +23,7 @@ def row_products(
     """Return products of each sample's rows A, (n, N, M), in float64; the rows are widened once for all of them.
 
     "gram": A A^T, (n, N, N). "squares": sum_k A_k^2 of each entry, (n, M). "weighted": sum_kk' C_kk' A_k A_k', (n, M).
-    "along": A x, (n, N), for x (n, M).
+    "along": A x, (n, N), for x (n, M). With "gram" x is a row more of A, so that one product gives both.
     """
     A = A.detach()  # products written into memory have no derivative
     C, x = (None if v is None else v.detach() for v in (C, x))
@@ -33,21 +33,27 @@ def row_products(
     cuts = list(pieces(n, N * M * 8, CACHE_BYTES if A.device.type == "cpu" else DEVICE_BYTES))
     shapes: dict[RowProduct, tuple[int, ...]] = {"gram": (N, N), "squares": (M,), "weighted": (M,), "along": (N,)}
     out = {what: A.new_empty(n, *shapes[what], dtype=torch.float64) for what in wanted}
-    wide = A.new_empty(cuts[0].stop if cuts else 0, N, M, dtype=torch.float64)
-    scratch = torch.empty_like(wide) if out.keys() & {"squares", "weighted"} else wide
+    joined = {"gram", "along"} <= out.keys()
+    wide = A.new_empty(cuts[0].stop if cuts else 0, N + joined, M, dtype=torch.float64)
+    scratch = torch.empty_like(wide[:, :N]) if out.keys() & {"squares", "weighted"} else wide
     for piece in cuts:
         held = piece.stop - piece.start
-        rows = A[piece] if A.dtype == torch.float64 else wide[:held].copy_(A[piece])
-        if "gram" in out:
+        rows = A[piece] if A.dtype == torch.float64 and not joined else wide[:held, :N].copy_(A[piece])
+        if joined:
+            assert x is not None
+            wide[:held, N] = x[piece]
+            products = torch.bmm(wide[:held], wide[:held].mT)
+            out["gram"][piece], out["along"][piece] = products[:, :N, :N], products[:, :N, N]
+        elif "gram" in out:
             torch.bmm(rows, rows.mT, out=out["gram"][piece])
+        elif "along" in out:
+            assert x is not None
+            out["along"][piece] = (rows @ x[piece].to(torch.float64)[..., None])[..., 0]
         if "squares" in out:
             torch.sum(torch.mul(rows, rows, out=scratch[:held]), dim=1, out=out["squares"][piece])
         if "weighted" in out:
             assert C is not None
             torch.sum(torch.bmm(C[piece], rows, out=scratch[:held]).mul_(rows), dim=1, out=out["weighted"][piece])
-        if "along" in out:
-            assert x is not None
-            out["along"][piece] = (rows @ x[piece].to(torch.float64)[..., None])[..., 0]
     return out
 
 

@@ -41,13 +41,19 @@ class DenseJacobian:
     @cached_property
     def _of_J(self) -> dict[RowProduct, Tensor]:
         needs: dict[RowProduct, set[str]] = {"gram": {"K"}, "weighted": {"diagonal", "adaptive"}}
-        return self._of(self.J, None, needs)
+        needs["along"] = set() if self.weight.b is None else {"along"}
+        return self._of(self.J, self._b, needs)
 
     @cached_property
     def _of_Jx(self) -> dict[RowProduct, Tensor]:
         needs: dict[RowProduct, set[str]] = {"gram": {"G"}, "squares": {"squares"}, "weighted": {"columns"}}
-        needs["along"] = {"columns"}  # whose sum it is
+        needs["along"] = {"along"}
         return self._of(self.Jx, self.phi, needs)
+
+    @property
+    def _b(self) -> Tensor | None:
+        """Return the bias, (n, d), if there is one."""
+        return None if self.weight.b is None else self.weight.b.expand(len(self.J), -1)
 
     def _of(self, rows: Tensor, x: Tensor | None, needs: Mapping[RowProduct, set[str]]) -> dict[RowProduct, Tensor]:
         return row_products(rows, [what for what, read in needs.items() if read & self.wanted], self.C, x)
@@ -56,7 +62,7 @@ class DenseJacobian:
         """Return a product of J, or with `input` of Jx."""
         found = self._of_Jx if input else self._of_J
         if what not in found:
-            rows, x = (self.Jx, self.phi) if input else (self.J, None)
+            rows, x = (self.Jx, self.phi) if input else (self.J, self._b)
             found |= row_products(rows, (what,), self.C, x)
         return found[what]
 
@@ -88,7 +94,7 @@ class DenseJacobian:
         return self._get("weighted")
 
     def at_input(self, what: RowProduct) -> Tensor:
-        """Return G ("gram"), or ||df/dx_p||^2 of each input entry p ("squares"), (n, m)."""
+        """Return G ("gram"), ||df/dx_p||^2 of each input entry p ("squares"), (n, m), or df/dx x ("along"), (n, N)."""
         return self._get(what, input=True)
 
     def diagonal(self, *, plain: bool = False) -> Tensor:
@@ -101,13 +107,11 @@ class DenseJacobian:
 
     def along(self, *, weight: bool, bias: bool) -> Tensor:
         """Return <df_k/dW, W> + <df_k/db, b>, each if asked for: J_k times the layer's output, (n, N)."""
-        known = weight and "columns" in self.wanted  # they are df_k/dx_j phi_j
-        total = self._get("along", input=True) if known else self.C.new_zeros(self.C.shape[:2])
-        z = self.weight.outputs(self.phi[:, None, :, None] if weight and not known else None, bias=bias)
-        if z is None:
+        total = self._get("along") if bias else self.C.new_zeros(self.C.shape[:2])
+        if not weight:
             return total
         what: RowProduct = "along"
-        return total + row_products(self.J, (what,), x=z.flatten(1).expand(len(total), -1))[what]
+        return total + row_products(self.J, (what,), x=self.phi @ self.weight.W[0].T.to(self.phi.dtype))[what]
 
     def adaptive(self) -> Tensor:
         """Return sum_st W_st^2 times entry st of the sample's own Gauss-Newton diagonal, (n,)."""

@@ -24,17 +24,17 @@ def input_side_follows(weight: Weight) -> bool:
 
 
 def input_products(
-    weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[RowProduct]
+    weight: Weight, J: Tensor, out: torch.Size, wanted: Sequence[RowProduct], x: Tensor
 ) -> dict[RowProduct, Tensor]:
-    """Return the `row_products` of the Jacobian at the layer's input: "gram" is G, "squares" are ||df/dx_p||^2.
+    """Return the `row_products` of the Jacobian at the layer's input x: "gram" is G, "squares" are ||df/dx_p||^2.
 
     J is (n, N, d) for a dense layer, (n, N, 1, d, P) for a convolution with output size `out`.
     """
     if weight.dense and list(wanted) == ["gram"]:
         return {"gram": weight.matrix.gram_at_input(J)}
     if weight.dense:
-        return row_products(weight.matrix.at_input(J), wanted)
-    parts = [row_products(rows, wanted) for rows in _transposed(weight, J, out)]
+        return row_products(weight.matrix.at_input(J), wanted, x=x)
+    parts = [row_products(rows, wanted, x=x[piece]) for piece, rows in _transposed(weight, J, out)]
     return {what: torch.cat([part[what] for part in parts]) for what in wanted}
 
 
@@ -56,8 +56,8 @@ def _padding(adapter: Convolution) -> list[int]:
     return [d * (k - 1) - p for d, k, p in sides]
 
 
-def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[Tensor]:
-    """Yield W^T J of a few samples at a time, (n', N, M), where the matrix W is the convolution."""
+def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[tuple[slice, Tensor]]:
+    """Yield a few samples at a time and their W^T J, (n', N, M), where the matrix W is the convolution."""
     adapter = weight.adapter
     assert isinstance(adapter, Convolution)
     kernel = weight.value.flip(2, 3).transpose(0, 1).contiguous()
@@ -65,4 +65,4 @@ def _transposed(weight: Weight, J: Tensor, out: torch.Size) -> Iterator[Tensor]:
     for piece in pieces(n, 16 * J[0].numel()):
         z = J[piece].reshape(-1, d, *out)
         rows = F.conv2d(z, kernel, padding=_padding(adapter), dilation=adapter.dilation)
-        yield rows.reshape(-1, N, rows[0].numel())
+        yield piece, rows.reshape(-1, N, rows[0].numel())

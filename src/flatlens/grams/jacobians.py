@@ -23,7 +23,7 @@ from flatlens.grams.first_layer import input_products
 from flatlens.grams.layer_grams import LayerGrams
 from flatlens.grams.layout import Layout, Weight
 from flatlens.grams.made import as_explicit, made_jacobian, whole_gradient
-from flatlens.grams.places import follows_from_output, is_first_layer, same_tokens
+from flatlens.grams.places import along_follows, follows_from_output, is_first_layer, same_tokens
 from flatlens.grams.record import Tape
 from flatlens.grams.shared import GramKind, SharedJacobian
 from flatlens.grams.small_parameters import entrywise_jacobian
@@ -80,8 +80,8 @@ class ChunkJacobians:
             grams = make_grams(None, x, x_norm2)
             if (weight := layout.weights.get(key)) is not None:
                 self._put_weight(grams, weight, scale.get(key))
-            if "G" in self.needs and key in layout.batch_axis:
-                grams.input_side = self._input_side(key, grams.weight)
+            if "G" in self.needs and x is not None:
+                grams.input_side = self._input_side(key, grams.weight, x)
             layers[key] = grams
         return layers
 
@@ -110,17 +110,17 @@ class ChunkJacobians:
         grams.counts_bias = weight.bias in self.problem.parameters
         grams.feature_scale = scale.flatten() if weight.dense and scale is not None else scale
 
-    def _input_side(self, key: str, jacobian: object) -> Callable[[], Mapping[RowProduct, Tensor]]:
-        """Return a function that computes G, and the squared derivatives at a call's input if they are needed."""
-        wanted = input_wanted(self.needs)
+    def _input_side(self, key: str, jacobian: object, x: Tensor) -> Callable[[], Mapping[RowProduct, Tensor]]:
+        """Return a function that computes G at a call's input x, and what else measures need there."""
+        wanted = input_wanted(self.needs, along=along_follows(self.layout, key))
         if isinstance(jacobian, DenseJacobian) and self.layout.weights[key].pure and "columns" in self.needs:
             return lambda: {what: jacobian.at_input(what) for what in wanted}  # its columns need df/dx, too
         if isinstance(jacobian, SharedJacobian) and follows_from_output(self.layout, key, self.needs):
             return lambda: {"gram": jacobian.gram_at_input()}
         if is_first_layer(self.layout, key):
             z = self.output_jacobians[f"z:{key}"]
-            return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted)
-        return partial(row_products, self.output_jacobians[f"x:{key}"].flatten(2), wanted)
+            return partial(input_products, self.layout.weights[key], z, self._shape(key)[2:], wanted, x)
+        return partial(row_products, self.output_jacobians[f"x:{key}"].flatten(2), wanted, x=x)
 
     def _shape(self, key: str) -> torch.Size:
         product = self.tape.linear[key].product
@@ -130,9 +130,7 @@ class ChunkJacobians:
     def jacobian(self, weight: Weight) -> DenseJacobian | SharedJacobian:
         """Return the Jacobian in a weight."""
         layout = self.layout
-        # the sum of columns; without them it is cheaper from the layer's outputs
-        needs = self.needs | {"along"} if "columns" in self.needs else self.needs - {"along"}
-        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in needs)
+        wanted: frozenset[GramKind] = frozenset(what for what in get_args(GramKind) if what in self.needs)
         if not weight.products:
             M = self._whole(weight.parameter)
             assert M is not None
@@ -264,9 +262,10 @@ class ChunkJacobians:
         return found
 
 
-def input_wanted(needs: Collection[str]) -> tuple[RowProduct, ...]:
-    """Return what the input side of a place computes."""
-    return ("gram", "squares") if "squares" in needs else ("gram",)
+def input_wanted(needs: Collection[str], *, along: bool = False) -> tuple[RowProduct, ...]:
+    """Return what the input side of a place computes; `along`: whether df/dx x is a sum over a weight's entries."""
+    read: dict[RowProduct, bool] = {"gram": True, "squares": "squares" in needs, "along": along and "along" in needs}
+    return tuple(what for what, is_read in read.items() if is_read)
 
 
 def network_input(

@@ -30,7 +30,8 @@ class LayerGrams:
     f: Tensor  #: outputs, (n, N)
     precision: float  #: machine epsilon of the arithmetic that computed the Jacobians
     input_side: Callable[[], Mapping[RowProduct, Tensor]] | None = None
-    """Computes "gram", which is G, and if measures need them "squares": ||df/dx_p||^2 of each input entry p, (n, M)."""
+    """Computes "gram", which is G; and if measures need them "squares": ||df/dx_p||^2 of each input entry p, (n, M),
+    and "along": df/dx x, (n, N), where it equals <df/dW, W>."""
     x: Tensor | None = None  #: input of the place, (n, M)
     x_norm2: Tensor | None = None  #: ||x_i||^2, (n,)
     weight: DenseJacobian | SharedJacobian | ExplicitJacobian | None = None
@@ -135,7 +136,9 @@ class LayerGrams:
         """Return sum_j theta_j df/dtheta_j over the place's measured parameters, (n, N)."""
         if isinstance(self.weight, ExplicitJacobian):
             return self.weight.along()
-        return self.linear.along(weight=self.counts_weight, bias=self.counts_bias)
+        known = self._input.get("along") if self.counts_weight and self.input_side is not None else None
+        rest = self.linear.along(weight=self.counts_weight and known is None, bias=self.counts_bias)
+        return rest if known is None else known + rest
 
 
 def _eigenvalues(grams: Tensor) -> Tensor:

@@ -106,6 +106,12 @@ def follows_from_output(layout: Layout, key: str, needs: Collection[str]) -> boo
     return d < m and same_tokens(layout, weight)
 
 
+def along_follows(layout: Layout, key: str) -> bool:
+    """Return whether df/dx x at a call's input equals <df/dW, W>: the weight acts there alone, on the whole input."""
+    weight = layout.weights.get(key)
+    return weight is not None and weight.pure and len(weight.products) == 1 and not layout.ignores_padding
+
+
 def is_first_layer(layout: Layout, key: str) -> bool:
     """Return whether a call is the only reader of the network's input, and df/dx there follows from df/dz."""
     return key == layout.input_call and key in layout.weights and input_side_follows(layout.weights[key])

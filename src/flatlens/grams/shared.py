@@ -22,10 +22,10 @@ from torch import Tensor
 from flatlens.grams.contractions import CACHE_BYTES, FEW_OUTPUTS, gram, pieces, quadratic, root_of
 from flatlens.grams.weight import WeightMatrix, row_factor, times_triangle
 
-GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "along", "plain diagonal", "plain columns"]
+GramKind: TypeAlias = Literal["K", "R", "diagonal", "columns", "adaptive", "plain diagonal", "plain columns"]
 
 FEW_COLUMNS = 8  #: with fewer, a product for each sample and output would take longer to read T than to compute
-_COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns", "along"})  #: what sums sum_s W_sj M_sj give
+_COLUMNS: frozenset[GramKind] = frozenset({"columns", "plain columns"})  #: what sums sum_s W_sj M_sj give
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class SharedJacobian:
             found |= dict(zip(chosen, self._grams(tuple(factors[what] for what in chosen), None), strict=True))
             chosen = []
         for what in wanted - found.keys():
-            shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "along": (n, N), "adaptive": (n,)}
+            shapes: dict[str, tuple[int, ...]] = {"K": (n, N, N), "R": (n, N, N), "adaptive": (n,)}
             shape = shapes.get(what, (n, W.shape[0] * W.shape[2]))
             found[what] = torch.zeros_like(W) if "diagonal" in what else W.new_zeros(shape)
         by_position = self.phi is not None and self.J.shape[4] <= W.shape[1]  # else columns of M take less
@@ -177,8 +177,6 @@ class SharedJacobian:
 
     def _put_columns(self, column: Tensor, piece: slice, wanted: set[GramKind], found: dict[GramKind, Tensor]) -> None:
         """Add what follows from the columns (n', N, g, m) of some samples."""
-        if "along" in wanted:
-            found["along"][piece] = column.sum((2, 3), dtype=torch.float64)
         for what, weight in (("columns", self.C[piece]), ("plain columns", None)):
             if what in wanted:
                 found[what][piece] = quadratic(weight, column).flatten(1)
@@ -278,14 +276,13 @@ class SharedJacobian:
 
     def along(self, *, weight: bool, bias: bool) -> Tensor:
         """Return <df_k/dW, W> + <df_k/db, b>, each if asked for: J_k times the layer's output, (n, N)."""
-        known = weight and (self.phi is None or "along" in self.wanted)  # M or its columns are there
-        total = self._get("along").clone() if known else self.C.new_zeros(self.C.shape[:2])
-        for piece in self._pieces(1):
-            J = self.J[piece]
-            z = self.weight.outputs(self._features(piece) if weight and not known else None, bias=bias)
-            if z is not None:
-                n, _, *shape = J.shape
-                total[piece] += _rows_times(J, z.to(J.dtype).expand(n, *shape)).to(torch.float64)
+        total, W = self.C.new_zeros(self.C.shape[:2]), self.weight.W.to(self.J.dtype)
+        for piece in self._pieces(1) if weight else ():
+            J, phi = self.J[piece], self._features(piece)
+            total[piece] = _rows_times(J, W.expand(len(J), -1, -1, -1) if phi is None else W @ phi)
+        if bias:
+            assert self.weight.b is not None
+            total += self.J.sum(4).flatten(2).to(torch.float64) @ self.weight.b
         return total
 
     def adaptive_bias(self) -> Tensor:

@@ -60,15 +60,6 @@ class WeightMatrix:
         """Return the squares of the weight's entries, (g, d, m)."""
         return self.W.square()
 
-    def outputs(self, phi: Tensor | None, *, bias: bool) -> Tensor | None:
-        """Return W phi, (n, g, d, P), in phi's dtype, plus b if asked for; b alone, (1, g, d, 1), without phi."""
-        z = None if phi is None else self.W.to(phi.dtype) @ phi
-        if not bias:
-            return z
-        assert self.b is not None
-        b = self.b.view(1, *self.W.shape[:2], 1)
-        return b if z is None else z + b.to(z.dtype)
-
     def at_input(self, J: Tensor) -> Tensor:
         """Return J W: a dense layer's output Jacobian at its input, (n, N, m), from that at its output, (n, N, d)."""
         W = self.W[0].to(J.dtype)  # the network's own arithmetic, as autograd would use

@@ -19,7 +19,8 @@ _TINY = 64  #: up to this many inputs or outputs, the operator is written out as
 CHECKED = 15  #: products between two checks of convergence
 _MOST = 5000  #: largest number of products; a norm that has not converged by then is a lower bound
 _EPS = torch.finfo(torch.float64).eps
-_SQUARED = 1024  #: up to this many columns, their Gram matrix takes less time than some sixty products
+_SQUARED = 512  #: up to this many columns, their Gram matrix takes less time than some sixty products
+_ROUGHLY_SQUARED = 1024  #: the same in float32, beside a few products in float64
 _ROUGHLY = 1e-6  #: relative residual that a search in float32 reaches
 _CORRECTED = 1e-4  #: share of a residual that a correction in float32 leaves
 _ROUGH_PRODUCTS = 150  #: largest number of products of a search or correction in float32
@@ -44,16 +45,24 @@ def blocks_norm(W: Tensor) -> float:
 
 
 def _matrix_norm(W: Tensor) -> float:
-    """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the Gram matrix of the smaller side."""
+    """Return ||W||_2: by a decomposition if W is small, else by Lanczos on the Gram matrix of the smaller side.
+
+    The vector of a large one is searched in float32.
+    """
     top = float(W.abs().max()) if W.numel() else 0.0
     if min(W.shape) <= _TINY or top == 0 or not math.isfinite(top):
         return float(torch.linalg.matrix_norm(W, 2)) if W.numel() else 0.0
     W = W / top if W.shape[0] > W.shape[1] else W.T / top
-    if W.shape[1] > _SQUARED:
-        rough = W.to(torch.float32)
-        return top * searched_norm(lambda v: W.T @ (W @ v), lambda v: rough.T @ (rough @ v), W[0], 1e-10)
-    G = W.T @ W
-    return top * _largest_root(lambda v: G @ v, W[0], 1e-10)
+    if W.shape[1] <= _SQUARED:
+        G = W.T @ W
+        return top * _largest_root(lambda v: G @ v, W[0], 1e-10)
+    narrow = W.to(torch.float32)
+    squared = narrow.T @ narrow if W.shape[1] <= _ROUGHLY_SQUARED else None
+
+    def rough(v: Tensor) -> Tensor:
+        return narrow.T @ (narrow @ v) if squared is None else squared @ v
+
+    return top * searched_norm(lambda v: W.T @ (W @ v), rough, W[0], 1e-10)
 
 
 def operator_norm(module: LinearLayer, size: torch.Size | tuple[int, ...], rtol: float = 1e-10) -> float:
@@ -133,8 +142,9 @@ def _written_out(adapter: Adapter, weight: Tensor, size: torch.Size | tuple[int,
     if d * P * n > 2 * W.numel():
         return None
     A = W.new_zeros(P, n + 1, d)
-    for position in range(P):
-        A[position].index_add_(0, read[:, position], W[0].T)
+    for position, numbers_read in enumerate(read.T):
+        inside = numbers_read > 0
+        A[position].index_add_(0, numbers_read[inside], W[0].T[inside])
     return A[:, 1:].transpose(0, 1).reshape(n, -1)
 
 
