@@ -41,7 +41,7 @@ DATA = "data+model.classes+loss_below"
 _GRIDS: Mapping[Scale, tuple[tuple[float, ...], tuple[int, ...], int]] = {
     "smoke": ((0.1, 0.03), (5, 10), 2),
     "laptop": ((0.1, 0.03, 0.01), (8, 32, 128), 6),
-    "desk": ((0.1, 0.03, 0.01), (16, 64, 256), 10),
+    "desk": ((0.1, 0.03, 0.01), (8, 32, 128), 10),
     "paper": ((0.1, 0.01, 0.001), (64, 128, 256, 512, 1024), 5),
 }
 _KINDS = {"resnet": "ResNet-18", "vgg": "VGG-11"}
@@ -64,7 +64,7 @@ def _x8(scale: Scale) -> Mapping[str, Study]:
         sets: tuple[tuple[DataSettings, int, float | None], ...] = ((data, model.classes, below),)
         network: Architecture = model
         if scale == "desk":
-            sets, network = ((DataSettings("cifar10", train=500, test=1000), 10, 0.01),), narrow
+            sets, network = ((DataSettings("cifar10", train=200, test=1000), 10, 0.01),), narrow
         if scale == "paper":
             sets = ((DataSettings("cifar10"), 10, 0.01), (DataSettings("cifar100"), 100, 0.02))
             network = published
@@ -306,7 +306,7 @@ EXPERIMENTS = (
             ),
             "desk": (
                 NARROW,
-                "500 images of CIFAR-10, without CIFAR-100; learning rates 0.1, 0.03, 0.01 and batches of 16, 64, 256; "
+                "200 images of CIFAR-10, without CIFAR-100; learning rates 0.1, 0.03, 0.01 and batches of 8, 32, 128; "
                 "the loss is looked at every 50 steps, until the mean of 5 is below 0.01; measured on 100 points, in "
                 "float32.",
                 UNTOLD_INIT,
