@@ -52,8 +52,9 @@ How to read a row:
 
 - *Reproduced*: the whole 95% interval of the statistic lies on the side of the number that the paper predicts (the
   column *statistic* names both). *Not reproduced*: all of it lies on the other side. Else *inconclusive*.
-- Beside a Pearson correlation that of ranks has to agree; of several cases each is corrected after Holm. A row that
-  these leave open says so: "ranks do not agree", "not after Holm's correction".
+- Beside a Pearson correlation that of ranks has to agree; a claim about all cases needs each of them; where one
+  of several cases decides, its p is corrected for their number after Holm. A row that these leave open says so: "ranks
+  do not agree", "another case is open", "not after Holm's correction".
 - *Decided*: a second run comes to the same conclusion ({IN_WORDS}); at desk scale, both halves of the units lie on its
   side. Of an open row it says how many times the units would decide it, and how long they would take, if the value
   stays where it is: an interval's width falls with the root of the number of units.

@@ -47,9 +47,11 @@ def test_a_row_says_why_it_is_open():
         found = Statistic("r", 0.5, 20, 0.2, 0.7, tails=lambda _: (0.2, 0.8), **fields)
         return Prediction("c", "", "", lambda _: found, kind="claim").weigh({})
 
-    ranks, cases = open_one(of_ranks=0.1), open_one(parts={"a": Statistic("r", 0.5, 20)})
+    ranks = open_one(of_ranks=0.1)
+    cases, weakest = (open_one(parts={"a": Statistic("r", 0.5, 20), "b": Statistic("r", b, 20)}) for b in (0.1, 0.7))
     assert ranks.marked == Row(ranks, ranks).marked == "? inconclusive: ranks do not agree"
-    assert cases.marked == "? inconclusive: not after Holm's correction"
+    assert cases.marked == "? inconclusive: not after Holm's correction"  # one of two cases is above 0
+    assert weakest.marked == "? inconclusive: another case is open"  # the least of both is above 0
     assert Row(outcome(0.001), outcome(0.999)).marked == "? inconclusive: the runs differ"
     assert (
         Row(outcome(0.001), None, (outcome(0.2), outcome(0.2, value=-1.0))).marked

@@ -80,7 +80,8 @@ def part(above, value=0.5):
 def test_all_cases_or_some_case():
     strong, weak, against = part(0.001), part(0.03, 0.2), part(0.995, -0.5)
     every = in_cases({"a": strong, "b": weak}, "all", "r")
-    assert every.tails(0.0) == (pytest.approx(0.03), 1.0)
+    assert every.tails(0.0) == (0.03, 1.0)
+    assert in_cases({"a": part(0.02), "b": part(0.024)}, "all", "r").tails(0.0)[0] == 0.024  # no correction
     assert (every.value, every.n) == (0.2, 9)
     assert in_cases({"a": strong, "b": strong, "c": weak}, "all", "r").tails(0.0)[0] == pytest.approx(0.03)
     failed = in_cases({"a": strong, "b": against}, "all", "r")
@@ -91,6 +92,7 @@ def test_all_cases_or_some_case():
     below = in_cases({"a": strong, "b": against}, "some", "r", "below")
     assert below.tails(0.0)[1] == pytest.approx(0.01)
     assert below.value == -0.5
+    assert in_cases({"a": part(0.98), "b": part(0.99)}, "some", "r").tails(0.0)[1] == pytest.approx(0.02)
     open_one = in_cases({"a": strong, "b": Statistic("r", 0.1, 3)}, "all", "r")
     assert open_one.tails(0.0) == (1.0, 1.0)
     assert "no interval for b" in open_one.note

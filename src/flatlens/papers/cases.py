@@ -53,7 +53,7 @@ def in_each_case(
 ) -> Evidence:
     """Return Pearson's r of a pair of columns in each case, or Fisher's z of the first pair less that of the second.
 
-    It has to be on the side in "all" cases, or in "some" case, after Holm's correction for their number.
+    It has to be on the side in "all" cases, or in "some" case (see `in_cases`).
     """
 
     def found(results: Results) -> Statistic:

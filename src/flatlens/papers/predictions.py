@@ -85,7 +85,11 @@ class Outcome:
         s, than = self.statistic, self.prediction.than
         if self.conclusion != "inconclusive" or not (s.low > than or s.high < than):
             return ""
-        return "not after Holm's correction" if s.parts else "ranks do not agree"
+        if not s.parts:
+            return "ranks do not agree"
+        known = [part.value for part in s.parts.values() if part.value == part.value]
+        weakest = s.value == (min(known) if s.low > than else max(known))
+        return "another case is open" if weakest else "not after Holm's correction"
 
     @property
     def marked(self) -> str:

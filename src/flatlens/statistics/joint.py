@@ -20,15 +20,16 @@ def in_cases(
 ) -> Statistic:
     """Return one statistic for a claim that each of "all" cases is on a side of a number, or that "some" case is.
 
-    Its p-values are corrected for the number of cases after Holm (1979). "All" is believed if every case is on the side
-    after the correction, and rejected if one case is on the other side after it; "some" is believed if one case is on
-    the side, and rejected if every case is on the other. Value and interval are those of the case that decides: the one
-    furthest from the side for "all", the nearest for "some".
+    That every case is on a side has the largest of their p-values: if one is not on it, already that one's p is rarely
+    small by chance (intersection-union test, Berger 1982). That one case is on a side has the smallest p times the
+    number of cases (Holm 1979): each has a chance of its own. "All" is believed on every case, and rejected on one;
+    "some" is believed on one, and rejected on every case. Value and interval are those of the case that decides: the
+    one furthest from the side for "all", the nearest for "some".
 
-    >>> parts = {"a": Statistic("r", 0.5, 9, tails=lambda _: (0.01, 0.99)),
-    ...          "b": Statistic("r", 0.7, 9, tails=lambda _: (0.001, 0.999))}
-    >>> in_cases(parts, "all", "r").tails(0.0)
-    (0.01, 1.0)
+    >>> parts = {"a": Statistic("r", 0.5, 9, tails=lambda _: (0.02, 0.98)),
+    ...          "b": Statistic("r", 0.7, 9, tails=lambda _: (0.015, 0.985))}
+    >>> in_cases(parts, "all", "r").tails(0.0), in_cases(parts, "some", "r").tails(0.0)
+    ((0.02, 1.0), (0.03, 0.985))
     """
     if len(parts) == 1:
         return replace(next(iter(parts.values())), name=name)
@@ -43,7 +44,7 @@ def in_cases(
     undecided = [case for case, one in parts.items() if one.tails is None]
     each = [one.tails or _open for one in parts.values()]
     tails = _joint(each, every_above=every_above) if len(undecided) < len(parts) else None
-    note = f"{'least' if every_above else 'largest'} of {len(parts)} cases: {case}; Holm's correction"
+    note = f"{'least' if every_above else 'largest'} of {len(parts)} cases: {case}"
     if undecided:
         note += f"; no interval for {', '.join(undecided)}"
     return Statistic(
@@ -63,10 +64,10 @@ def _joint(each: Sequence[Tails], *, every_above: bool) -> Tails:
     """Return the p that every case is above and that one is below; or that one is above and every one below."""
 
     def tails(than: float) -> tuple[float, float]:
-        above, below = (holm(np.array(side)) for side in zip(*(one(than) for one in each), strict=True))
+        above, below = (np.array(side) for side in zip(*(one(than) for one in each), strict=True))
         if every_above:
-            return float(above.max()), float(below.min())
-        return float(above.min()), float(below.max())
+            return float(above.max()), float(holm(below).min())
+        return float(holm(above).min()), float(below.max())
 
     return tails
 
