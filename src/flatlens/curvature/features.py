@@ -17,7 +17,7 @@ from flatlens.problem.state import differentiable
 
 SMALLEST, LARGEST = 64, 1024
 """Numbers of features between which X^T X is computed, of at least twice as many samples."""
-FEW_SAMPLES = 256  #: up to this many, and no more than features, X X^T takes less than a search
+CHUNK = 256  #: samples read at a time; features of one chunk, no fewer than its samples, take X X^T and no search
 _UNDERFLOWN = 1e-30
 """Squares below it have lost digits in float32."""
 _TOLERANCE = 1e-9  #: relative residual of the squared norm; its error is of the order of the residual squared: rounding
@@ -34,7 +34,7 @@ def feature_norms(problem: Problem, model: nn.Module, layout: Layout) -> dict[st
     kept, complete, widths = _features(problem, model, layout)
     norms = {}
     for key in widths:
-        if complete and len(kept) == 1 and len(kept[0][key]) <= min(FEW_SAMPLES, widths[key]):
+        if complete and len(kept) == 1 and len(kept[0][key]) <= widths[key]:
             K = _between_samples(kept[0][key])
             norms[key] = float(torch.linalg.eigvalsh(K)[-1].clamp(min=0).sqrt())
             continue
@@ -104,6 +104,6 @@ def _walk(problem: Problem, model: nn.Module, layout: Layout) -> Iterator[dict[s
     """Yield the features of every linear call and of every weight outside layers, (n, M_l), chunk by chunk."""
     # gradients stay on: the recorder skips only calls that the model itself runs under no_grad
     with problem.measuring(model), differentiable(model.parameters()):
-        for raw in problem.batches(256):
+        for raw in problem.batches(CHUNK):
             tape, found = features_read(problem, model, layout, problem.place(raw))
             yield {key: layout.unpadded(x, tape).reshape(len(x), -1) for key, x in found.items()}
