@@ -51,8 +51,8 @@ for name in ("relative_flatness", "mls", "log_volume"):
     print(name, report[name].kind, report[name].value, report[name].note)
 
 # %%
-# The network's number is often a sum or a mean over layers. Each layer has its own,
-# too.
+# The network's number is that of its outputs or of its last layer, or a sum over
+# layers. Each layer has its own, too.
 
 chart = report.plot()
 chart

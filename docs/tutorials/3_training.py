@@ -2,8 +2,8 @@
 Following a training run
 ========================
 
-Follow measures during training: in flatlens's loop, in your own, in Lightning's or
-in that of transformers.
+Follow measures during training, in flatlens's loop or in your own. For Lightning and
+for transformers there are callbacks: see :doc:`/training`.
 """
 
 # %%

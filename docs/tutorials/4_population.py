@@ -9,9 +9,10 @@ generalisation gap.
 # %%
 # A study trains one network for each combination of its axes, measures each, and
 # relates every measure to the gap. This small one has two learning rates, two widths
-# and six seeds on digits, 24 networks. The command line does the same: ``flatlens
-# study digits --out runs/mine --set lr=0.05,0.2 --set seed=0:6``; ``flatlens study
-# net.py:samples --model net.py:build`` takes data and networks of yours.
+# and six seeds on digits, 24 networks. The command line takes the same settings:
+# ``flatlens study digits --out runs/mine --set lr=0.05,0.2 --set seed=0:6 --set ...``.
+# ``flatlens study net.py:samples --model net.py:build --out runs/mine`` takes data and
+# networks of yours.
 
 import tempfile
 

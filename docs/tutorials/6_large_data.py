@@ -8,8 +8,9 @@ where there are many.
 
 # %%
 # A ``DataLoader`` or a ``Dataset`` is read in batches and never held as a whole. It is
-# read in order and more than once, so shuffling is refused. ``memory=`` limits what a
-# measurement takes besides the network, the data and the results.
+# read more than once, always in the order of its samples, even with ``shuffle=True``.
+# ``memory=`` limits what a measurement takes besides the network, the data and the
+# results.
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

@@ -38,7 +38,7 @@ def reproduce(
         experiments: Rows of the catalogue (`flatlens list experiments`), or `all`.
         out: The folder for the runs, the tables, the figures and report.html; several experiments have one each in it.
         scale: `smoke` takes seconds, `laptop` minutes; `desk` is the published setting, made smaller, on the published
-            data, and takes up to an hour and a half; `paper` is the published setting.
+            data, and takes minutes to hours; `paper` is the published setting.
         again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a claim is decided
             if both runs agree.
         running: The processes or machines to run on.

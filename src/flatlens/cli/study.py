@@ -48,8 +48,8 @@ def study(
 
         flatlens study digits --out runs/digits
         flatlens study digits --out runs/quick --scale smoke
-        flatlens study patches --out runs/vgg --model SmallVGG --set lr=0.02,0.05 --set seed=0:5
-        flatlens study net.py:samples --out runs/mine --model net.py:build --set width=8,16,32 --set seed=0:3
+        flatlens study patches --out runs/vgg --model SmallVGG --set lr=0.02,0.05 --set seed=0:6
+        flatlens study net.py:samples --out runs/mine --model net.py:build --set width=8,16,32 --set seed=0:6
         flatlens study net.py:samples --out runs/theirs --model net.py:build --checkpoints runs.csv
         flatlens study study.yaml --out runs/mine --workers 8
 
@@ -64,7 +64,7 @@ def study(
         checkpoints: Networks that were trained elsewhere, which are measured only: a table (.csv, .tsv, .json) with a
             column `weights` and any others, such as lr, seed and gap; or a folder of files such as lr=0.1_seed=0.pt.
         settings: A setting of all networks (`batch_size=16`, `ascent=SAM(0.1)`), or an axis of the grid (`lr=0.05,0.1`,
-            `seed=0:5`). Repeat it for more. With an axis, the axes are exactly those given.
+            `seed=0:6`). Repeat it for more. With an axis, the axes are exactly those given.
         measures: The measures, separated by commas. Without it: all that one pass over the data gives.
         scale: `smoke` takes seconds, `laptop` minutes.
         running: The processes or machines to run on.
