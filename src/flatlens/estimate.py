@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any, Literal, Self, TypeAlias
 
 import pandas as pd
@@ -14,7 +13,7 @@ from flatlens.column import Column
 from flatlens.errors import UnknownName
 from flatlens.former import warn
 from flatlens.progress import Progress as Progress
-from flatlens.result import Result
+from flatlens.result import Result, of_report
 
 Kind: TypeAlias = Literal["exact", "estimate", "lower bound", "upper bound", "undefined"]
 
@@ -103,10 +102,10 @@ class Report(Result, Mapping[Key, Estimate]):
 
     def plot(self) -> Any:
         """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
+        return of_report("pictures.picture")(self)
 
     def _repr_html_(self) -> str:
-        html: str = import_module("flatlens.report.folded").folded(self)
+        html: str = of_report("folded.folded")(self)
         return html
 
     def frame(self) -> pd.DataFrame:

@@ -6,7 +6,8 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -25,6 +26,13 @@ MOST_ROWS = 80  #: rows of a table that the terminal and a notebook show
 SCHEMA = 1  #: number of the form of saved results and of the command line's JSON; it grows when a reader must change
 
 _DIGEST, _SECONDS = "flatlens.digest", "flatlens.seconds"
+
+
+def of_report(name: str) -> Callable[..., Any]:
+    """Return a function of report/, where results are drawn: by its name, as report/ lies above and needs an extra."""
+    module, _, function = name.partition(".")
+    found: Callable[..., Any] = getattr(import_module(f"flatlens.report.{module}"), function)
+    return found
 
 
 class Result(ABC):

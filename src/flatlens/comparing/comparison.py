@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from importlib import import_module
 from typing import Any, Self, overload
 
 import pandas as pd
@@ -22,7 +21,7 @@ from flatlens.estimate import Estimate, Report
 from flatlens.former import present_measure, warn
 from flatlens.measures import LAYERWISE, NEURONWISE, Card, Measure, named
 from flatlens.problem.checks import REDUCED_PRECISION
-from flatlens.result import Result
+from flatlens.result import Result, of_report
 
 _COLUMNS = ["measure", "model", "value", "stderr", "kind", "rank", "undecided_with", "small_means", "invariant", "note"]
 BESIDE = ("loss", "accuracy", "test_loss", "test_accuracy", "generalisation_gap")
@@ -75,7 +74,7 @@ class Comparison(Result):
 
     def plot(self) -> Any:
         """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
+        return of_report("pictures.picture")(self)
 
     def frame(self) -> pd.DataFrame:
         """Return the tidy table: one row per measure and network.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
 
 import pandas as pd
 
 from flatlens.experiments.quantities import Quantity
+from flatlens.result import of_report
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -65,7 +65,7 @@ class StudyResult:
 
     def plot(self) -> Any:
         """Return an Altair chart of each measure against the gap; a notebook shows it by itself."""
-        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
+        return of_report("pictures.picture")(self)
 
     @property
     def against(self) -> pd.DataFrame:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Self
 
 import pandas as pd
 from torch import Tensor
 
 from flatlens.errors import BadInput, UnknownName
-from flatlens.result import Result
+from flatlens.result import Result, of_report
 from flatlens.statistics.relations import relate_all
 
 USUAL_TARGET = "generalisation_gap"
@@ -44,8 +43,8 @@ class Relations(Result):
         return pairs.assign(x=other, y=target).reset_index(drop=True)
 
     def plot(self, target: str | None = None) -> Any:
-        """Return an Altair chart of the correlations with one column (`of`); a notebook shows it by itself."""
-        return import_module("flatlens.report.pictures").picture(self, target)  # drawing lies above, and needs an extra
+        """Return an Altair chart of the correlations with one column, the `target`; a notebook shows it by itself."""
+        return of_report("pictures.picture")(self, target)
 
     def _content(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return {"pairs": self._pairs.to_dict("list")}, {}

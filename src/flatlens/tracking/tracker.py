@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from typing import Any, Literal, final
 
 import numpy as np
@@ -24,6 +23,7 @@ from flatlens.measures.measure import measure_with
 from flatlens.measures.registry import named
 from flatlens.problem import Problem
 from flatlens.progress import ProgressLine, Watch, no_progress
+from flatlens.result import of_report
 from flatlens.tracking.history import History, save_history
 from flatlens.tracking.isolated import isolated
 from flatlens.tracking.live import Live, Moment
@@ -196,7 +196,7 @@ class Tracker:
 
     def plot(self) -> Any:
         """Return an Altair chart (report.pictures); a notebook shows it by itself."""
-        return import_module("flatlens.report.pictures").picture(self)  # drawing lies above, and needs an extra
+        return of_report("pictures.picture")(self)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the history as CSV, whole or not at all, without `seconds`: the same run gives the same bytes."""
