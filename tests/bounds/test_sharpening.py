@@ -206,6 +206,17 @@ def agree(check: Callable[..., BoundsReport]) -> None:
         _agrees(report, "jacobian_growth" + part, lhs=reached, rhs=float(slopes.max()))
 
 
+def test_growth_along_a_sphere_divides_the_quotient_by_the_longest_detour() -> None:
+    net, x = steep_mlp(5, 2, nn.Tanh(), 3, steep=0.5), Sphere(1).sample(60, seeded(5))
+    y = (net(x) + 0.01 * torch.randn(60, 3, generator=seeded(6), dtype=torch.float64)).detach()
+    report = checked(net, Sphere(1), x, y, "half_squared_error", bounds="jacobian_growth", delta=0.3)
+    V = certified_variation(fl.Problem(net, "half_squared_error", (x, y)), net, 0.3)
+    ell = float((net(x).detach() - y).norm(dim=1).max())
+    _agrees(report, "jacobian_growth.geodesic", lhs=growth_of(x, y, ell) / (math.pi / 2) - float(V.max()))
+    assert report.of("jacobian_growth").status == "not applicable"
+    assert report.of("jacobian_growth.geodesic").status == "holds"
+
+
 def growth_of(x: Tensor, y: Tensor, ell: float) -> float:
     pairs = [(i, j) for i in range(len(x)) for j in range(i)]
     return max((float((y[i] - y[j]).norm()) - 2 * ell) / float((x[i] - x[j]).norm()) for i, j in pairs)

@@ -20,6 +20,7 @@ from flatlens.perturbation.inputs import Inputs, Refused
 
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
 AT_ONCE = 4096  #: largest number of points in one call of the network
+DETOUR = math.pi / 2  #: largest ratio of the path along a sphere to the straight line between its ends
 ROUNDING = 1e-13  #: rounding error in float64, relative to the size of the outputs
 
 

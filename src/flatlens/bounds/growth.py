@@ -12,7 +12,8 @@ from torch import Tensor
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
-from flatlens.bounds.covered import Covered, convex_support, covered, spread, steepest
+from flatlens.bounds.covered import DETOUR, Covered, convex_support, covered, spread, steepest
+from flatlens.distributions import Sphere
 from flatlens.measures.sensitivity import jacobian_norm
 from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.loss import Loss
@@ -54,6 +55,9 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
     distribution of the label, c the loss minus the label's entropy, and alpha = 1/2 by Pinsker's inequality. `.sharp`
     has alpha = 1, the largest valid one: ||p - q||_1^2 >= 2 ||p - q||_2^2, because the entries of p - q sum to 0.
 
+    The proof needs straight lines between samples, so a convex support. `.geodesic`, for spheres, takes the path along
+    the sphere: the quotient is divided by pi/2, with the largest alpha.
+
     A left side below 0 says nothing about the network; the note then calls the bound vacuous.
     """
     seen = context.once(covered)
@@ -69,15 +73,19 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
     V = seen.variation
     if softmaxed:
         V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
-    premises = (*seen.premises, seen.certified, convex_support(context))
+    premises, convex = (*seen.premises, seen.certified), convex_support(context)
     at = spread(seen.x, _PAIRED)
-    for part, alpha in (("", goal.alpha), ("sharp", goal.sharp)):
+    parts: list[tuple[str, float, float, tuple[Assumption, ...]]] = [("", goal.alpha, 1.0, (convex,))]
+    if goal.sharp != goal.alpha:
+        parts.append(("sharp", goal.sharp, 1.0, (convex,)))
+    if isinstance(context.distribution, Sphere):
+        parts.append(("geodesic", goal.sharp, DETOUR, ()))
+    for part, alpha, detour, shape in parts:
         reach = math.sqrt(float(goal.cost.max()) / alpha)
-        left = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach) - float(V.max())
+        left = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach) / detour - float(V.max())
         vacuous = "vacuous: below 0" if left <= 0 else ""
         note = "; ".join(told for told in (seen.note, f"l = {reach:.4g}", vacuous) if told)
-        if part == "" or alpha != goal.alpha:
-            yield Claim(left, float(slopes.max()), None, part, premises, note=note)
+        yield Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
 
 
 def _goal(context: Context) -> Goal | Assumption:

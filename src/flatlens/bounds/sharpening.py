@@ -11,7 +11,7 @@ from torch import Tensor
 from flatlens.bounds.bound import bound
 from flatlens.bounds.claim import Assumption, Claim
 from flatlens.bounds.context import Context
-from flatlens.bounds.covered import ROUNDING, Covered, convex_support, covered, spread, steepest
+from flatlens.bounds.covered import DETOUR, ROUNDING, Covered, convex_support, covered, spread, steepest
 from flatlens.bounds.target import Target
 from flatlens.distributions import Distribution, PushForward, Sphere
 from flatlens.measures.sensitivity import jacobian_norm
@@ -24,7 +24,6 @@ LENGTHS = 12  #: number of lengths of those secants, each half the one before
 OPPOSITE = 8  #: number of random diameters of each ball, in addition to the steepest one
 LOOKED_AT = 512  #: number of samples around which the variation of the outputs is searched
 DRAWN = 4096  #: number of new samples that estimate an expectation
-DETOUR = math.pi / 2  #: largest ratio of the path along a sphere to the straight line between its ends
 
 
 @bound(
