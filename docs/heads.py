@@ -23,7 +23,7 @@ SAMPLES = 16
 TEXT = """# Flatness of attention heads
 
 An attention head acts through two products alone: W_q^T W_k, which makes the scores, and W_o W_v, which makes what is
-added. Queries may be multiplied by any invertible matrix A and keys by A^-T; values by B and the columns of W_o that
+added. Queries may be multiplied by any invertible matrix M and keys by M^-T; values by B and the columns of W_o that
 read them by B^-1: the function is the same. These are more directions than any rescaling of layers or neurons has,
 h^2 for each of the two products of a head of size h, and a number that changes along them says nothing about the
 function. da Silva, Dangel and Oore (Hide & Seek, 2025) measure sharpness on the quotient, where all such weights are
@@ -31,11 +31,11 @@ one point.
 
 ## The measure
 
-Relative flatness of a weight W is the trace over A of the curvature of the risk at W (I + A). A change of basis
-multiplies W_q from the left and A stands on the right, so (M W_q)(I + A) = M (W_q (I + A)): the changed networks are
-the same ones, and so is the trace. The same holds for W_k and W_v. The basis of values stands to the right of W_o, so
-there A stands on the left, (I + A) W_o. `head_flatness` is the sum of the four traces of every head,
-`head_flatness_ggn` their Gauss-Newton part, which is exact without random probes:
+Change a weight W to W (I + A), with a small matrix A. Relative flatness is the trace of the second derivative of the
+risk in the entries of A. Another basis M acts on W_q from the left, A from the right: (M W_q)(I + A) = M (W_q (I + A)).
+So the changed networks are the same ones, and the trace is the same. The same holds for W_k and W_v. The basis of
+values stands to the right of W_o, so there A stands on the left, (I + A) W_o. `head_flatness` is the sum of the four
+traces of every head, `head_flatness_ggn` their Gauss-Newton part, which is exact without random probes:
 
     sum_{{s,s'}} <w_s, w_s'> Tr H_{{s,s'}},  w_s the rows of W_q, W_k, W_v, and the columns of W_o
 

@@ -17,7 +17,7 @@ def table() -> str:
     interval holds no zero."""
     result = json.loads(RESULTS.read_text())
     prices = result["prices"][NETWORK]["seconds_of_10_steps"]
-    heads = [f"{what}, {loss}" for loss in LOSSES.values() for what in ("rel. flatness", "gap", "accuracy")]
+    heads = [f"{what}, {loss}" for loss in LOSSES.values() for what in ("rel. flatness, all layers", "gap", "accuracy")]
     lines = [f"| | {' | '.join(heads)} | cost of a step |", f"|---{'|---' * (len(heads) + 1)}|"]
     for way in result["gains"]["cross_entropy"]:
         cells = [_cell(result["gains"][loss][way][name], form) for loss in LOSSES for name, form in COLUMNS.items()]

@@ -101,7 +101,7 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
 def normalized_mls(g: LayerGrams) -> Tensor:
     """Sensitivity in units of the input's size: mean_i ||x_i||^2 ||df/dx_i||_2^2.
 
-    For C = I and layers with unshared weights it is at most the first layer's `relative_flatness`.
+    For C = I and a first layer with unshared weights it is at most that layer's `relative_flatness_ggn`.
     """
     assert g.x_norm2 is not None
     return g.x_norm2 * g.eigenvalues[:, -1]
@@ -123,7 +123,7 @@ def normalized_mls(g: LayerGrams) -> Tensor:
 def input_invariant_mls(g: LayerGrams) -> Tensor:
     """Sensitivity that a rescaling of single inputs cannot change: mean_i sum_p x_ip^2 ||df/dx_ip||^2.
 
-    For C = I and a first layer with unshared weights it is the layer's `neuron_flatness`.
+    For C = I and a first layer with unshared weights it is that layer's `neuron_flatness_ggn`.
     """
     assert g.x is not None
     return (g.input_squares * g.x.to(torch.float64).square()).sum(1)
