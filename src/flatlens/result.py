@@ -35,6 +35,15 @@ def of_report(name: str) -> Callable[..., Any]:
     return found
 
 
+def is_saved(path: Path) -> bool:
+    """Return whether a file is a saved result of any kind."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return any(key.startswith("flatlens.") for key in file.metadata() or {})
+    except (SafetensorError, OSError):
+        return False
+
+
 class Result(ABC):
     """A table of results: `frame()`, what it is `about`, and one file that keeps all of it."""
 

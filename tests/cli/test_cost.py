@@ -188,3 +188,13 @@ def test_what_is_announced_is_used(case):
     from benchmarks import announced
 
     assert 0.75 <= announced.in_a_child(case)["ratio"] <= 1.33
+
+
+def test_samples_that_no_trial_can_take_are_measured_all_the_same(net, capsys):
+    with Path("net.py").open("a") as file:
+        file.write("def ignored(): return x, torch.cat([torch.full((20,), -100), torch.arange(20) % 3])\n")
+        file.write("def batch(): return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False))\n")
+    assert cli.run(["measure", "net.py:build", "--data", "net.py:ignored", *net[4:]]) == 0
+    own_statistics = ["--batchnorm", "train", "--ghost-batch", "20"]
+    assert cli.run(["measure", "net.py:batch", *net[2:], *own_statistics]) == 0
+    assert "mls" in capsys.readouterr().out

@@ -297,3 +297,26 @@ def test_a_page_and_chosen_layers(net, capsys, refused):
         "measure", "net.py:build", *net, "--measures", "mls", "--layers", "7"
     )
     assert "--page none/page.html" in refused("measure", "net.py:build", *net, "--page", "none/page.html")
+
+
+def test_no_file_but_a_page_or_a_saved_result_is_replaced(net, capsys, refused):
+    Path("w.pt").write_bytes(b"weights")
+    Path("notes.html").write_text("mine")
+    command = ["measure", "net.py:build", *net, "--measures", "mls"]
+    assert "is no saved result" in refused(*command, "--save", "w.pt")
+    assert "is no page" in refused(*command, "--page", "notes.html")
+    assert "ends in .html" in refused(*command, "--page", "net.py")
+    assert Path("w.pt").read_bytes() == b"weights"
+    for _ in range(2):
+        assert cli.run([*command, "--save", "r.safetensors", "--page", "page.html"]) == 0
+
+
+def test_a_loader_that_draws_with_replacement_is_named(net, capsys):
+    with Path("net.py").open("a") as file:
+        file.write(
+            "from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler\n"
+            "drawn = WeightedRandomSampler([1.0] + [0.0] * 19, 12)\n"
+            "def loader(): return DataLoader(TensorDataset(*samples()), batch_size=4, sampler=drawn)\n"
+        )
+    assert cli.run(["measure", "net.py:build", "--data", "net.py:loader", *net[2:], "--measures", "mls"]) == 0
+    assert "11 of the 12 samples are there again" in capsys.readouterr().err

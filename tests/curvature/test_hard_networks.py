@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 import flatlens as fl
 from flatlens.curvature import Hessian, eigenpairs, lanczos
+from flatlens.errors import BadModel
 
 DERIVED = ["sharpness", "ggn_norm", "hessian_trace", "adaptive_sharpness", "fisher_rao", "layer_sharpness"]
 
@@ -166,3 +167,19 @@ def test_the_next_moment_begins_where_the_last_one_ended() -> None:
         fl.Lens(problem, after=3)
     with pytest.raises(fl.errors.BadInput, match="tensor of shape"):
         eigenpairs(Hessian(problem), start=[1.0])
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        return x * x
+
+
+def test_a_function_without_a_backward_is_named() -> None:
+    class Forward(Once):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(NoBackward.apply(self.a(x)))
+
+    _, x, y = network("mlp-relu")
+    with pytest.raises(BadModel, match=r"give the autograd.Function a backward\(\)"):
+        fl.measure(fl.Lens(fl.Problem(Forward().double(), "cross_entropy", (x, y))), ["ggn_trace"])

@@ -115,3 +115,11 @@ def test_names_with_roots_that_hold_nothing(tmp_path):
         assert "\n" not in str(caught.value)
     with pytest.raises(UnknownName, match="did you mean cifar10"):
         load_data(f"cifar-10:{tmp_path}")
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_arrays_are_copied(mine, tmp_path):
+    with (tmp_path / "mine.py").open("a") as file:
+        file.write("\ndef frozen():\n    import numpy\n    x = numpy.ones((4, 2))\n    x.flags.writeable = False\n")
+        file.write("    return x, x[:, 0]\n")
+    assert load_data(f"{mine}:frozen").data[0].tolist() == [[1.0, 1.0]] * 4

@@ -289,3 +289,36 @@ def test_a_file_that_may_not_be_read(tmp_path):
     (tmp_path / "w.pt").chmod(0)
     with pytest.raises(OSError, match="Permission"):
         load_weights(net(), tmp_path / "w.pt")
+
+
+@pytest.mark.parametrize("prefix", ["ema", "ema."])
+def test_one_of_several_networks_in_a_file_is_chosen_by_its_key(tmp_path, prefix):
+    optimiser = {"state": {0: {"momentum": torch.ones(3)}}, "param_groups": []}
+    torch.save({"net": net(1).state_dict(), "ema": net(2).state_dict(), "optimizer": optimiser}, tmp_path / "w.pt")
+    model = net(0)
+    (told,) = load_weights(model, tmp_path / "w.pt")
+    assert "from 'net' of the file, which also holds ema:" in told
+    assert_loaded(model, net(1))
+    (told,) = load_weights(model, tmp_path / "w.pt", prefix=prefix)
+    assert "from 'ema' of the file, which also holds net:" in told
+    assert_loaded(model, net(2))
+
+
+def test_several_networks_with_no_usual_key_are_refused_until_one_is_chosen(tmp_path):
+    torch.save({"student": net(1).state_dict(), "teacher": net(2).state_dict()}, tmp_path / "w.pt")
+    model = net(0)
+    with pytest.raises(
+        BadWeights, match=r"several networks \(student, teacher\): choose one, such as --prefix student"
+    ):
+        load_weights(model, tmp_path / "w.pt")
+    load_weights(model, tmp_path / "w.pt", prefix="teacher")
+    assert_loaded(model, net(2))
+
+
+def test_a_prefix_that_no_name_has_is_named(tmp_path):
+    torch.save(net(1).state_dict(), tmp_path / "w.pt")
+    with pytest.raises(BadWeights, match=r"the prefix 'foo' \(they begin with 0., 2., 3.\); without --prefix every"):
+        load_weights(net(0), tmp_path / "w.pt", prefix="foo")
+    torch.save(prefixed(net(1).state_dict(), "encoder."), tmp_path / "w.pt")
+    load_weights(model := net(0), tmp_path / "w.pt", prefix="encoder")  # without its dot
+    assert_loaded(model, net(1))

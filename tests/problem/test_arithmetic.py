@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from copy import deepcopy
 
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 import flatlens as fl
-from flatlens.errors import BadInput
+from flatlens.errors import BadInput, BadModel
 from flatlens.models import LeNet5, ViT
 
 NETWORKS: dict[str, Callable[[], tuple[nn.Module, torch.Tensor]]] = {
@@ -100,3 +101,10 @@ def test_differences_and_checks_are_in_full() -> None:
     compared = fl.compare({"a": fl.Lens(coarse), "b": fl.Lens(other)}, ["mls"])
     assert compared.rounding == pytest.approx(2**-3.5)
     assert len(compared.frame())
+
+
+def test_a_network_that_cannot_be_copied_is_not_measured_in_another_precision() -> None:
+    net = nn.Linear(3, 2)
+    net.lock = threading.Lock()
+    with pytest.raises(BadModel, match=r"measuring in float64 needs a copy .*cannot pickle"):
+        fl.Problem(net, "mse", (torch.ones(4, 3), torch.zeros(4, 2)), dtype=torch.float64)

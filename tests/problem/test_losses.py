@@ -223,3 +223,8 @@ def test_probabilities_of_another_sum_weigh_their_sample(weight: Tensor | None, 
     assert torch.allclose(loss.output_hessian_product(F6, y)(u), (C @ u[..., None])[..., 0], rtol=1e-10, atol=1e-14)
     best = loss.values((loss._shares(F6, y) / loss._shares(F6, y).sum(1, keepdim=True)).nan_to_num(1.0).log(), y)
     assert torch.allclose(loss.least(F6, y), best, rtol=1e-10, atol=1e-12)
+
+
+def test_a_class_of_losses_is_no_loss() -> None:
+    with pytest.raises(BadLoss, match=r"write CrossEntropyLoss\(\)"):
+        as_loss(nn.CrossEntropyLoss)

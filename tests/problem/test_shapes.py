@@ -176,3 +176,16 @@ def test_what_does_not_fit_gets_one_line(what: str) -> None:
         fl.Problem(net, loss, (X, y))
     assert isinstance(caught.value, BadInput)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("loss", ["mse", nn.BCEWithLogitsLoss(), nn.L1Loss()])
+@pytest.mark.parametrize("kind", [torch.int64, torch.bool])
+def test_one_output_a_sample_takes_whole_and_boolean_targets(loss: Any, kind: torch.dtype) -> None:
+    y = torch.tensor([0, 1, 1, 0, 1])
+    net = Reshaped()
+    whole, floating = (
+        fl.measure(fl.Lens(fl.Problem(net, loss, (X, targets))), ["loss", "ggn_trace"])
+        for targets in (y.to(kind), y.double())
+    )
+    assert whole["loss"].value == floating["loss"].value
+    assert whole["ggn_trace"].value == floating["ggn_trace"].value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import dataclass
 from typing import final
@@ -17,6 +16,7 @@ from flatlens.distributions import Distribution, PushForward, Sphere
 from flatlens.errors import BadInput
 from flatlens.perturbation.certified import certified_variation
 from flatlens.perturbation.inputs import Inputs, Refused
+from flatlens.problem.state import copy_of
 
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
 AT_ONCE = 4096  #: largest number of points in one call of the network
@@ -73,7 +73,7 @@ def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
         raise Refused("the network must take exactly one floating tensor as its input")
     shape = tuple(batch[0].shape[1:])
-    exact = copy.deepcopy(model).to(torch.float64).eval()
+    exact = copy_of(model, "a covering bound").to(torch.float64).eval()
 
     def outputs(points: Tensor) -> Tensor:
         parts = torch.split(points.to(torch.float64), AT_ONCE)

@@ -142,6 +142,8 @@ def in_options(message: str) -> str:
     '--data: the data is empty'
     >>> in_options("Problem(memory='lots'): a size is needed")
     "--memory 'lots': a size is needed"
+    >>> in_options("Lens(attention_heads=2): True or False is needed")
+    '--attention-heads 2: True or False is needed'
     """
     message = re.sub(r"^weights:", "--weights:", message)
     message = re.sub(r"^Problem\(ranks=\.\.\.\)", "torchrun", message)
@@ -152,7 +154,8 @@ def in_options(message: str) -> str:
     message = re.sub(r"^Problem\(ghost_batch=\.\.\.\): has an effect with batchnorm='train'", "--ghost-batch: has an "
                      "effect with --batchnorm train", message)  # fmt: skip
     message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
-    return re.sub(r"^Problem\((\w+)=(.*?)\):", r"--\1 \2:", message)
+    message = re.sub(r"^(?:Problem|Lens|check_bounds)\((\w+)=(.*?)\):", r"--\1 \2:", message)
+    return re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
 
 
 def _trouble(error: OSError) -> str:

@@ -73,7 +73,11 @@ class Compared:
                 f"MODEL: at least two networks are needed, got {found}: name two, or one with several --weights"
             )
         if files and len(files) != len(models):
-            raise BadInput(f"--weights: {len(files)} for {len(models)} MODELs: give one for each, in order, or none")
+            read = [model for model in models if Path(model).is_file() and Path(model).suffix not in ("", ".py")]
+            mend = f" ({read[0]} was read as a MODEL: repeat --weights before each file)" if read else ""
+            raise BadInput(
+                f"--weights: {len(files)} for {len(models)} MODELs: give one for each, in order, or none{mend}"
+            )
         return [(model, files[at] if files else None) for at, model in enumerate(models)]
 
     def _names(self, pairs: Sequence[tuple[str, Path | None]]) -> list[str]:

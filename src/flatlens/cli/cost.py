@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from flatlens.cli.bar import DELAY
 from flatlens.cli.memory import Meter, in_gib, meter
 from flatlens.cli.output import note
-from flatlens.errors import BadInput, TooLong
+from flatlens.errors import BadInput, FlatlensError, TooLong
 from flatlens.progress import in_words
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def announce(lens: Lens, work: Callable[[Lens], object], *, times: int = 1, anyw
         if not anyway:
             raise
         note(f"on a few of the samples, {error}".partition(", more than the")[0])
+        return cost
+    except FlatlensError:  # a few samples may all have ignored labels, or be too few for batch statistics
         return cost
     if not anyway:
         _require_room(lens, cost)

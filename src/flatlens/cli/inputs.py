@@ -28,7 +28,8 @@ class How:
     """Options that say how the weights are read, what is measured, and where."""
 
     prefix: str | None = None
-    """The prefix of the network's own names in the weights file, such as `net.`"""
+    """The prefix of the network's own names in the weights file, such as `net.`, or the key of one of several networks
+    in it."""
 
     parameters: str = "trainable"
     """The parameters to measure: `trainable`, `all`, or their names, separated by commas."""
@@ -111,6 +112,8 @@ class Inputs:
             )
         if named.remark:
             note(named.remark)
+        if again := found.data.again:
+            note(f"{again} of the {found.n} samples are there again: the loader's sampler draws with replacement")
         told = {"weights": named.weights, "data": source.description, "preparation": source.preparation}
         found.origin = {what: words for what, words in told.items() if words}
         return found
@@ -206,7 +209,8 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()
     named = Named(network, f"of the study's network {folder.name}")
-    return named, Source(split.train, split.test, split.description), settings.training.objective.measured()
+    test = split.test if len(split.test_x) else None
+    return named, Source(split.train, test, split.description), settings.training.objective.measured()
 
 
 def _in_its_stead(folder: Path) -> str:

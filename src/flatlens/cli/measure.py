@@ -12,7 +12,17 @@ from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import Inputs, generator_of
 from flatlens.cli.names import Names, all_names
-from flatlens.cli.output import Flag, Whole, note, require_page, require_writable, show, show_json, stdout_to_stderr
+from flatlens.cli.output import (
+    Flag,
+    Whole,
+    note,
+    require_own,
+    require_page,
+    require_writable,
+    show,
+    show_json,
+    stdout_to_stderr,
+)
 from flatlens.errors import BadInput, UnknownName
 from flatlens.progress import no_progress
 
@@ -68,7 +78,7 @@ def measure(
         seed: Seed of the random numbers of estimates; exact measures use none.
         as_json: Print JSON.
     """
-    require_writable(save, "--save")
+    require_own(save, "--save")
     require_writable(after, "--after")
     require_page(page)
     with stdout_to_stderr(), Bar(stage=READING) as bar:

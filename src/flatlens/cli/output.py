@@ -43,8 +43,17 @@ def require_page(file: Path | None) -> None:
     """Check before the work that a page can be drawn and written."""
     require_writable(file, "--page")
     if file is not None:
+        if file.suffix.lower() not in (".html", ".htm"):
+            raise BadFolder(f"--page {file}: a page is HTML: name a file that ends in .html")
+        if file.exists() and not _is_page(file):
+            raise BadFolder(f"--page {file}: this file is there, and is no page: name another one")
         with needs("study", "--page"):
             import_module("flatlens.report.page")
+
+
+def _is_page(file: Path) -> bool:
+    with file.open("rb") as stream:
+        return b"<!doctype html" in stream.read(2**12).lower()
 
 
 def require_writable(file: Path | None, option: str) -> None:
@@ -55,6 +64,15 @@ def require_writable(file: Path | None, option: str) -> None:
         raise BadFolder(f"{option} {file}: there is no folder {file.parent}: make it first")
     if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
         raise BadFolder(f"{option} {file}: cannot be written there: name a file in a folder that you may write to")
+
+
+def require_own(file: Path | None, option: str) -> None:
+    """Check before the work that a file can be written, and that no other file than a saved result is replaced."""
+    from flatlens.result import is_saved
+
+    require_writable(file, option)
+    if file is not None and file.exists() and not is_saved(file):
+        raise BadFolder(f"{option} {file}: this file is there, and is no saved result: name another one")
 
 
 def note(message: str) -> None:

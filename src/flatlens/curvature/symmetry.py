@@ -18,7 +18,6 @@ Products in reduced precision are not checked.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeAlias, final
@@ -34,7 +33,7 @@ from flatlens.errors import BadModel
 from flatlens.operations.graph import Place
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import move
-from flatlens.problem.state import device_of, differentiable
+from flatlens.problem.state import copy_of, device_of, differentiable
 
 STEP = 1e-5  #: step of central differences, relative to the root mean square of the tensor moved
 PERIOD = 65_537  #: number of random entries of a tensor after which they repeat
@@ -246,7 +245,7 @@ def _in_double(model: nn.Module) -> nn.Module:
     """Return the model itself if it is in float64, else a float64 copy."""
     if all(p.dtype == torch.float64 for p in _floating(model.parameters())):
         return model
-    return copy.deepcopy(model).double()
+    return copy_of(model, "the check of second derivatives").double()
 
 
 def _floating(leaves: Iterable[Any]) -> list[Tensor]:

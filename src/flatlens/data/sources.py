@@ -212,6 +212,6 @@ def _tensors(values: object, what: str) -> object:
     if isinstance(values, Tensor | dict | tuple):
         return values
     try:
-        return torch.as_tensor(np.asarray(values))
+        return torch.as_tensor(np.require(values, requirements="W"))  # a copy where the array is read-only
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadData(f"{what} cannot be turned into an array of numbers ({one_line(error)})") from error

@@ -30,7 +30,10 @@ def samples_coupled() -> BadModel:
     )
 
 
-_AUTOGRAD_WORDS = ("inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch")
+_NO_BACKWARD = "implement either the backward or vjp"
+_AUTOGRAD_WORDS = (
+    "inplace operation", "in-place operation", "torch.utils.checkpoint", "derivative for", "functorch", _NO_BACKWARD,
+)  # fmt: skip
 """Parts of the messages of autograd's own errors; other errors come from the network."""
 
 
@@ -47,9 +50,11 @@ def clear_autograd_errors(kind: type[BadModel] | None = None) -> Iterator[None]:
                 f"Problem(loss=...): the loss cannot be differentiated as often as is needed ({one_line(error, 160)}): "
                 f"write it as a function of plain operations, (outputs, targets) -> losses of shape (n,)"
             ) from error
+        mend = "do not change tensors or frozen parameters in place, and use checkpoint(..., use_reentrant=False)"
+        if _NO_BACKWARD in str(error):
+            mend = "give the autograd.Function a backward() of torch operations"
         raise (kind or BadModel)(
-            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): do not change tensors "
-            f"or frozen parameters in place, and use checkpoint(..., use_reentrant=False)"
+            f"Problem(model=...): the network cannot be differentiated ({one_line(error, 160)}): {mend}"
         ) from error
 
 

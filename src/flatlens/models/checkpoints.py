@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadWeights, one_line
-from flatlens.models.weightfiles import read_weights
+from flatlens.models.weightfiles import Weights, read_weights
 
 WRAPPERS = ("module.", "model.")
 """Prefixes that DataParallel, DistributedDataParallel and Lightning leave on every name."""
@@ -37,12 +37,16 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     """Load the weights in `path` into `model`, all or nothing, and return remarks for the reader, one line each.
 
     `module.`, `_orig_mod.` and `model.` are taken off the file's names where that makes them fit. `prefix` names
-    another one. Tensors outside the prefix belong to something else, and are left out (with a line that says so).
+    another one, with or without its final dot, or the key of one of several state dicts in the file. Tensors outside
+    the prefix belong to something else, and are left out (with a line that says so).
 
     Raises:
         BadWeights: the file cannot be read safely (see `read_weights`), or its names or shapes are not the network's.
     """
-    state = {name.replace(COMPILED, ""): tensor for name, tensor in read_weights(path).items()}
+    read = read_weights(path, None if prefix is None else prefix.removesuffix("."))
+    if prefix is not None and read.key == prefix.removesuffix(".") and not _under(read.tensors, prefix):
+        prefix = None  # it has chosen the state dict
+    state = {name.replace(COMPILED, ""): tensor for name, tensor in read.tensors.items()}
     own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
     names = _Names(frozenset(k.replace(COMPILED, "") for k in own), _ties(own))
     used = _fitting_prefix(state, names, Path(path), prefix)
@@ -54,7 +58,7 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
         raise BadWeights(f"weights: {path} cannot be put into the network: {one_line(error)}") from error
-    return _remarks(state, used, tensors, own)
+    return _remarks(read, state, used, tensors, own)
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -70,7 +74,13 @@ def _ties(own: Mapping[str, Tensor]) -> tuple[frozenset[str], ...]:
 
 
 def _fitting_prefix(state: Mapping[str, Tensor], names: _Names, path: Path, prefix: str | None) -> str:
-    candidates = _wrapper_prefixes(state) if prefix is None else [prefix]
+    candidates = _wrapper_prefixes(state) if prefix is None else [prefix, f"{prefix}."]
+    if prefix is not None and not _under(state, prefix):
+        begun = ", ".join(sorted({name.partition(".")[0] + "." for name in state})[:_SHOWN])
+        fits = "; without --prefix every name fits" * any(_fits(state, names, one) for one in _wrapper_prefixes(state))
+        raise BadWeights(
+            f"weights: no name in {path} begins with the prefix {prefix!r} (they begin with {begun}){fits}"
+        )
     for candidate in candidates:
         if _fits(state, names, candidate):
             return candidate
@@ -156,9 +166,13 @@ def _check_ties(chosen: Mapping[str, Tensor], ties: tuple[frozenset[str], ...], 
 
 
 def _remarks(
-    state: Mapping[str, Tensor], used: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
+    read: Weights, state: Mapping[str, Tensor], used: str, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]
 ) -> list[str]:
     remarks = []
+    if read.others:
+        remarks.append(
+            f"weights read from {read.key!r} of the file, which also holds {_some(list(read.others))}: --prefix chooses"
+        )
     left = sorted(name for name in state if not name.startswith(used))
     if left:
         remarks.append(f"left out of the weights, as their names do not begin with {used!r}: {_some(left)}")

@@ -7,6 +7,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,29 @@ NESTS = ("state_dict", "model_state_dict", "model_state", "model", "module", "ne
 """The keys under which training scripts save the network's tensors."""
 
 
-def read_weights(path: str | os.PathLike[str]) -> dict[str, Tensor]:
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a weights file by name, and which of its state dicts they are."""
+
+    tensors: dict[str, Tensor]
+    key: str = ""  #: the key of the state dict in the file; "" if it is the file itself
+    others: tuple[str, ...] = ()  #: keys of state dicts beside it, such as those of averaged weights
+
+
+def read_weights(path: str | os.PathLike[str], key: str | None = None) -> Weights:
     """Return the tensors of a weights file by name, on the CPU, unchanged.
 
     `path` is a safetensors file, a file of `torch.save` (.pt, .pth, .bin, .ckpt), the index of a sharded one, or a
-    folder that holds any of them. What kind of file it is shows in its first bytes; its name is not trusted.
+    folder that holds any of them. What kind of file it is shows in its first bytes; its name is not trusted. If a file
+    of `torch.save` holds several state dicts, `key` chooses one; without it, it is the one with a usual key.
 
     Raises:
         BadWeights: missing, empty, cut short, foreign, or only to be read by unpickling objects, which is never done.
     """
     file = _resolved(Path(path))
     if file.name.endswith(INDEX_SUFFIX):
-        return _read_shards(file)
-    return _read_file(file)
+        return Weights(_read_shards(file))
+    return _read_file(file, key)
 
 
 def _resolved(path: Path) -> Path:
@@ -71,7 +82,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
             raise BadWeights(f"weights: {index} names the shard {shard!r}, which is not in its own folder")
         if not (index.parent / shard).is_file():
             raise BadWeights(f"weights: the shard {shard} that {index} names is missing ({len(shards)} shards in all)")
-        state |= _read_file(index.parent / shard)
+        state |= _read_file(index.parent / shard).tensors
     absent = sorted(set(places) - set(state))
     if absent:
         more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
@@ -79,7 +90,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
     return state
 
 
-def _read_file(file: Path) -> dict[str, Tensor]:
+def _read_file(file: Path, key: str | None = None) -> Weights:
     with file.open("rb") as stream:
         start = stream.read(64)
     if not start:
@@ -88,8 +99,8 @@ def _read_file(file: Path) -> dict[str, Tensor]:
         raise BadWeights(f"weights: {file} is a Git LFS pointer, not the weights: run `git lfs pull`")
     # A safetensors file starts with the length of its JSON header (8 bytes), then the header.
     if start[8:9] == b"{" or (file.suffix == ".safetensors" and start[:1] not in (b"\x80", b"P")):
-        return _read_safetensors(file)
-    return _tensors_of(_read_torch(file), file)
+        return Weights(_read_safetensors(file))
+    return _tensors_of(_read_torch(file), file, key)
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
@@ -125,20 +136,41 @@ def _refusal(message: str) -> str:
     return "is not a weights file: give a safetensors file, or a state_dict saved by torch.save"
 
 
-def _tensors_of(payload: object, file: Path) -> dict[str, Tensor]:
+def _tensors_of(payload: object, file: Path, key: str | None) -> Weights:
     seen: list[object] = []
+    chosen, others = "", list[str]()
     while isinstance(payload, Mapping):
         if any(payload is outer for outer in seen):
             raise BadWeights(f"weights: {file} holds a dictionary that contains itself: save a state_dict instead")
         seen.append(payload)
-        inner = next((payload[name] for name in NESTS if isinstance(payload.get(name), Mapping)), None)
-        if inner is None:
+        if (inner := _inner(payload, file, key)) is None:
             break
-        payload = inner
+        chosen = str(inner)
+        others += [str(name) for name, value in payload.items() if name != inner and _is_state(value)]
+        payload = payload[inner]
     tensors = {str(k): v for k, v in payload.items() if isinstance(v, Tensor)} if isinstance(payload, Mapping) else {}
     if not tensors:
         raise BadWeights(f"weights: {file} holds no tensors by name ({_describe(payload)}): save a state_dict")
-    return tensors
+    return Weights(tensors, chosen, tuple(others))
+
+
+def _inner(payload: Mapping[Any, Any], file: Path, key: str | None) -> Any:
+    """Return the key of the dictionary inside that holds the network's tensors; None if it is `payload` itself."""
+    states = [name for name, value in payload.items() if _is_state(value)]
+    if key in states:
+        return key
+    usual = [name for name in NESTS if isinstance(payload.get(name), Mapping)]
+    if usual or _is_state(payload):
+        return usual[0] if usual else None
+    if len(states) > 1:
+        held = ", ".join(map(str, states))
+        raise BadWeights(f"weights: {file} holds several networks ({held}): choose one, such as --prefix {states[0]}")
+    return states[0] if states else None
+
+
+def _is_state(value: object) -> bool:
+    """Return whether a value may be a network's state dict: it holds floating tensors by name."""
+    return isinstance(value, Mapping) and any(isinstance(v, Tensor) and v.is_floating_point() for v in value.values())
 
 
 def _describe(payload: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from flatlens.operations.table import ARITHMETIC, Operation, hooked
 from flatlens.operations.tracing import Trace
 from flatlens.perturbation.inputs import Refused
 from flatlens.problem import Problem
+from flatlens.problem.state import copy_of
 
 AGREEMENT = 1e-7  #: allowed difference of the chain's outputs from the network's, both in float64
 
@@ -47,7 +47,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
         raise Refused("the network must take exactly one floating tensor as its input")
     x = batch[0].detach().to(torch.float64)
-    exact = copy.deepcopy(model).to(torch.float64).eval()
+    exact = copy_of(model, "a certified variation").to(torch.float64).eval()
     try:
         chain = _Reader(exact, problem.memory).read(x[:1])
         with torch.no_grad():

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from flatlens.errors import BadData, typed_line
 from flatlens.problem.apart import picked
@@ -152,13 +152,20 @@ class Data:
     def told(self) -> str:
         """The data in words: shapes and checksum of tensors, the type of anything else."""
         if self._tensors is None:
-            return f"batches of a {type(self._source).__name__}"
+            again = f", {self.again} of its samples again" * bool(self.again)
+            return f"batches of a {type(self._source).__name__}{again}"
         leaves = [leaf for leaf in tree_leaves(self._tensors) if isinstance(leaf, Tensor)]
         total = 0
         for leaf in leaves:
             total = checksum(leaf, total)
         shapes = " and ".join(str(tuple(leaf.shape)) for leaf in leaves)
         return f"tensors of shape {shapes}, checksum {total:08x}"
+
+    @property
+    def again(self) -> int:
+        """The number of samples that a loader gives once more, as its sampler draws with replacement."""
+        drawn = self._source.dataset if isinstance(self._source, DataLoader) else None
+        return len(drawn) - len(set(drawn.indices)) if isinstance(drawn, Subset) else 0
 
     def chunks(self, most: int) -> Iterator[Batch]:
         """Yield batches of at most `most` samples, in the data's order."""

@@ -256,6 +256,8 @@ def as_loss(loss: object) -> Loss:
     module = loss if isinstance(loss, nn.Module) else as_module(loss)
     if module is not None:
         return _from_module(module)
+    if isinstance(loss, type):
+        raise BadLoss(f"Problem(loss={loss.__name__}): a class, not a loss: write {loss.__name__}()")
     if callable(loss):
         return CustomLoss(loss, getattr(loss, "__name__", type(loss).__name__), settings=settings_of_function(loss))
     raise BadLoss(

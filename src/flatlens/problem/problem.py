@@ -38,7 +38,7 @@ from flatlens.problem.ranks import ALONE, Ranks
 from flatlens.problem.sequences import attention_mask
 from flatlens.problem.shapes import in_rows
 from flatlens.problem.shards import to_parts
-from flatlens.problem.state import device_of, measuring, untouched
+from flatlens.problem.state import copy_of, device_of, measuring, untouched
 from flatlens.problem.wrappers import unwrapped
 from flatlens.userfile import users_code
 
@@ -261,7 +261,7 @@ class Problem:
                 f"Problem(dtype=...): a network whose parameters are spread over processes is measured as it is, in "
                 f"float32 or float64: it cannot be copied to {str(self.dtype).removeprefix('torch.')}"
             )
-        return copy.deepcopy(self.model).to(self.dtype)
+        return copy_of(self.model, f"measuring in {str(self.dtype).removeprefix('torch.')}").to(self.dtype)
 
     def place(self, batch: Batch) -> Batch:
         """Return the batch on the model's device, floating tensors in the measured dtype."""

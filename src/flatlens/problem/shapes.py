@@ -95,6 +95,8 @@ def _classes_second(outputs: Tensor, targets: Tensor, loss: Loss) -> bool:
     So it is for class labels at every other place, and for cross-entropy with probabilities of the outputs' shape.
     Outputs (n, T, V) with labels (n, T) are sequences, also where T = V.
     """
+    if outputs.ndim == 1:
+        return False
     labels = not targets.is_floating_point() and targets.shape == (len(outputs), *outputs.shape[2:])
     if outputs.ndim == 3:
         return labels and not loss.whole and targets.shape != outputs.shape[:2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from flatlens.errors import BadModel, ForwardFailed
+from flatlens.errors import BadModel, ForwardFailed, one_line
 from flatlens.problem.data import checksum
 from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
@@ -183,6 +184,18 @@ def _put_back(tensor: Tensor, memory: Tensor, before: Tensor) -> bool:
         return moved
     tensor.copy_(before)
     return True
+
+
+def copy_of(model: nn.Module, needed_by: str) -> nn.Module:
+    """Return a copy of a network; the error says what it is `needed_by`."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
+        raise BadModel(
+            f"Problem(model=...): {needed_by} needs a copy of the network, and it cannot be copied "
+            f"({one_line(error, 120)}). If it uses the old torch.nn.utils.weight_norm, use "
+            f"torch.nn.utils.parametrizations.weight_norm instead"
+        ) from error
 
 
 def device_of(model: nn.Module) -> torch.device:

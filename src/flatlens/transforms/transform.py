@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, final
@@ -10,11 +9,12 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import nn
 
-from flatlens.errors import BadInput, BadModel, FunctionChanged, one_line
+from flatlens.errors import BadInput, BadModel, FunctionChanged
 from flatlens.former import FORMER_TRANSFORMS
 from flatlens.problem import Problem
 from flatlens.problem.data import FORWARD_CHUNK
 from flatlens.problem.ranks import ALONE
+from flatlens.problem.state import copy_of
 from flatlens.registry import Registry, first_line
 from flatlens.transforms.wiring import Wiring, read_wiring
 
@@ -148,14 +148,7 @@ def transform(
 
 def copied(problem: Problem) -> nn.Module:
     """Return a copy of the measured network."""
-    try:
-        return copy.deepcopy(problem.measured())
-    except Exception as error:  # old weight_norm cannot be copied, and the user's modules may raise anything
-        raise BadModel(
-            f"Problem(model=...): transforms need a copy of the network, and it cannot be copied "
-            f"({one_line(error, 120)}). If it uses the old torch.nn.utils.weight_norm, use "
-            f"torch.nn.utils.parametrizations.weight_norm instead"
-        ) from error
+    return copy_of(problem.measured(), "a transform")
 
 
 def with_model(problem: Problem, model: nn.Module, dtype: torch.dtype | None = None) -> Problem:
