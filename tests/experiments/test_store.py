@@ -14,7 +14,7 @@ from flatlens import files as files_module
 from flatlens.errors import BadFolder
 from flatlens.estimate import Estimate, Report
 from flatlens.experiments import Study
-from flatlens.experiments.store import Record, Store
+from flatlens.experiments.store import Record, Store, _apart
 
 STUDY = Study.digits("smoke")
 NETWORK = STUDY.networks()[0]
@@ -112,6 +112,9 @@ def test_leftovers_of_the_dead_are_swept_and_those_of_the_living_kept(store):
 def test_the_same_study_may_come_back_another_is_refused(store):
     Store.create(store.out, STUDY)
     other = STUDY.over("lr", 0.3)
+    long = [{"lr": 0.1, "model": {"type": "MLP", "widths": [64, 64, 64]}, "seed": seed} for seed in (0, 1)]
+    assert _apart("networks", long, long[:1]) == "networks: 2 values there, 1 asked for"
+    assert _apart("networks", long, [long[0], {**long[1], "seed": 2}]) == "networks.1.seed: 1 there, 2 asked for"
     with pytest.raises(BadFolder, match=r"another study \(lr: \[0.05, 0.1\] there, \[0.3\] asked for\)"):
         Store.create(store.out, other)
 

@@ -270,7 +270,7 @@ class Store:
         there, here = _by_name(without_places(plain)), _by_name(without_places(study.as_json()))
         names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
         if names:
-            what = "; ".join(f"{n}: {_short(there.get(n))} there, {_short(here.get(n))} asked for" for n in names[:2])
+            what = "; ".join(_apart(name, there.get(name), here.get(name)) for name in names[:2])
             raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
 
 
@@ -285,6 +285,20 @@ def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:
         elif key != "type":
             found[f"{prefix}{key}"] = value
     return found
+
+
+def _apart(name: str, there: Any, here: Any) -> str:
+    """Return how two settings differ, in words; of long ones the first part that does."""
+    if _short(there) != _short(here):
+        return f"{name}: {_short(there)} there, {_short(here)} asked for"
+    if isinstance(there, list) and isinstance(here, list):
+        if len(there) != len(here):
+            return f"{name}: {len(there)} values there, {len(here)} asked for"
+        there, here = (dict(enumerate(values)) for values in (there, here))
+    if isinstance(there, dict) and isinstance(here, dict):
+        part = next(key for key in {**there, **here} if there.get(key) != here.get(key))
+        return _apart(f"{name}.{part}", there.get(part), here.get(part))
+    return f"{name} differs"
 
 
 def last_line(trace: str) -> str:
