@@ -68,7 +68,8 @@ def test_the_users_code_cannot_hold_it_up(tmp_path, monkeypatch, what, number):
     words = ["measure", f"net.py:{what}", "--data", "net.py:samples", "--loss", "cross_entropy"]
     status, lines, seconds = stopped(started(words, "going"), number)
     assert status == 128 + number
-    assert [line for line in lines if line != "going"] == ["flatlens: stopped"]
+    said = [line for line in lines if line != "going" and not line.endswith(" so far")]  # on a busy machine
+    assert said == ["flatlens: stopped"]
     assert seconds < 10  # 1.3 on a quiet machine; the work itself takes minutes
 
 
