@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from flatlens.experiments import Study
-from flatlens.experiments.findings import findings
+from flatlens.experiments.findings import findings, interval_of
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS
 from flatlens.experiments.tables import groupings, values_table
 from flatlens.statistics import relate_all, relate_within
@@ -101,3 +101,9 @@ def test_the_intervals_are_over_seeds():
     sentences, _ = told(gap_with_sharpness=1, sharpness_with_lr=-1)
     assert "over 4 independent seeds: networks of one seed share" in sentences[-1]
     assert "With 4 seeds they are rough at best." in sentences[-1]
+
+
+def test_a_coefficient_without_an_interval_is_told_alone():
+    row = pd.Series({"pearson": 0.5, "pearson_low": float("nan"), "pearson_high": float("nan")})
+    assert interval_of(row, "pearson") == "0.50"
+    assert interval_of(row.fillna(0.25), "pearson") == "0.50 [0.25, 0.25]"

@@ -131,7 +131,9 @@ def _against_gap(quantities: Sequence[Quantity], relations: pd.DataFrame) -> lis
             sentences.append(f"The gap {verb} also with {listed}.")
     if unclear:
         listed = "; ".join(f"{other_than_gap(r)}, r = {interval_of(r, 'pearson')}" for r in unclear)
-        sentences.append(f"No clear relation with the gap (the interval contains zero): {listed}.")
+        known = any(r["pearson_low"] == r["pearson_low"] for r in unclear)
+        why = "the interval contains zero" if known else "there are no intervals"
+        sentences.append(f"No clear relation with the gap ({why}): {listed}.")
     return sentences
 
 
@@ -218,8 +220,9 @@ def is_clear(row: pd.Series, coefficient: str) -> bool:
 
 
 def interval_of(row: pd.Series, coefficient: str) -> str:
-    """Return a coefficient with its interval."""
-    return f"{row[coefficient]:.2f} [{row[f'{coefficient}_low']:.2f}, {row[f'{coefficient}_high']:.2f}]"
+    """Return a coefficient with its interval, if it has one."""
+    low, high = row[f"{coefficient}_low"], row[f"{coefficient}_high"]
+    return f"{row[coefficient]:.2f}" + (f" [{low:.2f}, {high:.2f}]" if low == low else "")
 
 
 def _range(values: pd.Series, form: str = ".3g") -> str:
