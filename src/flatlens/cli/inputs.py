@@ -209,8 +209,7 @@ def _of_a_study(folder: Path) -> tuple[Named, Source, Loss]:
     load_weights(network, folder / "weights.safetensors")
     split = settings.data.load()
     named = Named(network, f"of the study's network {folder.name}")
-    test = split.test if len(split.test_x) else None
-    return named, Source(split.train, test, split.description), settings.training.objective.measured()
+    return named, Source(split.train, split.held_out, split.description), settings.training.objective.measured()
 
 
 def _in_its_stead(folder: Path) -> str:

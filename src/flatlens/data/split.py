@@ -36,3 +36,8 @@ class Split:
     def test(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets of the held-out data."""
         return self.test_x, self.test_y
+
+    @property
+    def held_out(self) -> tuple[Tensor, Tensor] | None:
+        """The held-out data; None if there is none."""
+        return self.test if len(self.test_x) else None

@@ -129,7 +129,7 @@ def _require_trains(base: NetworkSettings, split: Split) -> None:
     """Refuse a network that cannot be trained on the data, before any worker begins."""
     assert isinstance(base.training, Training)
     if not isinstance(base.training.optimiser, Ridge):
-        TrainingRun(base.model.build(), split.train, split.test if len(split.test_x) else None, base.training, None)
+        TrainingRun(base.model.build(), split.train, split.held_out, base.training, None)
 
 
 def _of_checkpoints(name: str, base: NetworkSettings, where: str, axes: list[Axis], scale: StudyScale) -> Study:

@@ -145,8 +145,7 @@ def _member(settings: NetworkSettings, save: Path | None, progress: Progress | N
     model = settings.model.build()
     watch = tracker_of(model, split, settings)
     assert isinstance(settings.training, Training)
-    test = split.test if len(split.test_x) else None
-    return split, Member(model, split.train, settings.training, test, watch, save, progress)
+    return split, Member(model, split.train, settings.training, split.held_out, watch, save, progress)
 
 
 def _record(
