@@ -75,17 +75,20 @@ def jacobian_growth(context: Context) -> Iterator[Claim]:
         V = of_softmax(goal.outputs, context.each(jacobian_norm), V, seen.delta)
     premises, convex = (*seen.premises, seen.certified), convex_support(context)
     at = spread(seen.x, _PAIRED)
-    parts: list[tuple[str, float, float, tuple[Assumption, ...]]] = [("", goal.alpha, 1.0, (convex,))]
-    if goal.sharp != goal.alpha:
-        parts.append(("sharp", goal.sharp, 1.0, (convex,)))
-    if isinstance(context.distribution, Sphere):
-        parts.append(("geodesic", goal.sharp, DETOUR, ()))
-    for part, alpha, detour, shape in parts:
-        reach = math.sqrt(float(goal.cost.max()) / alpha)
-        left = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach) / detour - float(V.max())
+
+    def claim(part: str, quotient: float, reach: float, *shape: Assumption) -> Claim:
+        left = quotient - float(V.max())
         vacuous = "vacuous: below 0" if left <= 0 else ""
         note = "; ".join(told for told in (seen.note, f"l = {reach:.4g}", vacuous) if told)
-        yield Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
+        return Claim(left, float(slopes.max()), None, part, (*premises, *shape), note=note)
+
+    alphas = [("", goal.alpha)] if goal.sharp == goal.alpha else [("", goal.alpha), ("sharp", goal.sharp)]
+    for part, alpha in alphas:  # the last is the largest
+        reach = math.sqrt(float(goal.cost.max()) / alpha)
+        quotient = steepest(seen.x[at], goal.target[at].to(seen.x), 2 * reach)
+        yield claim(part, quotient, reach, convex)
+    if isinstance(context.distribution, Sphere):
+        yield claim("geodesic", quotient / DETOUR, reach)
 
 
 def _goal(context: Context) -> Goal | Assumption:

@@ -153,8 +153,9 @@ def in_options(message: str) -> str:
     message = re.sub(r"^Problem\(batchnorm='train', ghost_batch=(.*?)\)", r"--ghost-batch \1", message)
     message = re.sub(r"^Problem\(ghost_batch=\.\.\.\): has an effect with batchnorm='train'", "--ghost-batch: has an "
                      "effect with --batchnorm train", message)  # fmt: skip
-    message = re.sub(r"^Problem\((\w+)=\.\.\.\)", r"--\1", message)
-    message = re.sub(r"^(?:Problem|Lens|check_bounds)\((\w+)=(.*?)\):", r"--\1 \2:", message)
+    argument = r"^(?:Problem|Lens|check_bounds)\((\w+)="
+    message = re.sub(argument + r"\.\.\.\)", r"--\1", message)
+    message = re.sub(argument + r"(.*?)\):", r"--\1 \2:", message)
     return re.sub(r"^--\w+", lambda option: option[0].replace("_", "-"), message)
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, redirect_stdout
 from importlib import import_module
 from pathlib import Path
@@ -45,8 +45,7 @@ def require_page(file: Path | None) -> None:
     if file is not None:
         if file.suffix.lower() not in (".html", ".htm"):
             raise BadFolder(f"--page {file}: a page is HTML: name a file that ends in .html")
-        if file.exists() and not _is_page(file):
-            raise BadFolder(f"--page {file}: this file is there, and is no page: name another one")
+        _require_ours(file, "--page", _is_page, "page")
         with needs("study", "--page"):
             import_module("flatlens.report.page")
 
@@ -71,8 +70,14 @@ def require_own(file: Path | None, option: str) -> None:
     from flatlens.result import is_saved
 
     require_writable(file, option)
-    if file is not None and file.exists() and not is_saved(file):
-        raise BadFolder(f"{option} {file}: this file is there, and is no saved result: name another one")
+    if file is not None:
+        _require_ours(file, option, is_saved, "saved result")
+
+
+def _require_ours(file: Path, option: str, ours: Callable[[Path], bool], kind: str) -> None:
+    """Refuse to replace a file that flatlens did not write."""
+    if file.exists() and not ours(file):
+        raise BadFolder(f"{option} {file}: this file is there, and is no {kind}: name another one")
 
 
 def note(message: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from flatlens.measures import Lens, Measure, about, measure
 from flatlens.measures.registry import named
 from flatlens.plain import digest
 from flatlens.problem import Problem, measuring
+from flatlens.problem.state import copy_of
 from flatlens.progress import no_progress
 from flatlens.tracking import Tracker
 from flatlens.transforms.registry import TRANSFORMS
@@ -32,7 +32,7 @@ def measure_network(model: nn.Module, split: Split, settings: NetworkSettings) -
     "mls_chain.lhs"; a measure of the transformed network, "relative_flatness@layerwise". If the data's distribution is
     known, the covering radius is computed by every rule: "jacobian_generalisation.rhs@tight".
     """
-    problem = _problem(copy.deepcopy(model).to(getattr(torch, settings.dtype)), split, settings)
+    problem = _problem(copy_of(model, "measuring").to(getattr(torch, settings.dtype)), split, settings)
     found, lens = _measured(problem, settings)
     if settings.bounds:
         found |= dict(_sides(lens, settings.bounds, split))

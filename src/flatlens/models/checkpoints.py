@@ -43,8 +43,9 @@ def load_weights(model: nn.Module, path: str | os.PathLike[str], prefix: str | N
     Raises:
         BadWeights: the file cannot be read safely (see `read_weights`), or its names or shapes are not the network's.
     """
-    read = read_weights(path, None if prefix is None else prefix.removesuffix("."))
-    if prefix is not None and read.key == prefix.removesuffix(".") and not _under(read.tensors, prefix):
+    key = None if prefix is None else prefix.removesuffix(".")
+    read = read_weights(path, key)
+    if prefix is not None and read.key == key and not _under(read.tensors, prefix):
         prefix = None  # it has chosen the state dict
     state = {name.replace(COMPILED, ""): tensor for name, tensor in read.tensors.items()}
     own = {k: v for k, v in model.state_dict(keep_vars=True).items() if isinstance(v, Tensor)}
