@@ -153,13 +153,14 @@ def _counterpart(figure: PaperFigure, found: list[Reproduction]) -> str:
 
 def link(one: Reproduction, page: str = "") -> str:
     """Return a link to an experiment's section, from this page or from another one, which gives the way to it."""
-    return f"[{name_of(one)}]({page}#{name_of(one).lower().replace(' ', '-')})"
+    return f"[{name_of(one)}]({page}#{one.experiment.id.lower()})"
 
 
 def _section(one: Reproduction, rows: list[Row], laptop: list[Row]) -> Iterator[str]:
-    yield f"## {name_of(one)}"
+    yield f"## {one.experiment.id}"  # without the scale, so that links from other pages hold at every scale
     yield ""
-    yield f"**{one.experiment.title}** ({one.experiment.reproduces})."
+    at = "" if one.scale == "laptop" else f"At {one.scale} scale. "
+    yield f"{at}**{one.experiment.title}** ({one.experiment.reproduces})."
     yield " ".join(what_was_run(result) for result in one.results.values())
     yield "What differs from the paper: " + " ".join(one.experiment.differs[one.scale])
     yield ""
@@ -194,7 +195,7 @@ def _said(prediction: Prediction) -> str:
 
 
 def name_of(one: Reproduction) -> str:
-    """Return the title of an experiment's section: its identifier, and the scale where that is not laptop."""
+    """Return what links call an experiment: its identifier, and the scale where that is not laptop."""
     return one.experiment.id if one.scale == "laptop" else f"{one.experiment.id} at {one.scale} scale"
 
 
