@@ -143,6 +143,15 @@ def test_networks_that_are_no_chain_or_have_no_points() -> None:
     assert searched.lhs <= searched.rhs
 
 
+def test_a_network_that_cannot_be_copied_loses_these_bounds_alone() -> None:
+    net = Uncopyable()
+    x = Cube(2).sample(20, seeded(0))
+    report = checked(net, Cube(2), x, net(x).detach(), "half_squared_error", bounds=(*ROWS, "linear_stability"))
+    assert report.of("linear_stability", "inner.0").status == "holds"
+    for name in ("lipschitz_bound", "jacobian_growth", "jacobian_generalisation"):
+        assert "cannot be copied (holds an open file)" in report.of(name).assumption, name
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -179,3 +188,8 @@ def test_the_radius_is_found_by_the_rule_that_is_asked_for() -> None:
     assert few.of(ROWS[2]).assumption.startswith("covering_radius: Eq. 7 needs")
     with pytest.raises(UnknownName, match="rule"):
         checked(net, Sphere(2), x, y, "mse", rule="loose")
+
+
+class Uncopyable(Residual):
+    def __deepcopy__(self, memo: dict[int, object]) -> Uncopyable:
+        raise RuntimeError("holds an open file")

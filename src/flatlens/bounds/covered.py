@@ -15,8 +15,7 @@ from flatlens.bounds.target import Target
 from flatlens.distributions import Distribution, PushForward, Sphere
 from flatlens.errors import BadInput
 from flatlens.perturbation.certified import certified_variation
-from flatlens.perturbation.inputs import Inputs, Refused
-from flatlens.problem.state import copy_of
+from flatlens.perturbation.inputs import Inputs, Refused, in_float64
 
 FAILURE = 0.05  #: eps of Def. 4.1: probability with which the covering may fail
 AT_ONCE = 4096  #: largest number of points in one call of the network
@@ -68,12 +67,9 @@ def covered(context: Context) -> Covered | Assumption:
 
 def _read(context: Context) -> tuple[Inputs, tuple[int, ...]]:
     """Return a float64 copy of the network as a function of flat points, and the shape of its input."""
-    problem, model = context.lens.problem, context.lens.model
-    batch = problem.place(problem.probes[0])
-    if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
-        raise Refused("the network must take exactly one floating tensor as its input")
-    shape = tuple(batch[0].shape[1:])
-    exact = copy_of(model, "a covering bound").to(torch.float64).eval()
+    problem = context.lens.problem
+    exact, x = in_float64(problem, context.lens.model, "a covering bound")
+    shape = tuple(x.shape[1:])
 
     def outputs(points: Tensor) -> Tensor:
         parts = torch.split(points.to(torch.float64), AT_ONCE)

@@ -12,9 +12,8 @@ from flatlens.errors import one_line
 from flatlens.operations.activations import Activation
 from flatlens.operations.table import ARITHMETIC, Operation, hooked
 from flatlens.operations.tracing import Trace
-from flatlens.perturbation.inputs import Refused
+from flatlens.perturbation.inputs import Refused, in_float64
 from flatlens.problem import Problem
-from flatlens.problem.state import copy_of
 
 AGREEMENT = 1e-7  #: allowed difference of the chain's outputs from the network's, both in float64
 
@@ -43,11 +42,7 @@ def read_chain(problem: Problem, model: nn.Module) -> Chain:
     >>> [tuple(W.shape) for W, _ in read_chain(problem, net).maps]
     [(3, 2), (1, 3)]
     """
-    batch = problem.place(problem.probes[0])
-    if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
-        raise Refused("the network must take exactly one floating tensor as its input")
-    x = batch[0].detach().to(torch.float64)
-    exact = copy_of(model, "a certified variation").to(torch.float64).eval()
+    exact, x = in_float64(problem, model, "a certified variation")
     try:
         chain = _Reader(exact, problem.memory).read(x[:1])
         with torch.no_grad():

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from flatlens.curvature.graphs import Graphs, samples_at_once
-from flatlens.errors import BadOption
+from flatlens.errors import BadModel, BadOption
 from flatlens.grams.record import run_recorded
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
+from flatlens.problem.state import copy_of
 
 ROUNDINGS = 100  #: smallest allowed perturbation, in units of the rounding error of the value it is added to
 
@@ -45,6 +46,20 @@ class Inputs:
         if not f.requires_grad:
             return torch.zeros_like(points, dtype=torch.float64)
         return torch.autograd.grad(f, leaf, s.to(f.dtype))[0].to(torch.float64)
+
+
+def in_float64(problem: Problem, model: nn.Module, needed_by: str) -> tuple[nn.Module, Tensor]:
+    """Return a float64 copy of the network in evaluation mode, and the inputs of one batch, in float64.
+
+    Raises `Refused` if the network takes anything but one floating tensor, or cannot be copied.
+    """
+    batch = problem.place(problem.probes[0])
+    if problem.forward is not None or not isinstance(batch[0], Tensor) or not batch[0].is_floating_point():
+        raise Refused("the network must take exactly one floating tensor as its input")
+    try:
+        return copy_of(model, needed_by).to(torch.float64).eval(), batch[0].detach().to(torch.float64)
+    except BadModel as error:
+        raise Refused(str(error).removeprefix("Problem(model=...): ")) from error
 
 
 def inputs_of(
