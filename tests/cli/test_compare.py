@@ -67,7 +67,7 @@ def test_several_weights_of_one_network(capsys):
 
 
 def test_the_screen_says_who_and_by_how_much(capsys):
-    assert cli.run(["compare", "net.py:build", *weights("epoch0.pt", "epoch1.pt"), *OPTIONS]) == 0
+    assert cli.run(["compare", "net.py:build", *weights("epoch0.pt,epoch1.pt"), *OPTIONS]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     assert "epoch0" in out

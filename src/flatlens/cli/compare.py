@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from flatlens.cli.bar import DRAWING, MEASURING, READING, TRYING, Bar
 from flatlens.cli.cost import announce
 from flatlens.cli.inputs import How, Inputs, generator_of
-from flatlens.cli.names import Names, all_names
+from flatlens.cli.names import Names, all_names, split_names
 from flatlens.cli.output import Flag, Whole, note, require_page, show, show_json, stdout_to_stderr
 from flatlens.errors import BadInput
 from flatlens.progress import no_progress
@@ -41,7 +41,8 @@ class Compared:
     """The loss, as for `flatlens measure`; the same for all."""
 
     weights: Files = ()
-    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL."""
+    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL; separated
+    by commas, or repeat the option."""
 
     name: Names = ()
     """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their
@@ -64,7 +65,8 @@ class Compared:
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
         """Return each network's MODEL and weights."""
-        files = list(self.weights)
+        named = [[file] if file.exists() else [Path(name) for name in split_names(str(file))] for file in self.weights]
+        files = [file for several in named for file in several]
         if len(models) == 1 and len(files) >= 2:
             return [(models[0], file) for file in files]
         if len(models) < 2:
