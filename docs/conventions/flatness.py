@@ -76,9 +76,9 @@ def relative_flatness_ggn(networks: Networks) -> Quantity:
         "`relative_flatness_ggn`",
         net.name,
         "the Gauss-Newton part and the whole have two names",
-        "They are equal in the last layer, in ReLU networks and at interpolation, and differ elsewhere below a "
-        "smooth activation. `head_flatness` and `head_flatness_ggn` are the two for heads of attention, which these "
-        "networks do not have.",
+        "They are equal where the outputs are piecewise linear in the weight (a last layer, ReLU networks without "
+        "LayerNorm or attention) and at interpolation. `head_flatness` and `head_flatness_ggn` are the two for heads "
+        "of attention, which these networks do not have.",
         rows,
     )
 
@@ -185,6 +185,7 @@ def adaptive_sharpness(networks: Networks) -> Quantity:
         "`adaptive_sharpness`, `adaptive_sharpness_ggn`",
         net.name,
         "every parameter in units of its own size, biases too",
-        "Only then does it survive a rescaling of neurons, biases included. For finite steps see `average_sharpness`.",
+        "Each term θ_j² H_jj survives a rescaling of neurons; biases are parameters as well. For finite steps see "
+        "`average_sharpness`.",
         rows,
     )

@@ -112,7 +112,8 @@ def normalized_mls(networks: Networks) -> Quantity:
         "`normalized_mls`",
         net.name,
         "both squared",
-        "As defined: for C = 1 it is then at most the first layer's relative flatness.",
+        "As defined: for C = 1, and where one layer with unshared weights alone reads the input, it is then at most "
+        "that layer's `relative_flatness_ggn`.",
         rows,
     )
 

@@ -81,7 +81,7 @@ def critical_sharpness(networks: Networks) -> Quantity:
     form = float(D @ H @ D)
     rows = [
         Convention(
-            "2 / η_c, η_c the largest step along Adam's next update that does not raise the loss: `critical_sharpness`",
+            "2 / η_c, η_c the step along Adam's next update where the loss rises above its value: `critical_sharpness`",
             "critical2026",
             _with(net, adam, "critical_sharpness").value,
         ),
@@ -119,8 +119,8 @@ def gradient_noise_scale(networks: Networks) -> Quantity:
         "`gradient_noise_scale`",
         net.name,
         "the gradients of single samples, or of many groups; by default ‖g‖² is freed of its own noise",
-        "Near a minimum ‖g‖² cannot be told from 0, except of the samples themselves. Two gradients give no error, and "
-        "have a large one: one small batch is drawn.",
+        "Near a minimum ‖g‖² of the distribution cannot be told from 0; that of the given samples is known. The error "
+        "of two gradients is not known, and large: one small batch is drawn.",
         rows,
     )
 
@@ -141,6 +141,6 @@ def minibatch_sharpness(networks: Networks) -> Quantity:
         "`minibatch_sharpness`",
         net.name,
         "the mean over batches drawn at random, with Student's error",
-        "A single batch has no error; on fewer samples the largest eigenvalue is larger.",
+        "A single batch has no error; on fewer samples the largest eigenvalue is larger on average.",
         rows,
     )

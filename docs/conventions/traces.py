@@ -33,8 +33,8 @@ def interpolation_sharpness(networks: Networks) -> Quantity:
         "`interpolation_sharpness`, `parameter_jacobian_frobenius`",
         net.name,
         "squared, all trainable parameters, biases too",
-        "Squares add up over layers and equal the trace; the papers' figures plot the square root. Both names give "
-        "the same number.",
+        "Squares add up over layers and, at interpolation under the half squared error, equal the trace of the "
+        "Hessian; the papers' figures plot the square root. Both names give the same number.",
         rows,
     )
 

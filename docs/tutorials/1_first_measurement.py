@@ -72,7 +72,7 @@ for name in ("sharpness", "hessian_trace"):
     )
 
 # %%
-# ``hessian_trace`` took no product: for networks with piecewise linear activations,
-# the Hessian's diagonal blocks follow from the pass. ``sharpness``, the largest
-# eigenvalue, is a lower bound: no finite search can prove that there is no larger one.
-# Its note says how near an eigenvalue is.
+# ``hessian_trace`` took no product: for networks that are piecewise linear in each
+# weight, such as this one, the Hessian's diagonal blocks follow from the pass.
+# ``sharpness``, the largest eigenvalue, is a lower bound: the search can miss a
+# larger one. Its note says how near an eigenvalue is.

@@ -41,8 +41,8 @@ class Compared:
     """The loss, as for `flatlens measure`; the same for all."""
 
     weights: Files = ()
-    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL; separated
-    by commas, or repeat the option."""
+    """Weights to load, as for `flatlens measure`: one file for each MODEL, in order, or several for one MODEL;
+    separated by commas, or repeat the option."""
 
     name: Names = ()
     """Names for the networks, in order, separated by commas, or repeat the option. Without it: the parts in which their

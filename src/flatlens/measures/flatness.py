@@ -81,11 +81,11 @@ def _features_or_positions(weight: Weight) -> int:
 def relative_flatness(g: LayerGrams, *, normalized: str | None = None) -> Tensor:
     """Relative flatness: sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, H the Hessian of the risk in one layer's weights.
 
-    H_{s,s'} is the block of rows s and s'. The value equals `relative_flatness_ggn` for the last linear layer, and in
-    piecewise-linear networks that use the weight once. For other layers it takes curvature products, which run only if
-    you ask for the measure by name: min(d, m), times the number of positions (such as tokens) that the weight acts at,
-    or times m if that is less. The kernel of a convolution is a matrix out x (in k k); a grouped convolution has a
-    block for each group.
+    H_{s,s'} is the block of rows s and s'. The value equals `relative_flatness_ggn` for a last linear layer whose
+    result is the output, and in piecewise-linear networks that use the weight once. For other layers it takes curvature
+    products, which run only if you ask for the measure by name: min(d, m), times the number of positions (such as
+    tokens) that the weight acts at, or times m if that is less. The kernel of a convolution is a matrix out x (in k k);
+    a grouped convolution has a block for each group.
 
     `normalized="std"` divides the features by their standard deviations before the measurement, as Theorem 4 needs it.
     The value then also survives a rescaling of the features that the layer reads. `normalized="variance"` divides by
@@ -182,8 +182,9 @@ def curvature_of_columns(lens: Lens, layer: str, measure: Measure, run: Run) -> 
 def neuron_flatness(g: LayerGrams) -> Tensor:
     """Curvature of the risk along each column of the weights: sum_j w_j^T H_jj w_j, summed over layers.
 
-    w_j is column j of a layer's W, and H_jj the Hessian in it. The measure survives all linear reparametrisations. It
-    equals `neuron_flatness_ggn` for the last linear layer, and in piecewise-linear networks that use the weight once.
+    w_j is column j of a layer's W, and H_jj the Hessian in it. The measure survives every rescaling of layers and
+    of neurons (the paper's "linear reparametrisations"), but no change of basis. It equals `neuron_flatness_ggn` for a
+    last linear layer whose result is the output, and in piecewise-linear networks that use the weight once.
     For other layers it takes one curvature product per column, which runs only if you ask for the measure by name.
     `.max` and `arrays["columns"]` are as in `neuron_flatness_ggn`.
     """

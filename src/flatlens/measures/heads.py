@@ -42,10 +42,11 @@ def head_flatness_ggn(lens: Lens, run: Run) -> Parts:
     A head acts through two products alone: W_q^T W_k, and W_o W_v. Each of its four weights is changed relatively, on
     the side where no other basis can be chosen: W_q (I + A), W_k (I + A), W_v (I + A), (I + A) W_o. The value of a
     weight is the trace over A of the curvature of the risk, sum_{s,s'} <w_s, w_s'> Tr H_{s,s'}, the relative flatness
-    of its rows (columns of W_o): the trace in the metric tr((W W^T)^-1 dW dW^T), which is that of the quotient. Behind
-    a norm that attention alone reads, W stands with the norm's scale, so that a scale that moves out of the norm
-    changes nothing. Rows are heads; `.query_key` and `.value_output` are the two products, `.max` is the largest head.
-    Where a head of some attention is not understood, the sum is undefined, and rows of other heads are there.
+    of its rows (columns of W_o): the trace in the metric tr((W W^T)^-1 dW dW^T), for W_o tr(dW (W^T W)^-1 dW^T), which
+    is that of the quotient. Behind a norm that attention alone reads, W stands with the norm's scale, so that a scale
+    that moves out of the norm changes nothing. Rows are heads; `.query_key` and `.value_output` are the two products,
+    `.max` is the largest head. Where a head of some attention is not understood, the sum is undefined, and rows of
+    other heads are there.
     """
     try:
         weights, why = _told(lens)

@@ -59,8 +59,8 @@ def matrix_normalized_sharpness(g: LayerGrams, *, frobenius: bool = False) -> Te
     """Matrix-normalised sharpness: sum_l ||W_l||_2 sqrt(mean_i ||df_i/dW_l||_F^2), of the weights alone.
 
     ||W_l||_2 of a convolution is the norm of its operator, as the bounds need it. The published inequality, that the
-    value bounds the sum of the layers' MLS, can fail for shared weights. `frobenius=True` takes ||W_l||_F of the stored
-    kernel instead.
+    value bounds sum_l xbar_l MLS_l with xbar_l = (mean_i 1/||x_l,i||^2)^(-1/2), can fail for shared weights.
+    `frobenius=True` takes ||W_l||_F of the stored kernel instead.
     """
     return g.K_weight.diagonal(dim1=1, dim2=2).sum(1)
 

@@ -73,10 +73,10 @@ def average_sharpness(
     """Average-case sharpness: (2 / rho^2) E[L(theta + d) - L(theta)], d normal with standard deviation rho |theta_j|.
 
     `adaptive=False` takes the standard deviation rho for every parameter. As rho -> 0 the value tends to
-    `adaptive_sharpness`, or to `hessian_trace` with `adaptive=False`; at rho = 0.1 a ReLU network is still far from
-    this limit. Each of the `probes` is an antithetic pair (+d, -d), so that the slope of the risk cancels. The standard
-    error is over these pairs; `arrays["pairs"]` has their values. `scale="published46"` is Eq. 46, which has no factor
-    2 / rho^2 (and rho = 0.1).
+    `adaptive_sharpness`, or to `hessian_trace` with `adaptive=False`; at rho = 0.1 a ReLU network can still be far from
+    this limit, and with a ReLU whose input is exactly 0 there is none. Each of the `probes` is an antithetic pair (+d,
+    -d), so that the slope of the risk cancels. The standard error is over these pairs; `arrays["pairs"]` has their
+    values. `scale="published46"` is Eq. 46, which has no factor 2 / rho^2 (and rho = 0.1).
     """
     require_positive(rho=rho)
     require_flag(adaptive=adaptive)

@@ -101,7 +101,8 @@ def jacobian_norm(g: LayerGrams, *, softmax: bool = False) -> Tensor:
 def normalized_mls(g: LayerGrams) -> Tensor:
     """Sensitivity in units of the input's size: mean_i ||x_i||^2 ||df/dx_i||_2^2.
 
-    For C = I and a first layer with unshared weights it is at most that layer's `relative_flatness_ggn`.
+    For C = I, and where one linear layer with unshared weights alone reads the input, it is at most that layer's
+    `relative_flatness_ggn`.
     """
     assert g.x_norm2 is not None
     return g.x_norm2 * g.eigenvalues[:, -1]

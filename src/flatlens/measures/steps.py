@@ -123,7 +123,7 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
     on_request=True,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
-    """Critical sharpness: 2 / eta_c, eta_c the largest step along the next update that does not raise the risk.
+    """Critical sharpness: 2 / eta_c, eta_c the step along the next update at which the risk rises above its value.
 
     The update is what the lens's optimiser would subtract next at learning rate 1, given the gradient on the measured
     data; without an optimiser the gradient. `Lens(along=...)` gives a direction of one's own, or another problem, whose
