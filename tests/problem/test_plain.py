@@ -48,6 +48,39 @@ def jacobians(net: nn.Module, x: Tensor) -> Tensor:
     return moved(net, lambda: net(x)).reshape(-1, len(x), net(x).shape[1])
 
 
+@pytest.mark.parametrize("where", ["parameter", "module", "before the module"])
+def test_hooks_that_change_gradients_for_training_change_no_number(where: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    hooked = net[2].weight if where == "parameter" else net[2]
+    named = {"parameter": "register_hook", "module": "register_full_backward_hook",
+             "before the module": "register_full_backward_pre_hook"}[where]  # fmt: skip
+    told: list[object] = []
+
+    def halved(*given: object) -> object:
+        told.append(given)
+        g = given[-1] if where != "module" else given[1]
+        return g * 0.5 if isinstance(g, Tensor) else (g[0] * 0.5,)
+
+    handle = getattr(hooked, named)(halved)
+    x, y = torch.randn(12, 4).double(), torch.randint(0, 3, (12,))
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), ["mls", "hessian_trace", "sharpness"])
+    assert not told
+    assert found["mls"].value == pytest.approx(float(torch.linalg.matrix_norm(by_inputs(net, x), 2).mean()), rel=1e-6)
+    F.cross_entropy(net(x), y).backward()
+    assert told  # the hook is there again
+    handle.remove()
+    H = hessian(net, x, y)
+    assert found["hessian_trace"].value == pytest.approx(float(H.trace()), rel=1e-6)
+    assert found["sharpness"].value == pytest.approx(float(torch.linalg.eigvalsh((H + H.mT) / 2)[-1]), rel=1e-3)
+
+
+def by_inputs(net: nn.Module, x: Tensor) -> Tensor:
+    """(samples, outputs, entries of the input), by differences of the outputs."""
+    steps = STEP * torch.eye(x.shape[1]).double()
+    with torch.no_grad():
+        return torch.stack([(net(x + step) - net(x - step)) / (2 * STEP) for step in steps], 2)
+
+
 class Recurrent(nn.Module):
     def __init__(self, wrap: Callable[..., nn.Module]) -> None:
         super().__init__()

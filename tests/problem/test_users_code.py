@@ -176,13 +176,23 @@ def test_a_loss_fails_at_any_call(call: int) -> None:
     assert isinstance(caught.value, LossFailed) or "parts of it" in str(caught.value)
 
 
+def hooking(call: Callable[..., object]) -> Callable[..., None]:
+    """A forward hook that hooks the gradient of what the module gives."""
+
+    def hooked(module: nn.Module, given: object, z: Tensor) -> None:
+        if z.requires_grad:
+            z.register_hook(call)
+
+    return hooked
+
+
 @pytest.mark.parametrize("error", [ValueError("in a hook"), SystemExit(4), StopIteration("x")], ids=repr)
-def test_a_backward_hook_that_fails_is_one_line(error: BaseException) -> None:
+def test_a_hook_of_forward_that_fails_is_one_line(error: BaseException) -> None:
     def fails(*given: object) -> None:
         raise error
 
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))
-    model[1].register_full_backward_hook(fails)
+    model[1].register_forward_hook(hooking(fails))
     with pytest.raises(BadModel, match=r"such as a hook, failed .*test_users_code\.py, line") as caught:
         fl.measure(fl.Lens(fl.Problem(model, "cross_entropy", (X[:9], Y[:9]))))
     assert error in (caught.value.__cause__, caught.value.__cause__.__cause__)
@@ -253,7 +263,7 @@ def test_a_hook_that_fails_and_a_change_in_place_are_one_line_of_an_operator_too
         told.append(slope)
         raise ValueError("late")
 
-    handle = model[0].weight.register_hook(late)
+    handle = model[0].register_forward_hook(hooking(late))
     with pytest.raises(ForwardFailed, match=r"such as a hook, failed \(ValueError: late \(test_users_code"):
         Hessian(fl.Problem(model, "cross_entropy", (X[:9], Y[:9])))(v)
     handle.remove()

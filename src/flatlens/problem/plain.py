@@ -130,6 +130,24 @@ def plain_parametrizations() -> Iterator[None]:
 
 
 @contextmanager
+def plain_gradients(model: nn.Module) -> Iterator[None]:
+    """Put away hooks on the gradients of parameters and modules.
+
+    A hook that clips or scales a gradient, for training, makes it another than the risk's.
+    """
+    hooks = [p._backward_hooks for p in model.parameters()]
+    hooks += [kept for module in model.modules() for kept in (module._backward_hooks, module._backward_pre_hooks)]
+    before = [(kept, dict(kept)) for kept in hooks if kept]
+    try:
+        for kept, _ in before:
+            kept.clear()
+        yield
+    finally:
+        for kept, own in before:
+            kept.update(own)
+
+
+@contextmanager
 def plain_hardsigmoid() -> Iterator[None]:
     """Compute F.hardsigmoid, and so nn.Hardsigmoid, as relu6(x + 3) / 6.
 

@@ -18,6 +18,7 @@ from flatlens.problem.loaders import random_kept
 from flatlens.problem.plain import (
     plain_checkpoints,
     plain_embeddings,
+    plain_gradients,
     plain_hardsigmoid,
     plain_norms,
     plain_parametrizations,
@@ -88,6 +89,7 @@ def _restored(model: nn.Module, batch_statistics: bool, tf32: bool, twice: bool)
             torch.autocast(device_of(model).type, enabled=False),
             _tf32(tf32),
             plain_embeddings(model),
+            plain_gradients(model),
             plain_weight_norms(model),
             plain_norms(model),
             plain_hardsigmoid(),
