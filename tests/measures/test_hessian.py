@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from linear import A, linear, measured
+from torch import nn
 
 import flatlens as fl
 from flatlens.errors import BadInput
@@ -39,6 +40,24 @@ def test_rows_of_a_linear_network_have_the_same_block() -> None:
     found = measured("maximal_relative_flatness(rtol=1e-8)")["maximal_relative_flatness(rtol=1e-08)"]
     truth = float(linear()[0].weight.detach().square().sum() * torch.linalg.eigvalsh(A)[-1])
     assert found.value == pytest.approx(truth, rel=1e-7)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_rows_of_a_transposed_convolution_are_output_channels_within_their_group(groups: int) -> None:
+    torch.manual_seed(0)
+    layer = nn.ConvTranspose2d(4, 8, 2, stride=2, groups=groups)
+    net = nn.Sequential(layer, nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3)).double()
+    x, y = torch.randn(5, 4, 3, 3).double(), torch.randint(0, 3, (5,))
+    found = fl.measure(fl.Lens(fl.Problem(net, "cross_entropy", (x, y))), "maximal_relative_flatness(rtol=1e-8)")
+    (g,) = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), layer.weight, create_graph=True)
+    H = torch.stack([torch.autograd.grad(v, layer.weight, retain_graph=True)[0] for v in g.flatten()])
+    inputs, outputs = 4 // groups, 8 // groups
+    at = (
+        torch.arange(layer.weight.numel()).reshape(groups, inputs, outputs, -1).transpose(1, 2).flatten(0, 1).flatten(1)
+    )
+    w, H = layer.weight.detach().flatten(), H.flatten(1)
+    truth = sum(float(w[row].square().sum() * torch.linalg.eigvalsh(H[row][:, row])[-1]) for row in at)
+    assert found["maximal_relative_flatness(rtol=1e-08)", "0"].value == pytest.approx(truth, rel=1e-6)
 
 
 @pytest.mark.parametrize("rtol", [0, 1, 2.0, "small"])

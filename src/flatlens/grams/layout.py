@@ -85,11 +85,6 @@ class Weight:
         """Return the number of rows of the weight, g d."""
         return self.matrix.W.shape[0] * self.matrix.W.shape[1]
 
-    @property
-    def row_axis(self) -> int:
-        """Return the axis of the stored weight that holds its rows."""
-        return self.adapter.row_axis
-
     @cached_property
     def kernel_norm(self) -> float:
         """Return ||W||_2 of the weight as a matrix; for a convolution, of its kernel, the largest over groups."""

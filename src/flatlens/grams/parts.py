@@ -58,8 +58,9 @@ def _entries(heads: HeadPairs) -> Iterator[tuple[str, Entries]]:
 
 def _indices(weight: Weight, entries: Entries, kind: str) -> tuple[int, ...]:
     """Return the rows of the matrix that make a head's features, or the columns that read them, ascending."""
-    stored = torch.stack([entries.at[:, 0] // weight.value.shape[1], entries.at[:, 0] % weight.value.shape[1]])
-    return tuple(sorted(stored[weight.row_axis ^ (kind == "output")].tolist()))
+    stored = torch.zeros(weight.value.shape, dtype=torch.bool)
+    stored.view(-1)[entries.at[:, 0].cpu()] = True
+    return tuple(weight.adapter.matrix(stored)[0].any(int(kind != "output")).nonzero()[:, 0].tolist())
 
 
 def _part(weight: Weight, name: str, axis: int, indices: Tensor) -> Weight:

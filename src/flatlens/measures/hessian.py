@@ -299,8 +299,7 @@ def maximal_relative_flatness(lens: Lens, run: Run, *, rtol: float = 1e-3) -> Pa
                 D = D + _functional_hessian_rows(lens, name, run).to(D)
             maxima = row_block_maxima(D, blocks[name].phi, rtol, run.progress)
         else:
-            assert weight.parameter is not None
-            maxima = _rows_one_by_one(lens, run, weight.parameter, weight.row_axis, rtol)
+            maxima = _rows_one_by_one(lens, run, weight, rtol)
         norms = weight.matrix.W.flatten(0, 1).square().sum(1).cpu()
         outright = name in blocks and blocks[name].phi.shape[1] <= SMALL_MATRIX
         parts["", name] = Estimate(
@@ -326,24 +325,22 @@ def _functional_hessian_rows(lens: Lens, layer: str, run: Run) -> Tensor:
     return rows
 
 
-def _rows_one_by_one(lens: Lens, run: Run, parameter: str, axis: int, rtol: float) -> Tensor:
-    """Return lmax of each row's block of a weight, (rows,), by Lanczos on the Hessian restricted to that row.
-
-    `axis` is the axis of the weight that counts rows.
-    """
-    operator = Hessian(lens.problem, [parameter], model=lens.model)
-    shape = operator.space.tensors[0].shape
-    rows = shape[axis]
+def _rows_one_by_one(lens: Lens, run: Run, weight: Weight, rtol: float) -> Tensor:
+    """Return lmax of each row's block of a weight, (g d,), by Lanczos on the Hessian restricted to that row."""
+    assert weight.parameter is not None
+    operator = Hessian(lens.problem, [weight.parameter], model=lens.model)
+    stored, W = operator.space.tensors[0].shape, weight.matrix.W.shape
+    rows = weight.neurons
     maxima = []
     for s in range(rows):
 
         def apply(v: Tensor, s: int = s) -> Tensor:
-            whole = v.new_zeros(shape)
-            mine = whole.select(axis, s)
-            mine.copy_(v.reshape(mine.shape))
-            return operator(whole.flatten()).reshape(shape).select(axis, s).reshape(-1)
+            mine = v.new_zeros(rows, W[2])
+            mine[s] = v
+            whole = operator(weight.adapter.as_stored(mine.reshape(W), stored).flatten())
+            return weight.adapter.matrix(whole.reshape(stored)).flatten(0, 1)[s]
 
-        start = torch.randn(operator.size // rows, generator=run.generator, dtype=torch.float64)
+        start = torch.randn(W[2], generator=run.generator, dtype=torch.float64)
         maxima.append(lanczos(apply, start.to(operator.space.device, operator.dtype), rtol=rtol).values[0])
         if run.progress is not None:
             run.progress(ROWS, s + 1, rows)

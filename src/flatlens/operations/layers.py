@@ -61,11 +61,6 @@ class Adapter(ABC):
         """Return the number of features that feed the layer: entries of the last axis, or channels; W is (g, d, m)."""
 
     @property
-    def row_axis(self) -> int:
-        """Return the axis of the stored weight that counts rows of W."""
-        return 0
-
-    @property
     def token_wise(self) -> bool:
         """Return whether the layer maps the last axis of its input, and nothing else."""
         return not self.kernel
@@ -107,11 +102,6 @@ class Dense(Adapter):
     def features(self, W: Tensor) -> int:
         """Return m."""
         return W.shape[2]
-
-    @property
-    def row_axis(self) -> int:
-        """Return 1 where W is stored transposed, else 0."""
-        return int(self.transposed)
 
 
 @dataclass(frozen=True)
@@ -172,7 +162,6 @@ class TransposedConvolution(_Windows):
     """The transpose of a convolution; `pad` crops its output, `extra` adds to the end of the output."""
 
     extra: tuple[int, ...] = ()
-    row_axis = 1
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the mirrored kernel as (g, out/g, in/g * kernel), from (in, out/g, *kernel)."""
