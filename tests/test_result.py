@@ -8,7 +8,7 @@ import time
 import pandas as pd
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import flatlens as fl
 from flatlens.bounds import Verdict
@@ -173,6 +173,24 @@ def test_a_file_that_could_not_be_written_whole_leaves_the_old_one(results: dict
         unwritable.save(tmp_path / "r")
     assert (tmp_path / "r").read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["r"]
+
+
+def test_a_missing_folder_and_a_folder_are_named(results: dict[str, Result], tmp_path) -> None:
+    with pytest.raises(BadFolder, match=r"there is no folder '.*none': make it first"):
+        results["report"].save(tmp_path / "none" / "r")
+    with pytest.raises(BadInput, match="it is a folder"):
+        fl.Report.load(tmp_path)
+
+
+def test_a_row_is_found_by_the_name_that_was_asked_for(tmp_path) -> None:
+    problem = fl.Problem(nn.Linear(3, 2), "mse", (torch.ones(5, 3), torch.zeros(5, 2)))
+    asked = "sharpness(layers=True, rtol=0.001, top_k=2)"
+    report = fl.measure(fl.Lens(problem), [asked])
+    report.save(tmp_path / "r")
+    for found in (report, fl.Report.load(tmp_path / "r")):
+        assert asked in found
+        assert found[asked] is found["sharpness(top_k=2, layers=True)"]
+        assert "sharpness(layers=True, top_k=3)" not in found
 
 
 def test_arrays_of_a_report_come_back_under_their_names(tmp_path) -> None:

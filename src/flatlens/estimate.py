@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
 import pandas as pd
@@ -73,7 +73,7 @@ class Report(Result, Mapping[Key, Estimate]):
             raise UnknownName(
                 f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
             )
-        measure, layer = pair
+        measure, layer = pair = self._as_kept(*pair)
         if pair not in self._estimates and (present := str(Column.parse(measure))) != measure:
             warn(f"report[{measure!r}]", "the measure", present)
             measure, pair = present, (present, layer)
@@ -94,7 +94,14 @@ class Report(Result, Mapping[Key, Estimate]):
         pair = (key, None) if isinstance(key, str) else key
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str | None) for part in pair)):
             return False
-        return pair in self._estimates or (str(Column.parse(str(pair[0]))), pair[1]) in self._estimates
+        pair = self._as_kept(*pair)
+        return pair in self._estimates or (str(Column.parse(pair[0])), pair[1]) in self._estimates
+
+    def _as_kept(self, measure: str, layer: str | None) -> Key:
+        """Return a key with the options of its measure as this report writes them."""
+        column = Column.parse(measure)
+        spelled = self.about.get("spelled", {}).get(column.measure)
+        return (str(replace(column, measure=spelled)) if spelled else measure), layer
 
     def measures(self) -> list[str]:
         """Return the measures' names, in the order they were asked for."""

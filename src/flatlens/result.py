@@ -89,6 +89,8 @@ class Result(ABC):
             made_by = {"schema": SCHEMA, "flatlens": __version__}
             table = json.dumps(_without_seconds({**made_by, **content, "about": self.about}, taken))
             header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors), _SECONDS: _guarded(taken)}
+            if not Path(path).absolute().parent.is_dir():
+                raise FileNotFoundError(f"there is no folder {str(Path(path).parent)!r}: make it first")
             write_whole(Path(path), _in_order(save(tensors, metadata=header)))
         except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
             where = f"{type(self).__name__}.save({str(path)!r})"
@@ -102,6 +104,8 @@ class Result(ABC):
             BadInput: the file holds something else, or was changed since.
         """
         try:
+            if Path(path).is_dir():
+                raise ValueError("it is a folder")
             with safe_open(Path(path), framework="pt") as file:
                 header = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)

@@ -1,9 +1,11 @@
 """Ranks: shared where a tie or an interval leaves the order open, and their sum is always the same."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from flatlens.comparing.ranking import larger_of, places
 from flatlens.estimate import Estimate, undefined
@@ -54,6 +56,14 @@ def test_the_undefined_have_no_rank_and_are_nobodys_rival():
 
 def test_an_unknown_error_decides_nothing():
     assert ranks(Estimate(1.0, math.nan), Estimate(100.0)) == [1.5, 1.5]
+
+
+def test_eigenvalues_that_a_search_found_are_open_within_their_residuals():
+    arrays = {"eigenvalues": torch.tensor([1.0]), "residuals": torch.tensor([1e-3])}
+    first, second = Estimate(1.0, kind="lower bound", arrays=arrays), Estimate(1.001, kind="lower bound", arrays=arrays)
+    assert ranks(first, second) == [1.5, 1.5]
+    assert ranks(first, replace(second, value=1.01)) == [1, 2]
+    assert ranks(replace(first, kind="exact"), replace(second, kind="exact")) == [1, 2]
 
 
 def test_infinite_values_are_the_largest_and_equal_each_other():

@@ -234,6 +234,13 @@ def test_nothing_at_all_depends_on_the_parameters() -> None:
         assert not operator.matrix().any()
 
 
+def test_the_gauss_newton_matrix_of_a_loss_without_curvature_is_zero() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    problem = fl.Problem(net, nn.L1Loss(), (torch.randn(6, 4).double(), torch.randn(6, 3).double()))
+    assert not GaussNewton(problem).matrix().any()
+    assert fl.measure(fl.Lens(problem), "ggn_norm")["ggn_norm"].value == 0
+
+
 def weighed(ignore: int, smoothing: float = 0.0, weights: tuple[float, ...] = (0.5, 2.0, 1.3)) -> nn.CrossEntropyLoss:
     return nn.CrossEntropyLoss(
         torch.tensor(weights, dtype=torch.float64), ignore_index=ignore, label_smoothing=smoothing

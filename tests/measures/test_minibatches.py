@@ -87,6 +87,15 @@ def test_a_gradient_that_cannot_be_told_from_zero_gives_a_lower_bound() -> None:
     assert found["gradient_noise_scale(batches=20).covariance"].value > 0
 
 
+def test_a_gradient_that_is_not_zero_is_not_called_so() -> None:
+    """Four gradients that nearly cancel: ||g||^2 is less than what their noise adds to it."""
+    net = nn.Linear(1, 1, bias=False).double()
+    x, sign = torch.ones(4, 1).double(), torch.tensor([[1.0], [-1.0], [1.0], [-1.001]]).double()
+    for y, says in ((net(x).detach() + sign, "cannot be told from 0"), (net(x).detach(), "the gradient is zero")):
+        found = fl.measure(fl.Lens(fl.Problem(net, "half_squared_error", (x, y))), "gradient_noise_scale(batches=4)")
+        assert says in found["gradient_noise_scale(batches=4)"].note
+
+
 def test_the_sharpness_of_minibatches_has_the_interval_of_its_draws() -> None:
     net, x, y = linear(200)
     problem = fl.Problem(net, "half_squared_error", (x, y))
@@ -106,6 +115,9 @@ def test_the_sharpness_of_minibatches_has_the_interval_of_its_draws() -> None:
     assert whole["minibatch_sharpness(samples=200, batches=2)"].value == pytest.approx(
         report["sharpness"].value, rel=0.01
     )
+    one = fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=200, batches=8)")
+    all_data = one["minibatch_sharpness(samples=200, batches=8)"]  # asked with its default: every batch is the whole
+    assert abs(all_data.value - top(torch.arange(200))) < 1.96 * all_data.stderr
     assert math.isnan(
         fl.measure(fl.Lens(problem), "minibatch_sharpness(samples=201)")["minibatch_sharpness(samples=201)"].value
     )

@@ -22,13 +22,18 @@ def test_the_mean_of_exponentials_of_numbers_beyond_float64() -> None:
     assert mean_of_exp(torch.tensor([math.log(2.0), math.log(4.0)]).double()).value == pytest.approx(3.0)
     half = mean_of_exp(torch.tensor([0.0, -math.inf]).double())
     assert half.value == pytest.approx(0.5)
-    assert half.note == "1 of 2 samples rank-deficient, their volume counted as 0"
+    assert half.kind == "lower bound"
+    assert half.note == "1 of 2 samples rank-deficient within rounding, their volume counted as 0"
     assert mean_of_exp(torch.tensor([709.0, 709.0]).double()).value == pytest.approx(math.exp(709.0))
 
 
 def test_samples_without_a_value_are_left_out_and_counted() -> None:
     found = mean_of_finite(torch.tensor([1.0, math.nan, 3.0]).double())
-    assert (found.value, found.kind, found.note) == (2.0, "exact", "1 of 3 samples rank-deficient, left out")
+    assert (found.value, found.kind, found.note) == (
+        2.0,
+        "exact",
+        "1 of 3 samples rank-deficient within rounding, left out",
+    )
     none = mean_of_finite(torch.tensor([math.nan]).double(), "flat")
     assert (none.kind, none.note) == ("undefined", "every sample is flat")
     assert math.isnan(none.value)

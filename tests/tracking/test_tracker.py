@@ -335,6 +335,8 @@ def test_a_step_must_be_a_number() -> None:
     for step in (-1, 1.5, "3", True):
         with pytest.raises(BadInput, match=r"Tracker\(step=.*whole number"):
             tracker.step(step)
+    with pytest.raises(BadInput, match=r"Tracker.step\(optimiser=...\): a torch.optim.Optimizer is needed, got int"):
+        tracker.step(0, optimiser=3)  # type: ignore[arg-type]
     assert tracker.step(np.int64(100)) is not None
 
 

@@ -44,12 +44,19 @@ def places(estimates: Mapping[str, Estimate], rounding: float = _ROUNDING) -> di
 def larger_of(estimates: Sequence[Estimate], rounding: float = _ROUNDING) -> NDArray[np.float64]:
     """Return which of two is surely larger, (n, n): 1 in row i, column j if i is, 0 if the order is open.
 
-    Values closer than `rounding`, relative to the larger, tie. An unknown error leaves all orders open.
+    Values closer than `rounding`, relative to the larger, tie. An unknown error leaves all orders open. An eigenvalue
+    that a search found reaches as far as its residual.
     """
     values = np.array([one.value for one in estimates], dtype=np.float64)
-    reach = _Z * np.array([np.inf if np.isnan(one.stderr) else one.stderr for one in estimates])
+    reach = np.array([_reach(one) for one in estimates])
     size = np.where(np.isinf(values), 0.0, np.abs(values))
     enough = reach[:, None] + reach + rounding * np.maximum(size[:, None], size)
     with np.errstate(invalid="ignore"):  # inf - inf: neither is larger
         apart = values[:, None] - values
         return np.where(np.abs(apart) > enough, np.sign(apart), 0.0)
+
+
+def _reach(one: Estimate) -> float:
+    searched = one.kind == "lower bound" and {"eigenvalues", "residuals"} <= one.arrays.keys()
+    residual = float(one.arrays["residuals"][0]) if searched else 0.0
+    return np.inf if np.isnan(one.stderr) else _Z * one.stderr + residual

@@ -230,7 +230,7 @@ class _Squared(Operator):
         mass = self.problem.mass
 
         def product(v: Tensor) -> Tensor:
-            return backward(between(forward(v)).div_(mass).to(f.dtype))
+            return backward((between(forward(v)) / mass).to(f.dtype))  # not in place: it may be a constant zero
 
         return product
 

@@ -70,6 +70,8 @@ def measure(
 def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] | None, run: Run) -> Report:
     """Return what `measure` does for a lens known to be fresh, with rows for frozen layers if the run includes them."""
     asked = measures is not None
+    if isinstance(measures, Iterable) and not isinstance(measures, str | Measure):
+        measures = list(measures)
     chosen = named(measures) if measures is not None else _default(lens)
     # also around measures of weights alone: in train mode, reading a spectral norm changes it
     with measuring(lens.model, twice=False):  # attention as it is: where there are second derivatives it is replaced
@@ -95,7 +97,16 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                     finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
-    return Report(estimates, about(lens))
+    return Report(estimates, about(lens) | _spellings(measures, chosen))
+
+
+def _spellings(measures: str | Measure | Iterable[str | Measure] | None, chosen: list[Measure]) -> dict[str, Any]:
+    """Return the names of the report's rows by the names that the user gave, where they differ."""
+    given = [measures] if isinstance(measures, str | Measure) else measures or []
+    other = {
+        each: one.key for each, one in zip(given, chosen, strict=False) if isinstance(each, str) and each != one.key
+    }
+    return {"spelled": other} if other else {}
 
 
 def _in_one_pass(lens: Lens, measures: list[Measure], asked: bool) -> list[PassMeasure]:

@@ -70,11 +70,13 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
         "gradient": Estimate(square, stderr(squares), known, unit=unit),
     }
     largest = square + 1.96 * parts["gradient"].stderr
-    if not largest > 0:
+    if spread.square == 0:
         return {"": undefined("the gradient is zero: its noise has no size to compare with"), **parts}
+    note = f"the gradient of {n:.0f} samples cannot be told from 0: more samples are needed"
+    if not largest > 0:  # smaller even than its noise makes it by chance
+        return {"": undefined(note), **parts}
     if not square > 1.96 * parts["gradient"].stderr:
         least = max(covariance - 1.96 * parts["covariance"].stderr, 0.0) / largest
-        note = f"the gradient of {n:.0f} samples cannot be told from 0: more samples are needed"
         return {"": Estimate(least, kind="lower bound", note=note), **parts}
     ratios = (covariances / squares.clamp(min=1e-300)).clamp(min=1e-300).log()
     return {"": Estimate(covariance / square, covariance / square * stderr(ratios), kind), **parts}
@@ -93,7 +95,8 @@ def noise_scale(spread: Spread, sampled: bool) -> dict[str, Estimate]:
 def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int = 8, rtol: float = 1e-2) -> Estimate:
     """Sharpness on random minibatches: the mean of lmax(H_B) over batches of `samples` samples.
 
-    Each batch is drawn without replacement. The error is Student's over the batches; `arrays` has each batch's value.
+    Each batch is drawn without replacement. The error is Student's over the batches, with the mean residual of the
+    searches added to the half-width of its interval; `arrays` has each batch's value.
     The largest eigenvalue of a mean of matrices is at most the mean of theirs: on average over minibatches the
     sharpness is at least that on all the data, the more the smaller they are; one of them can have less.
     """
@@ -102,14 +105,17 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     require_tolerance(rtol)
     if samples > lens.problem.n:
         return undefined(f"the data has {lens.problem.n} samples: samples={samples} cannot be drawn")
-    values = []
+    values, residuals = [], []
     for number in range(batches):
         operator = Hessian(lens.problem.subset(samples, run.generator), model=None)
-        values.append(eigenpairs(operator, rtol=rtol, generator=run.generator).largest)
+        pairs = eigenpairs(operator, rtol=rtol, generator=run.generator)
+        values.append(pairs.largest)
+        residuals.append(float(pairs.residuals[0]))
         lens.count(operator.products)
         if run.progress is not None:
             run.progress("minibatches", number + 1, batches)
     found = torch.tensor(values, dtype=torch.float64)
     mean, stderr = student(found)
+    stderr += sum(residuals) / batches / 1.96
     note = f"over {batches} batches: {float(found.min()):.3g} to {float(found.max()):.3g}"
     return Estimate(float(mean), float(stderr), "estimate", note=note, arrays={"batches": found})

@@ -66,10 +66,11 @@ def by_probes(reduce: Callable[[Tensor], Reduced], values: Tensor) -> Reduced:
 def mean_of_exp(logs: Tensor) -> Reduced:
     """Return the mean of exp(values), computed in logarithms so that nothing overflows."""
     value = float((torch.logsumexp(logs, 0) - math.log(len(logs))).exp())  # inf where it exceeds float64
-    return Reduced(value, logs.exp(), _missing(logs, "rank-deficient, their volume counted as 0"))
+    note = _missing(logs, "rank-deficient within rounding, their volume counted as 0")
+    return Reduced(value, logs.exp(), note, "lower bound" if note else "exact")
 
 
-def mean_of_finite(values: Tensor, why: str = "rank-deficient") -> Reduced:
+def mean_of_finite(values: Tensor, why: str = "rank-deficient within rounding") -> Reduced:
     """Return the mean over the samples with a value; the note counts the others."""
     there = torch.isfinite(values)
     if not bool(there.any()):

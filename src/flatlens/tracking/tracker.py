@@ -132,6 +132,10 @@ class Tracker:
         undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
+        if not isinstance(optimiser, torch.optim.Optimizer | None):
+            raise BadInput(
+                f"Tracker.step(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}"
+            )
         if step < self._latest:
             raise BadInput(
                 f"Tracker.step({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
