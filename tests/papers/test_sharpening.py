@@ -8,7 +8,7 @@ from flatlens.experiments.network import compute
 from flatlens.measures import Lens
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import histories, reached
-from flatlens.papers.sharpening.descent import FITTED
+from flatlens.papers.sharpening.descent import FITTED, _in_all_figures
 from flatlens.papers.sharpening.growth import BOUND, LAWS_OF_INPUTS, NORM, of_laws
 from flatlens.papers.sharpening.networks import ABSOLUTE_GAP, BATCH_SHARPNESS
 from flatlens.papers.sharpening.smoothing import of_smoothing
@@ -60,6 +60,17 @@ def test_courses_end_where_the_unsmoothed_network_has_learned(smoke_of):
         assert (cut[plain]["accuracy"].iloc[:-1] < 0.99).all()
         assert cut[plain]["accuracy"].iloc[-1] >= 0.99
         assert {tuple(cut[key].index) for key in seeds.index[seeds == seed]} == {tuple(cut[plain].index)}
+
+
+@pytest.mark.xdist_group("X6")
+def test_a_figure_has_the_networks_of_one_kind_whatever_their_seeds(smoke_of):
+    results = smoke_of("X6")[1].results
+    networks = reached("descent")(results)
+    kinds = {"even": "VGG11(batchnorm=True, seed={})", "odd": "VGG11(batchnorm=False, seed={})"}
+    models = [kinds["odd" if seed % 2 else "even"].format(seed) for seed in networks["seed"]]
+    table = networks.assign(model=models, rise=-networks["label_smoothing"].astype(float))
+    found = _in_all_figures(lambda _: table, "rise")(results)
+    assert set(found.parts) == {"VGG11, 0.08", "VGG11 without BatchNorm, 0.08"}
 
 
 @pytest.mark.xdist_group("X6")
