@@ -191,6 +191,7 @@ def test_a_row_is_found_by_the_name_that_was_asked_for(tmp_path) -> None:
         assert asked in found
         assert found[asked] is found["sharpness(top_k=2, layers=True)"]
         assert "sharpness(layers=True, top_k=3)" not in found
+        assert (None, "0") not in found
 
 
 def test_arrays_of_a_report_come_back_under_their_names(tmp_path) -> None:

@@ -66,14 +66,12 @@ class Report(Result, Mapping[Key, Estimate]):
         self.about = dict(about)
 
     def __getitem__(self, key: str | Key) -> Estimate:
-        pair = (key, None) if isinstance(key, str) else key
-        if not (
-            isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and isinstance(pair[1], str | None)
-        ):
+        pair = self._as_kept(key)
+        if pair is None:
             raise UnknownName(
                 f"report[{key!r}]: a measure's name, or (measure, layer), is needed: report['mls', 'fc1']"
             )
-        measure, layer = pair = self._as_kept(*pair)
+        measure, layer = pair
         if pair not in self._estimates and (present := str(Column.parse(measure))) != measure:
             warn(f"report[{measure!r}]", "the measure", present)
             measure, pair = present, (present, layer)
@@ -91,14 +89,16 @@ class Report(Result, Mapping[Key, Estimate]):
         return len(self._estimates)
 
     def __contains__(self, key: object) -> bool:
-        pair = (key, None) if isinstance(key, str) else key
-        if not (isinstance(pair, tuple) and len(pair) == 2 and all(isinstance(part, str | None) for part in pair)):
-            return False
-        pair = self._as_kept(*pair)
-        return pair in self._estimates or (str(Column.parse(pair[0])), pair[1]) in self._estimates
+        pair = self._as_kept(key)
+        return pair is not None and (
+            pair in self._estimates or (str(Column.parse(pair[0])), pair[1]) in self._estimates
+        )
 
-    def _as_kept(self, measure: str, layer: str | None) -> Key:
-        """Return a key with the options of its measure as this report writes them."""
+    def _as_kept(self, key: object) -> Key | None:
+        """Return a key with the options of its measure as this report writes them; None for what is no key."""
+        measure, layer = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
+        if not (isinstance(measure, str) and isinstance(layer, str | None)):
+            return None
         column = Column.parse(measure)
         spelled = self.about.get("spelled", {}).get(column.measure)
         return (str(replace(column, measure=spelled)) if spelled else measure), layer

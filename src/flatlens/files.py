@@ -19,6 +19,8 @@ CHECKSUMS = "checksums.json"
 
 def write_whole(path: Path, content: bytes | str) -> Path:
     """Replace `path` in one step, flushed to the disk first: no reader and no power cut ever finds half a file."""
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {str(path.parent)!r}: make it first")
     partial = partial_name(path)
     try:
         with partial.open("wb") as file:

@@ -89,8 +89,6 @@ class Result(ABC):
             made_by = {"schema": SCHEMA, "flatlens": __version__}
             table = json.dumps(_without_seconds({**made_by, **content, "about": self.about}, taken))
             header = {f"flatlens.{self._KIND}": table, _DIGEST: _digest(table, tensors), _SECONDS: _guarded(taken)}
-            if not Path(path).absolute().parent.is_dir():
-                raise FileNotFoundError(f"there is no folder {str(Path(path).parent)!r}: make it first")
             write_whole(Path(path), _in_order(save(tensors, metadata=header)))
         except (SafetensorError, OSError, TypeError, ValueError, RecursionError) as error:
             where = f"{type(self).__name__}.save({str(path)!r})"

@@ -131,6 +131,7 @@ def test_short_names(labels, short):
     (["net.py:build", "net.py:broken", *OPTIONS], "[broken]"),
     (["net.py:build", "net.py:nothing", *OPTIONS], "nothing"),
     (["net.py:build", *weights("epoch0.pt", "none.pt"), *OPTIONS], "none.pt"),
+    (["net.py:build", *weights(",".join(["a" * 20] * 20)), *OPTIONS], f"no file '{'a' * 20}'"),  # too long for a name
     (["net.py:build", *weights("epoch0.pt", "foreign.pt"), *OPTIONS], "foreign.pt does not fit the network"),
     (["net.py:build", "net.py:second", "--loss", "mse"], "--data is needed"),
     (["net.py:build", "net.py:second", *OPTIONS, "--test", "net.py:nothing"], "nothing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,8 +66,7 @@ class Compared:
 
     def _checkpoints(self, models: Sequence[str]) -> list[tuple[str, Path | None]]:
         """Return each network's MODEL and weights."""
-        named = [[file] if file.exists() else [Path(name) for name in split_names(str(file))] for file in self.weights]
-        files = [file for several in named for file in several]
+        files = [file for given in self.weights for file in _files_in(given)]
         if len(models) == 1 and len(files) >= 2:
             return [(models[0], file) for file in files]
         if len(models) < 2:
@@ -95,6 +95,13 @@ class Compared:
         if len({model for model, _ in pairs}) > 1 and len(set(labels)) < len(pairs):
             labels = [model if file is None else f"{model} {file}" for model, file in pairs]
         return unique(labels)
+
+
+def _files_in(given: Path) -> list[Path]:
+    """Return the files that an option names, separated by commas; a file with commas in its name is one."""
+    if os.path.exists(given):  # noqa: PTH110 (Path.exists fails where the whole list is too long for a name)
+        return [given]
+    return [Path(name) for name in split_names(str(given))]
 
 
 def compare(

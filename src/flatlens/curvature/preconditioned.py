@@ -31,6 +31,12 @@ class Preconditioner:
     decay: Mapping[str, float]  #: weight decay that is added to the gradient
 
 
+def require_optimiser(optimiser: object, call: str) -> None:
+    """Refuse what is neither an optimiser nor None; `call` is the user's call."""
+    if not isinstance(optimiser, torch.optim.Optimizer | None):
+        raise BadInput(f"{call}(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}")
+
+
 def leading_rate(optimiser: torch.optim.Optimizer) -> float:
     """Return the largest learning rate of the optimiser's groups, in whose unit a preconditioner is."""
     return max(float(group["lr"]) for group in optimiser.param_groups)

@@ -96,9 +96,9 @@ def minibatch_sharpness(lens: Lens, run: Run, *, samples: int = 32, batches: int
     """Sharpness on random minibatches: the mean of lmax(H_B) over batches of `samples` samples.
 
     Each batch is drawn without replacement. The error is Student's over the batches, with the mean residual of the
-    searches added to the half-width of its interval; `arrays` has each batch's value.
-    The largest eigenvalue of a mean of matrices is at most the mean of theirs: on average over minibatches the
-    sharpness is at least that on all the data, the more the smaller they are; one of them can have less.
+    searches added to the half-width of its interval; `arrays` has each batch's value. The largest eigenvalue of a mean
+    of matrices is at most the mean of theirs: on average over minibatches the sharpness is at least that on all the
+    data, the more the smaller they are; one of them can have less.
     """
     require_count(1, samples=samples)
     require_count(2, batches=batches)

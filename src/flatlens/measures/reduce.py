@@ -15,7 +15,7 @@ from flatlens.estimate import Kind
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """One number with its per-sample values and its note."""
+    """A number reduced from samples, with their values and a note."""
 
     value: float
     samples: Tensor | None

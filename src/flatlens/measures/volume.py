@@ -57,9 +57,9 @@ def local_volume(g: LayerGrams, *, top_k: int | None = None) -> Tensor:
     """Mean local volumetric ratio: mean_i sqrt(det(df/dx df/dx^T)).
 
     The paper prints det(df^T df), which is 0 if there are fewer outputs than inputs. `top_k` keeps only the largest
-    eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. Where the
-    smallest singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), rounding hides it: the sample's
-    volume counts as 0, and the value is a lower bound.
+    eigenvalues, as the authors' figures do with `top_k=3`. The product is computed in logarithms. Where the smallest
+    singular value of df/dx is below 1.5e-7 of the largest (1.2e-5 in float32), rounding hides it: the sample's volume
+    counts as 0, and the value is a lower bound.
     """
     return log_volumes(g, top_k)
 

@@ -14,6 +14,7 @@ import pandas as pd
 import torch
 
 from flatlens.curvature.krylov import Remembered
+from flatlens.curvature.preconditioned import require_optimiser
 from flatlens.errors import BadData, BadInput, BadLoss, BadModel, one_line
 from flatlens.estimate import Estimate, Key, Report, undefined
 from flatlens.former import present_measure, renamed
@@ -132,10 +133,7 @@ class Tracker:
         undefined numbers, never an error.
         """
         step = self._next if step is None else whole(step, "step", 0)
-        if not isinstance(optimiser, torch.optim.Optimizer | None):
-            raise BadInput(
-                f"Tracker.step(optimiser=...): a torch.optim.Optimizer is needed, got {type(optimiser).__name__}"
-            )
+        require_optimiser(optimiser, "Tracker.step")
         if step < self._latest:
             raise BadInput(
                 f"Tracker.step({step}): the last step was {self._latest}, and steps must increase: make a new Tracker "
