@@ -69,6 +69,9 @@ ELSEWHERE = {
     "report/test_page.py": "report/cards report/reference report/render",
     "report/test_plots.py": "report/figures/plots",
     "report/test_tracked.py": "report/figures/tracked",
+    # Parts of a study's folder and result
+    "experiments/test_study.py": "experiments/gathered",
+    "papers/test_archive.py": "experiments/archive",
     # Options that commands share
     "cli/test_command_line.py": "cli/inputs cli/listing cli/names cli/output",
     "cli/test_cost.py": "cli/memory",

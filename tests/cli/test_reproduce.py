@@ -9,6 +9,8 @@ from flatlens.cli.reproduce import _expected
 from flatlens.experiments import cost
 from flatlens.experiments.cost import Cost
 from flatlens.papers import EXPERIMENTS
+from flatlens.papers.archive import save_archive
+from flatlens.papers.reproduce import load_reproduction
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +51,29 @@ def test_several_have_a_folder_each_and_one_page(out, tmp_path, capsys, monkeypa
 
 
 def test_paper_scale_says_beforehand_how_long_it_takes(monkeypatch):
-    monkeypatch.setattr(cost, "cost_of", lambda studies: Cost(100, training=7200.0, measuring=720.0))
-    told = _expected(EXPERIMENTS["X3"], "paper", workers=2)
+    monkeypatch.setattr(cost, "cost_of", lambda studies, done: Cost(100, training=7200.0, measuring=720.0))
+    told = _expected(EXPERIMENTS["X3"], "paper", 2, {})
     assert told == "100 networks, at most about 66 min with 2 workers, 91% of it training"
-    assert _expected(EXPERIMENTS["X3"], "smoke", workers=2) == "4 networks"
+    assert _expected(EXPERIMENTS["X3"], "smoke", 2, {}) == "4 networks"
+
+
+def test_tables_of_an_earlier_run_are_not_trained_again(out, tmp_path, capsys, monkeypatch):
+    tables, earlier = tmp_path / "tables", load_reproduction(out)
+    tables.mkdir()
+    save_archive(earlier, tables / "X3-smoke.zip")
+    assert _expected(EXPERIMENTS["X3"], "smoke", 2, earlier.results) == "0 networks"
+    asked = ["reproduce", "X3", "--scale", "smoke", "--json", "--workers", "1", "--out"]
+    monkeypatch.setattr("flatlens.experiments.network.train", lambda *_, **__: pytest.fail("trained again"))
+    assert run([*asked, str(tmp_path / "anew"), "--tables", str(tables)]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["experiments"]
+    assert one["claims"] == json.loads((out / "claims.json").read_text())
+    assert (tmp_path / "anew" / "tightness" / "table.csv").read_bytes() == (out / "tightness/table.csv").read_bytes()
+    assert run([*asked, str(tmp_path / "b"), "--tables", str(tables / "none.zip")]) == 2
+    assert "there is no file or folder" in capsys.readouterr().err
+    (tables / "X4-smoke.zip").write_bytes((tables / "X3-smoke.zip").read_bytes())
+    asked[1] = "X4"
+    assert run([*asked, str(tmp_path / "c"), "--tables", str(tables)]) == 2
+    assert "holds X3 at smoke scale, not X4 at smoke scale" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

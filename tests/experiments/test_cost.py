@@ -18,6 +18,9 @@ def test_it_grows_with_networks_steps_and_moments(monkeypatch):
     monkeypatch.setattr(module, "_moment", lambda settings: 1.0)
     study = STUDY.setting("max_steps", 100).over("seed", 0, 1, 2)
     assert cost_of([study]) == Cost(3, 3 * 100 * 0.5, 3 * 3.0)
+    keys = [one.key for one in study.networks()]
+    assert cost_of([study], done=keys[:1]) == Cost(2, 2 * 100 * 0.5, 2 * 3.0)
+    assert cost_of([study], done=keys) == Cost(0, 0.0, 0.0)
     followed = replace(study, base=replace(study.base, followed=Followed(("loss",), every=10)))
     assert cost_of([followed]).measuring == 3 * (3.0 + 11)
     listed = replace(study, base=replace(study.base, followed=Followed(("loss",), every=(0, 5))))

@@ -139,6 +139,39 @@ def test_finished_networks_are_not_computed_again(finished, monkeypatch):
     assert again.networks.equals(result.networks)
 
 
+def test_networks_of_an_earlier_result_are_not_computed_again(finished, tmp_path, monkeypatch):
+    """Half of the networks come from its tables, with the seconds of half; the study ends in the same bytes."""
+    out, whole = finished
+    shutil.copytree(out, tmp_path / "half")
+    trained = [network.key for network in STUDY.networks()[::2]]
+    for key in trained:
+        shutil.rmtree(tmp_path / "half" / "networks" / key)
+    half = load_study(tmp_path / "half")
+    result = run(tmp_path / "out", known=half)
+    assert sorted(path.name for path in (tmp_path / "out" / "networks").iterdir()) == sorted(trained)
+    for name in ("table.csv", "relations.csv", "gap.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (out / name).read_bytes()
+    for name in ("layers", "curves", "values"):
+        pd.testing.assert_frame_equal(getattr(result, name), getattr(whole, name), check_exact=True)
+    assert (result.versions, result.findings, result.unfinished) == (whole.versions, whole.findings, 0)
+    monkeypatch.setattr(network_module, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert run(tmp_path / "out").networks.equals(whole.networks)  # the tables are kept in the folder
+    again = run(tmp_path / "more", STUDY.over("lr", 0.1), known=whole)
+    assert again.networks.equals(whole.networks[whole.networks["lr"] == 0.1].reset_index(drop=True))
+    assert again.seconds == pytest.approx(whole.seconds / 2, abs=0.1)
+    (tmp_path / "more" / "known.zip").write_bytes(b"PK")
+    with pytest.raises(BadFolder, match=r"known\.zip' cannot be read"):
+        load_study(tmp_path / "more")
+
+
+def test_earlier_results_of_other_versions_are_refused_unless_mixed(finished, tmp_path):
+    old = replace(finished[1], versions={**finished[1].versions, "torch": "9.9"})
+    part = STUDY.over("lr", 0.1, 0.2)
+    with pytest.raises(BadFolder, match=r"torch 9\.9 there"):
+        run(tmp_path / "out", part, known=old)
+    assert set(run(tmp_path / "out", part, mixed=True).versions["torch"].split(" | ")) == {torch.__version__, "9.9"}
+
+
 def test_a_failed_run_is_told_and_taken_again_when_asked(tmp_path, monkeypatch):
     broken = STUDY.networks()[2]
 

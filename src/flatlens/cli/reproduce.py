@@ -15,6 +15,7 @@ from flatlens.progress import in_words
 
 if TYPE_CHECKING:
     from flatlens.papers.experiment import Experiment, Scale
+    from flatlens.papers.predictions import Results
     from flatlens.papers.reproduce import Reproduction
 
 
@@ -23,6 +24,7 @@ def reproduce(
     out: Path,
     scale: Literal["smoke", "laptop", "desk", "paper"] = "laptop",
     again: Annotated[bool, Flag] = False,
+    tables: Path | None = None,
     running: Running = Running(),  # noqa: B008 (frozen)
     strict: Annotated[bool, Flag] = False,
     as_json: Annotated[bool, Flag, Parameter(name="--json")] = False,
@@ -41,6 +43,8 @@ def reproduce(
             data, and takes minutes to hours; `paper` is the published setting.
         again: Run each experiment a second time, with other seeds and 1.5 times as many samples: a claim is decided
             if both runs agree.
+        tables: The tables of an earlier run, such as docs/tables/X4-desk.zip, or a folder of such files: networks with
+            the same settings are not trained again.
         running: The processes or machines to run on.
         strict: Exit with 1 if a claim is not reproduced; with --again if both runs say so.
         as_json: Print JSON.
@@ -50,6 +54,7 @@ def reproduce(
     running.check()
     with stdout_to_stderr(), Bar(stage="reading the experiments") as bar:
         from flatlens.papers import reproduce as module
+        from flatlens.papers.archive import known_studies
         from flatlens.papers.summary import rows_of
         from flatlens.report.reproduction import write_atlas
 
@@ -59,9 +64,12 @@ def reproduce(
         found = []
         with running.started() as options:
             for one, folder in zip(chosen, folders, strict=True):
+                known = known_studies(one, scale, tables)
                 bar.stage(f"{one.id}: a trial, then its data and its statistics")
-                bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers)}"
-                found.append(module.reproduce(one.id, folder, scale=scale, again=again, progress=bar, **options))
+                bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers, known)}"
+                found.append(
+                    module.reproduce(one.id, folder, scale=scale, again=again, known=known, progress=bar, **options)
+                )
             bar.stage(DRAWING)
             files = write_atlas(found, out, folders, progress=bar)
     _conclude(found, files, as_json)
@@ -69,16 +77,17 @@ def reproduce(
     return int(strict and "not reproduced" in told)
 
 
-def _expected(one: Experiment, scale: Scale, workers: int) -> str:
-    """Return the expected work in words; for data of the papers, from a trial of each study."""
+def _expected(one: Experiment, scale: Scale, workers: int, known: Results) -> str:
+    """Return the expected work in words; for data of the papers, from a trial of each study that is not known."""
     studies = one.studies(scale).values()
+    done = {key for study in known.values() for key in study.networks["key"]}
     from flatlens.papers.experiment import ON_PAPERS_DATA
 
     if scale not in ON_PAPERS_DATA:
-        return f"{sum(len(study.networks()) for study in studies)} networks"
+        return f"{sum(network.key not in done for study in studies for network in study.networks())} networks"
     from flatlens.experiments.cost import cost_of
 
-    cost = cost_of(studies)
+    cost = cost_of(studies, done)
     most = in_words(cost.seconds / min(workers, max(cost.networks, 1)))
     share = cost.training / cost.seconds if cost.seconds else 0.0
     return f"{cost.networks} networks, at most about {most} with {workers} workers, {share:.0%} of it training"

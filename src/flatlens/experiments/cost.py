@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flatlens.experiments.measuring import tracker_of
@@ -35,17 +35,19 @@ class Cost:
         return Cost(self.networks + other.networks, self.training + other.training, self.measuring + other.measuring)
 
 
-def cost_of(studies: Iterable[Study]) -> Cost:
+def cost_of(studies: Iterable[Study], done: Collection[str] = ()) -> Cost:
     """Return the cost of all networks of the studies, estimated from the first of each; right within a factor of 2.
+
+    `done`: the keys of networks that are not trained again.
 
     Raises:
         BadInput: the data of a study cannot be read.
     """
-    return sum((_study(study) for study in studies), Cost(0, 0.0, 0.0))
+    left = ([one for one in study.networks() if one.key not in done] for study in studies)
+    return sum((_of_networks(networks) for networks in left if networks), Cost(0, 0.0, 0.0))
 
 
-def _study(study: Study) -> Cost:
-    networks = study.networks()
+def _of_networks(networks: Sequence[NetworkSettings]) -> Cost:
     first = networks[0]
     unmeasured = replace(first, measures=("loss",), moved=())  # some measure for minutes
     _, (short, _, samples) = [_trial(unmeasured, WARM) for _ in range(2)]

@@ -10,6 +10,7 @@
     OUT/training/<key>.<versions>.pt     checkpoint of a training in progress; removed when the network is finished
                  <key>.progress          its steps done and in total
     OUT/failed/<key>/  config.json, failed.json    a run that ended in an error; removed when the network is finished
+    OUT/known.zip                        the tables of networks that an earlier run finished elsewhere
     OUT/table.csv, OUT/relations.csv     derived; no timings, dates, hosts or paths
 
 There is no lock and no daemon: several processes may work in one folder. If two compute the same network, the result of
@@ -19,13 +20,16 @@ the first to finish is kept.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,10 +38,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flatlens.errors import BadFolder, BadInput, one_line
+from flatlens.errors import BadFolder, BadInput, needs, one_line
 from flatlens.estimate import Progress, Report
+from flatlens.experiments.archive import read_study, write_study
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
+from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import NetworkSettings, Study, without_places
 from flatlens.experiments.versions import difference, versions
 from flatlens.files import host, require_checksums, write_checksums, write_whole
@@ -45,6 +51,9 @@ from flatlens.plain import digest
 from flatlens.tracking.history import load_history, save_history
 
 _T = TypeVar("_T")
+
+_KNOWN = "known"
+"""Name of the file with the tables of an earlier run, and of the study in it."""
 
 SEVENTEEN = "%.17g"
 """Format of numbers: 17 significant digits identify every float64."""
@@ -121,6 +130,10 @@ class Store:
     def _failed(self) -> Path:
         return self.out / "failed"
 
+    @property
+    def _known(self) -> Path:
+        return self.out / f"{_KNOWN}.zip"
+
     def study(self) -> Study:
         """Return the study that the folder holds."""
         try:
@@ -140,7 +153,26 @@ class Store:
         """Return the keys of finished networks."""
         with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
             there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
+        there |= set() if (kept := self.kept()) is None else set(kept.networks["key"])
         return [key for key in keys if key in there]
+
+    def keep(self, known: StudyResult) -> None:
+        """Write the tables of networks that an earlier run finished; they count as finished here."""
+        content = io.BytesIO()
+        with needs("data", "the tables of an earlier run"), zipfile.ZipFile(content, "w") as archive:
+            write_study(archive, _KNOWN, known)
+        with clear_errors(self.out):
+            write_whole(self._known, content.getvalue())
+
+    def kept(self) -> StudyResult | None:
+        """Return the tables written by `keep`; None if there are none.
+
+        Raises:
+            BadFolder: the file is damaged.
+        """
+        if not self._known.is_file():
+            return None
+        return _read_kept(self._known, self._known.stat().st_mtime_ns)
 
     def require_seen(self) -> None:
         """Raise BadFolder if a worker does not see the folder; it must not begin another one."""
@@ -206,8 +238,10 @@ class Store:
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
         """Raise BadFolder if a finished network was computed by other versions than `now`."""
+        kept = self.kept()
         for key in keys:
-            recorded = _read_json(self.folder(key) / "result.json").get("versions", {})
+            file = self.folder(key) / "result.json"
+            recorded = kept.versions if kept and not file.exists() else _read_json(file).get("versions", {})
             if what := difference(recorded, now):
                 raise BadFolder(
                     f"{str(self.out)!r} was computed with other versions ({what}); results of different versions are "
@@ -272,6 +306,16 @@ class Store:
         if names:
             what = "; ".join(_apart(name, there.get(name), here.get(name)) for name in names[:2])
             raise BadFolder(f"the output folder {str(self.out)!r} holds another study ({what}): name another --out")
+
+
+@lru_cache(maxsize=8)
+def _read_kept(path: Path, _written: int) -> StudyResult:
+    """Return the tables in a file; read once, as long as it is not written again."""
+    try:
+        with needs("data", "the tables of an earlier run"), zipfile.ZipFile(path) as archive:
+            return read_study(archive, _KNOWN)
+    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
+        raise BadFolder(f"{str(path)!r} cannot be read ({one_line(error)}): remove it") from error
 
 
 def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:

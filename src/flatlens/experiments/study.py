@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -14,27 +13,23 @@ from flatlens.estimate import Progress
 from flatlens.experiments.answers import answers
 from flatlens.experiments.findings import findings
 from flatlens.experiments.gap_correlations import gap_correlations
+from flatlens.experiments.gathered import Gathered
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.stacks import packs
-from flatlens.experiments.store import Record, Store
+from flatlens.experiments.store import Store
 from flatlens.experiments.tables import (
-    curves_table,
-    functions_table,
     groupings,
-    histories_table,
-    layers_table,
-    networks_table,
     unit_column,
     values_table,
 )
 from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
-from flatlens.training import REACHED, TrainedElsewhere, Training
+from flatlens.training import TrainedElsewhere
 from flatlens.training.stack import LANES
 from flatlens.userfile import short
 
@@ -60,6 +55,7 @@ def run_study(
     executor: Executor | None = None,
     pack: int = 1,
     together: int = LANES,
+    known: StudyResult | None = None,
     progress: Progress | None = None,
     retry_failed: bool = False,
     mixed: bool = False,
@@ -76,6 +72,8 @@ def run_study(
         executor: run there instead; its workers must see `out` under the same path.
         pack: networks handed out at a time, of those that no stack takes.
         together: so many networks of a kind are trained in one stack at most, where that is faster; 1: each alone.
+        known: the result of an earlier run: networks of the same settings are not trained again, and their rows are
+            kept in `out`.
         progress: called with ("networks", done, total), and for each run under way with its settings, steps and most.
         retry_failed: run those again that ended in an error; without it they stay recorded as failed.
         mixed: carry on although the finished networks were computed with other versions or on another device.
@@ -88,6 +86,8 @@ def run_study(
         if number < 1:
             raise BadInput(f"run_study({name}={number}): at least 1 is needed")
     store = Store.create(Path(out).absolute(), study)
+    if known is not None:
+        store.keep(known)
     todo = {settings.key: settings for settings in study.networks()}
     finished = store.finished(todo)
     if len(finished) < len(todo) and not mixed:
@@ -145,11 +145,22 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
     if not finished:
         why = f"; the first error: {failed[0][1]}" if failed else ""
         raise BadFolder(f"no network of the study in {str(out)!r} is finished ({len(failed)} failed{why})")
-    return _result(study, [store.read(key) for key in finished], failed)
+    return _result(study, _gathered(store, study, finished), failed)
 
 
-def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str]]) -> StudyResult:
-    networks = networks_table(records, study.varied)
+def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Gathered:
+    """Return what is known of the finished networks: of those with a folder from there, else from the kept tables."""
+    kept = store.kept()
+    here = [key for key in finished if store.folder(key).is_dir()]
+    mine = Gathered.of_records([store.read(key) for key in here], study.varied)
+    if kept is None:
+        return mine
+    there = Gathered.of_result(kept, [key for key in finished if key not in set(here)])
+    return mine.with_others(there, finished)
+
+
+def _result(study: Study, found: Gathered, failed: list[tuple[str, str]]) -> StudyResult:
+    networks = found.networks
     values = values_table(networks, study.quantities)
     included = values[values["included"]].reset_index(drop=True)
     settings = networks[values["included"]].reset_index(drop=True)[study.varied]
@@ -157,13 +168,13 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
     units = networks.loc[values["included"], unit_column(study.varied)]
     relations = relate_all(quantities, units)
     within = relate_within(quantities, GAP.name, groupings(settings, study.varied), units)
-    unfinished = len(study.networks()) - len(records) - len(failed)
+    unfinished = len(study.networks()) - len(networks) - len(failed)
     return StudyResult(
         networks=networks,
-        layers=layers_table(records),
-        curves=curves_table(records),
-        histories=histories_table(records),
-        functions=functions_table(records),
+        layers=found.layers,
+        curves=found.curves,
+        histories=found.histories,
+        functions=found.functions,
         values=values,
         relations=relations,
         within=within,
@@ -171,28 +182,12 @@ def _result(study: Study, records: Sequence[Record], failed: list[tuple[str, str
         findings=findings(study, networks, relations, within, unfinished, len(failed)),
         quantities=study.quantities,
         settings=study.as_json(),
-        versions=_merged_versions(records),
-        excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
+        versions=found.versions,
+        excluded=found.excluded,
         failed=failed,
         unfinished=unfinished,
-        alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
+        alone=found.alone,
         varied=study.varied,
-        answers=answers(study, relations, within, len(records) - len(included) + len(failed), unfinished),
-        seconds=round(sum(r.result["seconds_training"] + r.result["seconds_measuring"] for r in records), 1),
+        answers=answers(study, relations, within, len(networks) - len(included) + len(failed), unfinished),
+        seconds=round(found.seconds, 1),
     )
-
-
-def _why(record: Record) -> str:
-    training, result = record.settings.training, record.result
-    assert isinstance(training, Training)  # a training elsewhere is at its end
-    where = f"learning rate {training.optimiser.lr:g}, batch size {training.batch_size}, seed {training.seed}"
-    if result["outcome"] == "diverged":
-        return f"diverged after {result['steps']} steps ({where})"
-    return f"loss {result['loss']:.3g}, accuracy {result['accuracy']:.3g} after {result['steps']} steps ({where})"
-
-
-def _merged_versions(records: Sequence[Record]) -> dict[str, str]:
-    """Return the versions of each package, joined by " | " where networks were computed with several."""
-    all_versions = [record.result["versions"] for record in records]
-    names = dict.fromkeys(name for recorded in all_versions for name in recorded)
-    return {name: " | ".join(sorted({str(v.get(name, "unknown")) for v in all_versions})) for name in names}

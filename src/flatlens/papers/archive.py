@@ -1,7 +1,6 @@
 """A reproduction as one small file: the tables of its studies, from which it is weighed and drawn again.
 
-A zip file that holds experiment.json and, for each study, result.json and its tables as Parquet, which keeps every
-digit and type. There are no weights and no values of single samples in it. Needs pyarrow (the extra `data`).
+A zip file that holds experiment.json and the tables of each study (`flatlens.experiments.archive`).
 """
 
 from __future__ import annotations
@@ -10,37 +9,24 @@ import io
 import json
 import os
 import zipfile
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
-
-from flatlens.errors import BadFolder, needs, one_line
-from flatlens.experiments.result import StudyResult
-from flatlens.experiments.settings import Study
+from flatlens.errors import BadFolder, BadInput, needs, one_line
+from flatlens.experiments.archive import read_study, studies_in, write_member, write_study
 from flatlens.files import write_whole
+from flatlens.papers.experiment import Experiment, Scale
 from flatlens.papers.predictions import Results
-from flatlens.papers.reproduce import AGAIN, MARK, Reproduction, concluded, from_mark
-
-_TABLES = tuple(field.name for field in fields(StudyResult) if field.type == "pd.DataFrame")
-_OTHERS = tuple(field.name for field in fields(StudyResult) if field.name not in (*_TABLES, "quantities"))
-_DATE = (1980, 1, 1, 0, 0, 0)
-"""Date of every member: equal tables make equal bytes."""
+from flatlens.papers.reproduce import MARK, RERUN, Reproduction, concluded, from_mark
 
 
 def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
     """Write the tables of a reproduction, and of its re-run, into one zip file; return its path."""
     content = io.BytesIO()
     with needs("data", "an archive"), zipfile.ZipFile(content, "w") as archive:
-        _write(archive, MARK, json.dumps({"experiment": found.experiment.id, "scale": found.scale}).encode())
-        for prefix, results in (("", found.results), (f"{AGAIN}/", found.second)):
+        write_member(archive, MARK, json.dumps({"experiment": found.experiment.id, "scale": found.scale}).encode())
+        for prefix, results in (("", found.results), (RERUN, found.second)):
             for name, result in results.items():
-                plain = {key: getattr(result, key) for key in _OTHERS}
-                _write(archive, f"{prefix}{name}/result.json", json.dumps(plain, indent=1).encode())
-                for table in _TABLES:
-                    data = getattr(result, table).to_parquet(index=False, compression="zstd")
-                    _write(archive, f"{prefix}{name}/{table}.parquet", data)
+                write_study(archive, f"{prefix}{name}", result)
     return write_whole(Path(path), content.getvalue())
 
 
@@ -50,30 +36,50 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
+    experiment, scale, studies = read_archive(path)
+    again = {name.removeprefix(RERUN): result for name, result in studies.items() if name.startswith(RERUN)}
+    return concluded(experiment, scale, {n: r for n, r in studies.items() if not n.startswith(RERUN)}, again)
+
+
+def read_archive(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Results]:
+    """Return the experiment, its scale and its studies; those of the re-run are named "again/...".
+
+    Raises:
+        BadFolder: the file is no archive, or a damaged one.
+    """
     try:
         with zipfile.ZipFile(path) as archive, needs("data", "an archive"):
             experiment, scale = from_mark(json.loads(archive.read(MARK)))
-            first, second = _studies(archive, ""), _studies(archive, f"{AGAIN}/")
+            return experiment, scale, {name: read_study(archive, name) for name in studies_in(archive)}
     except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
         raise BadFolder(
             f"{str(path)!r} is no archive of a reproduction, or a damaged one ({one_line(error)})"
         ) from error
-    return concluded(experiment, scale, first, second)
 
 
-def _write(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
-    archive.writestr(zipfile.ZipInfo(name, _DATE), content, zipfile.ZIP_DEFLATED)
+def archive_of(experiment: Experiment, scale: Scale, place: Path) -> Path | None:
+    """Return the archive at `place`: the file itself, or that of the experiment in a folder; None if it has none.
+
+    Raises:
+        BadInput: there is nothing at `place`.
+    """
+    if place.is_dir():
+        return file if (file := place / f"{experiment.id}-{scale}.zip").exists() else None
+    if not place.exists():
+        raise BadInput(f"there is no file or folder {str(place)!r}")
+    return place
 
 
-def _studies(archive: zipfile.ZipFile, prefix: str) -> Results:
-    names = (name.removesuffix("/result.json") for name in archive.namelist() if name.endswith("/result.json"))
-    mine = (name for name in names if name.startswith(f"{AGAIN}/") == bool(prefix))
-    return {name.removeprefix(prefix): _read(archive, name) for name in mine}
+def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> Results:
+    """Return the studies of an experiment in an archive, or in a folder of archives; empty if it has none.
 
-
-def _read(archive: zipfile.ZipFile, name: str) -> StudyResult:
-    values: dict[str, Any] = json.loads(archive.read(f"{name}/result.json"))
-    pairs = {key: value for key, value in values.items() if isinstance(value, list)}  # JSON has lists for tuples
-    values |= {key: [tuple(one) if isinstance(one, list) else one for one in value] for key, value in pairs.items()}
-    values |= {table: pd.read_parquet(io.BytesIO(archive.read(f"{name}/{table}.parquet"))) for table in _TABLES}
-    return StudyResult(**values, quantities=Study.from_json(values["settings"]).quantities)
+    Raises:
+        BadInput: there is nothing at `place`, or it is the archive of another experiment or scale.
+        BadFolder: it is no archive, or a damaged one.
+    """
+    if place is None or (file := archive_of(experiment, scale, place)) is None:
+        return {}
+    there, at, studies = read_archive(file)
+    if (there.id, at) != (experiment.id, scale):
+        raise BadInput(f"{str(file)!r} holds {there.id} at {at} scale, not {experiment.id} at {scale} scale")
+    return studies

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Unpack
 
 from flatlens.errors import BadFolder, BadInput, UnknownName
@@ -24,6 +25,8 @@ from flatlens.papers.rerun import rerun
 MARK = "experiment.json"
 AGAIN = "again"
 """Name of the folder, inside an experiment's, of the re-run with other seeds and sizes."""
+RERUN = f"{AGAIN}/"
+"""Beginning of the names of its studies."""
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
@@ -88,6 +91,7 @@ def reproduce(
     *,
     scale: Scale = "laptop",
     again: bool = False,
+    known: Results = MappingProxyType({}),
     progress: Progress | None = None,
     **options: Unpack[RunOptions],
 ) -> Reproduction:
@@ -101,6 +105,7 @@ def reproduce(
         scale: "smoke", "laptop", "desk" or "paper".
         again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
             claim is decided where the two runs agree.
+        known: studies of an earlier run by name, as of `read_archive`: their networks are not trained again.
         progress: as for `run_study`.
         options: the other options of `run_study`.
 
@@ -114,12 +119,15 @@ def reproduce(
     studies = experiment.studies(scale)
     _mark(out, experiment, scale)
 
-    def run(studies: Mapping[str, Study], into: Path) -> Results:
-        return {name: run_study(one, into / name, progress=progress, **options) for name, one in studies.items()}
+    def run(studies: Mapping[str, Study]) -> Results:
+        return {
+            name: run_study(one, out / name, known=known.get(name), progress=progress, **options)
+            for name, one in studies.items()
+        }
 
-    results = run(studies, out)
+    results = run(studies)
     if again:
-        run({study: rerun(settings) for study, settings in studies.items()}, out / AGAIN)
+        run({f"{RERUN}{study}": rerun(settings) for study, settings in studies.items()})
     return _written(out, concluded(experiment, scale, results, _of_rerun(out, results)))
 
 

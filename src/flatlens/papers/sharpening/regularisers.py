@@ -68,7 +68,7 @@ def _study(trained: Trained, name: str, scale: Scale) -> Study:
         "sam": {"ascent": SAM(0.0)},
     }
     base, one = trained.settings(), REGULARISERS[name]
-    seeds = {"smoke": 1, "laptop": 6, "desk": 10, "paper": 5}[scale]
+    seeds = {"smoke": 1, "laptop": 6, "desk": 16, "paper": 5}[scale]
     axes = (
         Axis("batchnorm", (True, False)),
         Axis("lr", trained.lrs),

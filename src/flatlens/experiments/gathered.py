@@ -1,0 +1,104 @@
+"""What the networks of a study left behind: the part of its result that is read, from which the rest is computed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from flatlens.experiments.result import StudyResult
+from flatlens.experiments.store import Record
+from flatlens.experiments.tables import (
+    curves_table,
+    functions_table,
+    histories_table,
+    layers_table,
+    networks_table,
+)
+from flatlens.training import REACHED, Training
+
+TABLES = ("networks", "layers", "curves", "histories", "functions")
+_AND = " | "
+
+
+@dataclass(frozen=True, eq=False)  # eq would compare tables
+class Gathered:
+    """The tables of some networks, and what is known of their runs; each as in `StudyResult`."""
+
+    networks: pd.DataFrame
+    layers: pd.DataFrame
+    curves: pd.DataFrame
+    histories: pd.DataFrame
+    functions: pd.DataFrame
+    versions: dict[str, str]
+    excluded: list[tuple[str, str]]
+    alone: list[tuple[str, int]]
+    seconds: float
+
+    @classmethod
+    def of_records(cls, records: Sequence[Record], varied: Sequence[str]) -> Gathered:
+        """Return what is in the folders of these networks."""
+        return cls(
+            networks=networks_table(records, varied),
+            layers=layers_table(records),
+            curves=curves_table(records),
+            histories=histories_table(records),
+            functions=functions_table(records),
+            versions=_merged([record.result["versions"] for record in records]),
+            excluded=[(r.settings.key, _why(r)) for r in records if r.result["outcome"] not in REACHED],
+            alone=sorted(Counter(why for r in records if (why := r.result.get("trained_alone"))).items()),
+            seconds=sum(r.result["seconds_training"] + r.result["seconds_measuring"] for r in records),
+        )
+
+    @classmethod
+    def of_result(cls, result: StudyResult, keys: Sequence[str]) -> Gathered:
+        """Return what a result holds of these networks; its seconds are shared out evenly."""
+        chosen = set(keys)
+        tables = {name: getattr(result, name) for name in TABLES}
+        rows = {name: table[table["key"].isin(chosen)].reset_index(drop=True) for name, table in tables.items()}
+        share = len(rows["networks"]) / max(len(result.networks), 1)
+        return cls(
+            **rows,
+            versions=result.versions,
+            excluded=[(key, why) for key, why in result.excluded if key in chosen],
+            alone=[(why, round(number * share)) for why, number in result.alone],
+            seconds=result.seconds * share,
+        )
+
+    def with_others(self, others: Gathered, keys: Sequence[str]) -> Gathered:
+        """Return both together, with the rows of each table in the order of `keys`."""
+        order = {key: number for number, key in enumerate(keys)}
+        alone: Counter[str] = Counter()
+        for why, number in (*self.alone, *others.alone):
+            alone[why] += number
+        return Gathered(
+            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in TABLES},
+            versions=_merged([self.versions, others.versions]),
+            excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
+            alone=sorted(alone.items()),
+            seconds=self.seconds + others.seconds,
+        )
+
+
+def _in_order(tables: Sequence[pd.DataFrame], order: dict[str, int]) -> pd.DataFrame:
+    """Return the rows of both tables in the order of their networks; an empty table has no types to give."""
+    whole = pd.concat([table for table in tables if len(table)] or tables[:1], ignore_index=True)
+    return whole.sort_values("key", key=lambda keys: keys.map(order), kind="stable", ignore_index=True)
+
+
+def _why(record: Record) -> str:
+    training, result = record.settings.training, record.result
+    assert isinstance(training, Training)  # a training elsewhere is at its end
+    where = f"learning rate {training.optimiser.lr:g}, batch size {training.batch_size}, seed {training.seed}"
+    if result["outcome"] == "diverged":
+        return f"diverged after {result['steps']} steps ({where})"
+    return f"loss {result['loss']:.3g}, accuracy {result['accuracy']:.3g} after {result['steps']} steps ({where})"
+
+
+def _merged(all_versions: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return the versions of each package, joined by " | " where networks were computed with several."""
+    names = dict.fromkeys(name for recorded in all_versions for name in recorded)
+    each = {name: {one for v in all_versions for one in str(v.get(name, "unknown")).split(_AND)} for name in names}
+    return {name: _AND.join(sorted(versions)) for name, versions in each.items()}
