@@ -20,6 +20,7 @@ from flatlens.papers.archive import load_archive, save_archive
 from flatlens.papers.experiment import SCALES, Plot
 from flatlens.papers.figures import FIGURES, PaperFigure
 from flatlens.papers.predictions import MARKS, Prediction
+from flatlens.papers.remarks import WEAK
 from flatlens.papers.reproduce import Reproduction, is_reproduction, load_reproduction
 from flatlens.papers.rerun import IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
@@ -51,7 +52,9 @@ in some minutes.
 How to read a row:
 
 - *Reproduced*: the whole 95% interval of the statistic lies on the side of the number that the paper predicts (the
-  column *statistic* names both). *Not reproduced*: all of it lies on the other side. Else *inconclusive*.
+  column *statistic* names both). *Not reproduced*: all of it lies on the other side. *At most weak*: neither, and the
+  whole interval of a correlation that should be above 0 lies below {WEAK:g} (or above -{WEAK:g}): if there is one, it
+  is weak. Else *inconclusive*.
 - Beside a Pearson correlation that of ranks has to agree; a claim about all cases needs each of them; where one
   of several cases decides, its p is corrected for their number after Holm. A row that these leave open says so: "ranks
   do not agree", "another case is open", "not after Holm's correction".

@@ -1,20 +1,23 @@
 """Conclusions follow from intervals alone; evidence is the named statistic of the right networks."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
 import pytest
 from fake_study import fake_result
+from scipy.stats import norm
 
 from flatlens.experiments.result import StudyResult
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.evidence import correlated, studied, trend
+from flatlens.papers.contrasts import mean_of
+from flatlens.papers.evidence import correlated, reached, studied, trend
 from flatlens.papers.experiment import Plot
 from flatlens.papers.plots import banded
-from flatlens.papers.predictions import Prediction, conclusion_of
-from flatlens.statistics import Statistic, correlate
+from flatlens.papers.predictions import Prediction, conclusion_of, replicated
+from flatlens.papers.remarks import WEAK
+from flatlens.statistics import Statistic, correlate, in_cases
 from flatlens.statistics.statistic import NAN
 
 KEYS = ["a", "b", "c", "d", "e", "f"]
@@ -63,6 +66,44 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
     found = Statistic("r", (low + high) / 2, 10, low, high)
     assert conclusion_of(found, "above", 0.0) == above
     assert conclusion_of(found, "below", 0.0) == below
+
+
+@pytest.mark.parametrize(
+    ("value", "width", "above", "below"),
+    [
+        (0.0, 0.2, "at most weak", "at most weak"),
+        (0.2, 0.15, "reproduced", "not reproduced"),
+        (0.2, 0.25, "inconclusive", "at most weak"),
+        (-0.2, 0.25, "at most weak", "inconclusive"),
+        (0.0, 0.4, "inconclusive", "inconclusive"),
+    ],
+)
+def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, below):
+    def tails(than):
+        return tuple(norm.cdf(sign * (value - than) / width * norm.ppf(0.975)) for sign in (-1, 1))
+
+    found = Statistic("r", value, 10, value - width, value + width, tails=tails, correlation=True)
+    assert conclusion_of(found, "above", 0.0) == above
+    assert conclusion_of(found, "below", 0.0) == below
+    weak = {"at most weak": "inconclusive"}
+    assert conclusion_of(replace(found, correlation=False), "above", 0.0) == weak.get(above, above)
+    assert conclusion_of(found, "above", -0.001) != "at most weak"  # it is held against another number
+    outcome, half = (Prediction("c", "", "", lambda _, r=r: r).weigh({}) for r in (found, Statistic("r", 0.29, 5)))
+    if above == "at most weak":
+        assert outcome.p == pytest.approx(2 * norm.cdf((value - WEAK) / width * norm.ppf(0.975)))
+        assert replicated(outcome, None, (half, half)) == "at most weak"
+        strong = replace(half, statistic=Statistic("r", 0.31, 5))
+        assert replicated(outcome, None, (half, strong)) == "inconclusive"
+
+
+def test_correlations_are_known_as_such():
+    assert correlated(studied("one"), "MLS", "gap")(RESULTS).correlation
+    assert trend("one", "lr", "mls")(RESULTS).correlation
+    assert mean_of(reached("one"), "mls", "lr")(RESULTS).correlation  # with ranks beside them they are correlations
+    assert not mean_of(reached("one"), "mls")(RESULTS).correlation
+    parts = {"a": Statistic("r", 0.5, 9, correlation=True), "b": Statistic("z", 0.5, 9)}
+    assert not in_cases(parts, "all", "").correlation
+    assert in_cases({**parts, "b": parts["a"]}, "all", "").correlation
 
 
 def test_an_outcome_states_everything():

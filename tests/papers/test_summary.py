@@ -75,8 +75,8 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
 
 
 def test_an_open_row_says_what_would_decide_it():
-    def row(value, low, high, again=None):
-        found = Statistic("mean", value, 20, low, high, tails=lambda than: (0.2, 0.8))
+    def row(value, low, high, again=None, **fields):
+        found = Statistic("mean", value, 20, low, high, tails=lambda than: (0.2, 0.8), **fields)
         return Row(Prediction("c", "", "", lambda _: found, kind="claim").weigh({}), again)
 
     assert row(0.1, -0.2, 0.4).times == pytest.approx(9)
@@ -84,6 +84,8 @@ def test_an_open_row_says_what_would_decide_it():
     said = "some 9.0 times the units would decide it if the value stays"
     assert row(0.1, -0.2, 0.4).would_decide(2.0) == f"{said}, 18 h on two cores"
     assert row(0.1, -0.2, 0.4).would_decide(0.0) == said
+    assert row(0.1, -0.2, 0.4, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)  # sooner at most weak
+    assert row(0.29, -0.2, 0.6, correlation=True).times == pytest.approx((0.49 / 0.29) ** 2)  # sooner above 0
     assert row(0.001, -0.2, 0.4).would_decide(2.0) == "more than 1000 times the units would decide it"
     for known in (Row(outcome(0.001), outcome(0.001)), row(0.1, -0.2, 0.4, outcome(0.2)), Row(outcome(None), None)):
         assert known.would_decide(2.0) == ""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from flatlens.experiments.result import StudyResult
+from flatlens.papers.remarks import WEAK
 from flatlens.statistics import Statistic
 from flatlens.statistics.clustered import two_sided
 from flatlens.statistics.statistic import NAN
@@ -15,13 +16,20 @@ Results: TypeAlias = Mapping[str, StudyResult]
 """An experiment's studies by name."""
 
 Side: TypeAlias = Literal["above", "below"]
-Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "inconclusive", "not tested"]
+Conclusion: TypeAlias = Literal["reproduced", "not reproduced", "at most weak", "inconclusive", "not tested"]
 PredictionKind: TypeAlias = Literal["theorem", "claim", "reading", "number"]
 """Kind of a prediction: proved, and so a check of the code; a sentence of the paper; our reading; a printed number."""
 
 LEVEL = 0.025
 """Share of wrong outcomes on each side that is accepted."""
-MARKS: Mapping[Conclusion, str] = {"reproduced": "✓", "not reproduced": "✗", "inconclusive": "?", "not tested": "–"}
+DECISIONS: tuple[Conclusion, ...] = ("reproduced", "not reproduced", "at most weak")
+MARKS: Mapping[Conclusion, str] = {
+    "reproduced": "✓",
+    "not reproduced": "✗",
+    "at most weak": "≈",
+    "inconclusive": "?",
+    "not tested": "–",
+}
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,20 @@ class Outcome:
 
     @property
     def p(self) -> float:
-        """The two-sided p of the statistic against the prediction's number; NaN for a theorem, or without interval."""
+        """The two-sided p of the statistic against the prediction's number; NaN for a theorem, or without interval.
+
+        Of a correlation that is at most weak it is that against the least strength that is not.
+        """
         tails = self.statistic.tails
         if tails is None or self.prediction.kind == "theorem":
             return NAN
-        return two_sided(tails(self.prediction.than))
+        return two_sided(tails(self._against))
+
+    @property
+    def _against(self) -> float:
+        """The number that the conclusion holds the statistic against."""
+        prediction = self.prediction
+        return weak_end(prediction.side) if self.conclusion == "at most weak" else prediction.than
 
     @property
     def weighed(self) -> str:
@@ -78,6 +95,13 @@ class Outcome:
             return "inconclusive"
         above = value > self.prediction.than
         return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
+
+    def agrees(self, half: Outcome) -> bool:
+        """Return whether the value in half of the units is on the side of this conclusion."""
+        if self.conclusion != "at most weak":
+            return half.sided == self.conclusion
+        value, end = half.statistic.value, weak_end(self.prediction.side)
+        return value < end if end > 0 else value > end
 
     @property
     def open_because(self) -> str:
@@ -118,11 +142,19 @@ def with_mark(conclusion: Conclusion, why: str = "") -> str:
     return f"{MARKS[conclusion]} {conclusion}{f': {why}' if why else ''}"
 
 
+def weak_end(side: Side) -> float:
+    """Return the least correlation on a side of 0 that is not weak."""
+    return WEAK if side == "above" else -WEAK
+
+
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """Return "reproduced" if the truth is on the predicted side at 2.5%, "not reproduced" if on the other.
 
     That is so where the whole 95% interval is on the side; beside a Pearson correlation ranks have to agree, and of
     several cases p is corrected for their number. Without an interval it is "inconclusive".
+
+    A correlation that is predicted to be above (or below) 0, and of which neither is found, is "at most weak" if it
+    is believed, in the same way, to be below 0.3 (above -0.3).
 
     Where no network has what the claim is about, it is "not tested".
 
@@ -140,8 +172,15 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     else:
         above, below = (p <= LEVEL for p in found.tails(than))
     if above == below:
-        return "inconclusive"
+        return "at most weak" if _at_most_weak(found, side, than) else "inconclusive"
     return "reproduced" if above == (side == "above") else "not reproduced"
+
+
+def _at_most_weak(found: Statistic, side: Side, than: float) -> bool:
+    if found.tails is None or not found.correlation or than != 0:
+        return False
+    above, below = found.tails(weak_end(side))
+    return (below if side == "above" else above) <= LEVEL
 
 
 def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:
@@ -154,7 +193,7 @@ def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] 
     if found.conclusion == "not tested" or (found.prediction.kind == "theorem" and again is None):
         return found.conclusion
     if pair:
-        agree = all(half.sided == found.conclusion for half in pair)
+        agree = all(found.agrees(half) for half in pair)
     else:
         agree = again is not None and again.conclusion == found.conclusion
     return found.conclusion if agree else "inconclusive"

@@ -23,7 +23,7 @@ MOVED_NEURONS = "neuronwise"
 LEAST_CHANGE = 1e-6
 """Largest |log(after / before)| of a number that does not change but for rounding."""
 WEAK = 0.3
-"""Largest |r| that counts as "very weak" or "does not correlate"."""
+"""Largest |r| that counts as "weak" or "does not correlate": below it, less than a tenth of the variance is shared."""
 VERY_WEAK = 0.2
 WEAK_BY_EVANS = "The paper names no largest value; Evans (1996) calls an |r| below 0.2 very weak."
 STRONG = 0.7

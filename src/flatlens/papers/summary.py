@@ -9,7 +9,17 @@ from typing import TypeAlias, get_args
 
 import numpy as np
 
-from flatlens.papers.predictions import LEVEL, MARKS, Conclusion, Outcome, PredictionKind, replicated, with_mark
+from flatlens.papers.predictions import (
+    DECISIONS,
+    LEVEL,
+    MARKS,
+    Conclusion,
+    Outcome,
+    PredictionKind,
+    replicated,
+    with_mark,
+)
+from flatlens.papers.remarks import WEAK
 from flatlens.papers.reproduce import Reproduction
 from flatlens.statistics import benjamini_hochberg
 from flatlens.statistics.statistic import NAN
@@ -58,7 +68,17 @@ class Row:
         if self.again is not None or self.decided != "inconclusive" or not s.low <= than <= s.high or s.value == than:
             return NAN
         width = s.value - s.low if s.value > than else s.high - s.value
-        return (width / (s.value - than)) ** 2
+        return float(np.fmin((width / (s.value - than)) ** 2, self._times_until_weak))
+
+    @property
+    def _times_until_weak(self) -> float:
+        """The same for "at most weak"; NaN where the value is not weak, or is no correlation held against 0."""
+        s, prediction = self.outcome.statistic, self.outcome.prediction
+        sign = 1 if prediction.side == "above" else -1
+        room = WEAK - sign * s.value
+        if not s.correlation or prediction.than != 0 or room <= 0:
+            return NAN
+        return float(((s.high - s.value if sign > 0 else s.value - s.low) / room) ** 2)
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
@@ -89,9 +109,8 @@ def rows_of(found: Sequence[Reproduction]) -> list[list[Row]]:
     """Return the rows of each experiment; p-values are corrected over all of them (Benjamini and Hochberg 1995)."""
     rows = [[Row(*each) for each in _runs(one)] for one in found]
     rates = iter(benjamini_hochberg(np.array([row.p for each in rows for row in each])))
-    decisions = ("reproduced", "not reproduced")
     return [
-        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in decisions)) for row in each]
+        [replace(row, survives=bool(next(rates) <= DISCOVERY and row.decided in DECISIONS)) for row in each]
         for each in rows
     ]
 
@@ -118,7 +137,7 @@ def by_chance(rows: Sequence[Row]) -> str:
     one = 2 * LEVEL * len(tested)
     both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
     survive = sum(row.survives for row in rows)
-    decided = sum(row.decided in ("reproduced", "not reproduced") for row in tested)
+    decided = sum(row.decided in DECISIONS for row in tested)
     return (
         f"{len(tested)} rows have a p-value. Were there no effect at all, chance would decide at most {one:.1f} of "
         f"them in one run, and {both:.1f} with the replication (a half of the units is hardly one). {decided} are "

@@ -12,6 +12,7 @@ from flatlens.files import write_whole
 from flatlens.measures.papers import PAPERS
 from flatlens.papers.halves import HALVES
 from flatlens.papers.predictions import MARKS
+from flatlens.papers.remarks import WEAK
 from flatlens.papers.rerun import IN_WORDS
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
 from flatlens.report import words
@@ -72,6 +73,7 @@ def atlas_html(found: Sequence[Reproduction], drawn: Sequence[Sequence[Figure]],
         kinds=counted_by_kind(every),
         chance=by_chance(every),
         marks=MARKS,
+        weak=WEAK,
         rows=rows,
         again=IN_WORDS,
         halves=HALVES,

@@ -70,7 +70,7 @@ def clustered(
     """
     numbers, labels = pd.factorize(np.asarray(units, dtype=object))
     n, known = len(numbers), len(labels)
-    plain = Statistic(name, NAN, n, excluded=excluded, note=note, units=known, unit=unit)
+    plain = Statistic(name, NAN, n, excluded=excluded, note=note, units=known, unit=unit, correlation=fisher)
     if n == 0:
         return replace(plain, note="no network is left")
     value, left_out = _with_and_without(coefficient, numbers, known)
