@@ -107,9 +107,16 @@ def _figures(paper: str, own: list[Reproduction]) -> Iterator[str]:
             yield ""
     missing = [figure for figure in FIGURES if figure.paper == paper and figure.name not in drawn]
     for figure in missing:
-        why = f"{figure.experiment} has not been run yet" if figure.experiment else figure.remark
+        why = _undrawn(figure, own) if figure.experiment else figure.remark
         yield f"Not drawn here: **{figure.name}**, {figure.shows} ({why})."
         yield ""
+
+
+def _undrawn(figure: PaperFigure, own: list[Reproduction]) -> str:
+    for one in own:
+        if one.experiment.id == figure.experiment:
+            return f"not a part of {figure.experiment} at {one.scale} scale"
+    return f"{figure.experiment} has not been run yet"
 
 
 @dataclass(frozen=True)

@@ -158,6 +158,7 @@ class NetworkMeasure(Measure):
     """A measure of the whole network, computed from a lens."""
 
     of_parameters: bool = True  #: whether it is undefined if no parameter is measured
+    differentiates: bool = True  #: whether its values depend on derivatives of the outputs
     reads: tuple[
         PassMeasure, ...
     ] = ()  #: numbers that it takes from a pass that had them; else it computes them itself
@@ -260,6 +261,7 @@ def on_lens(
     works_coupled: bool = False,
     works_sharded: bool = False,
     of_parameters: bool = True,
+    differentiates: bool = True,
     on_request: bool = False,
     reads: tuple[PassMeasure, ...] = (),
 ) -> Callable[[Callable[..., Estimate | Parts]], NetworkMeasure]:
@@ -282,6 +284,7 @@ def on_lens(
             works_coupled=works_coupled,
             works_sharded=works_sharded,
             of_parameters=of_parameters,
+            differentiates=differentiates,
             reads=reads,
         )  # fmt: skip
         MEASURES.add(made.card.name, id, made)

@@ -31,6 +31,7 @@ from flatlens.perturbation.rotations import ROTATION_LAWS
     invariances={("bandwidth", "relative"): frozenset({LAYERWISE, PERMUTATION})},
     of_parameters=False,
     on_request=True,
+    differentiates=False,
 )
 def representativeness(
     lens: Lens,

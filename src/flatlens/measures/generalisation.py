@@ -43,6 +43,7 @@ def _mean(samples: Tensor | None, sampled: bool) -> Estimate:
     invariant_under=FUNCTION,
     works_coupled=True,
     works_sharded=True,
+    differentiates=False,
 )
 def loss(lens: Lens, *, excess: bool = False) -> Estimate:
     """Empirical risk: mean loss over the data.
@@ -80,6 +81,7 @@ def _least(lens: Lens) -> Tensor | None:
     invariant_under=FUNCTION,
     works_coupled=True,
     works_sharded=True,
+    differentiates=False,
 )
 def accuracy(lens: Lens) -> Estimate:
     """Share of the data classified rightly."""
@@ -95,6 +97,7 @@ def accuracy(lens: Lens) -> Estimate:
     invariant_under=FUNCTION,
     held_out=True,
     works_coupled=True,
+    differentiates=False,
 )
 def test_loss(lens: Lens) -> Estimate:
     """Mean loss over the held-out data, an estimate of the risk."""
@@ -110,6 +113,7 @@ def test_loss(lens: Lens) -> Estimate:
     invariant_under=FUNCTION,
     held_out=True,
     works_coupled=True,
+    differentiates=False,
 )
 def test_accuracy(lens: Lens) -> Estimate:
     """Share of the held-out data classified rightly."""
@@ -125,6 +129,7 @@ def test_accuracy(lens: Lens) -> Estimate:
     invariant_under=FUNCTION,
     held_out=True,
     works_coupled=True,
+    differentiates=False,
 )
 def generalisation_gap(lens: Lens, *, convention: str = "signed") -> Estimate:
     """Test loss minus training loss: the risk, estimated on held-out data, minus the empirical risk.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,7 +18,8 @@ from flatlens.estimate import Estimate, Key, Progress, Report, undefined
 from flatlens.measures.card import Measure, NetworkMeasure, Parts, PassMeasure, Run
 from flatlens.measures.lens import Lens
 from flatlens.measures.registry import MEASURES, named
-from flatlens.measures.rows import assembled, finite_or_undefined, omitted, refused
+from flatlens.measures.rows import assembled, finite_or_undefined, omitted, refused, with_note
+from flatlens.perturbation.autograd import other_derivative
 from flatlens.problem import Problem, measuring
 from flatlens.problem.checks import drawing
 from flatlens.problem.state import device_of
@@ -91,10 +92,14 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
                 found = dict.fromkeys(found, undefined(why))
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
+            other = _other_derivative(lens, one, found)
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
                 estimates[key] = replace(
-                    finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
+                    finite_or_undefined(lens, estimate if estimate.kind == "undefined" else with_note(estimate, other)),
+                    source=one.card.source,
+                    unit=unit,
+                    seconds=seconds,
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
     return Report(estimates, about(lens) | _spellings(measures, chosen))
@@ -152,6 +157,14 @@ COUPLED = "batchnorm='train' couples the samples of a batch: measures of single 
 
 
 SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
+
+
+def _other_derivative(lens: Lens, one: Measure, found: Mapping[Key, Estimate]) -> str:
+    """Return why values are those of another derivative than the function's; empty if none depends on derivatives."""
+    untouched = isinstance(one, NetworkMeasure) and not one.differentiates
+    if untouched or all(estimate.kind == "undefined" for estimate in found.values()):
+        return ""
+    return other_derivative(lens.problem, lens.model)
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:

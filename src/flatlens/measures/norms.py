@@ -60,6 +60,7 @@ def _slope_along_parameters(g: LayerGrams) -> Tensor:
     unit="parameter",
     cost="operator norms",
     invariant_under={PERMUTATION},
+    differentiates=False,
 )
 def weight_norm(lens: Lens) -> Parts:
     """Frobenius norm of all linear layers' weights, biases not counted: sqrt(sum_l ||W_l||_F^2).
@@ -93,6 +94,7 @@ def weight_norm(lens: Lens) -> Parts:
     unit="output",
     invariant_under=FUNCTION,
     reads=(_output_norms,),
+    differentiates=False,
 )
 def output_norm(lens: Lens) -> Estimate:
     """Frobenius norm of the outputs over all data: sqrt(sum_i ||f(x_i)||^2)."""
@@ -120,6 +122,7 @@ def _by_a_forward_pass(lens: Lens, of: Callable[[Tensor, Any], Tensor]) -> Tenso
     unit="feature",
     cost="one forward, Lanczos on the features",
     invariant_under={PERMUTATION},
+    differentiates=False,
 )
 def feature_norm(lens: Lens) -> Parts:
     """Spectral norm of the matrix of features that each linear layer reads, n x M_l; the network's is the largest.

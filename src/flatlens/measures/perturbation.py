@@ -66,6 +66,7 @@ _PLAIN: dict[tuple[str, Option], frozenset[str]] = {("adaptive", False): frozens
     invariances=_PLAIN,
     works_coupled=True,
     on_request=True,
+    differentiates=False,
 )
 def average_sharpness(
     lens: Lens, run: Run, *, rho: float = 0.1, adaptive: bool = True, scale: str = "curvature", probes: int = 32
@@ -119,6 +120,7 @@ def of_draws(changes: Tensor, rounding: float = 0.0) -> Estimate:
     invariances=IN_UNITS_OF_WEIGHTS,
     works_coupled=True,
     on_request=True,
+    differentiates=False,
 )
 def worst_sharpness(
     lens: Lens,
@@ -195,6 +197,7 @@ def _worst_of(
     invariances=IN_UNITS_OF_WEIGHTS,
     works_coupled=True,
     on_request=True,
+    differentiates=False,
 )
 def pac_bayes_flatness(
     lens: Lens, run: Run, *, level: float = 0.1, of: str = "accuracy", adaptive: bool = False, probes: int = 16

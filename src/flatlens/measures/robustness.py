@@ -32,6 +32,7 @@ NO_LINEAR_LAYER = "the network has no linear layer"
     invariant_under={LAYERWISE, PERMUTATION},
     of_parameters=False,
     on_request=True,
+    differentiates=False,
 )
 def feature_robustness(
     lens: Lens,
@@ -150,6 +151,7 @@ def _by_noise(
     invariant_under={LAYERWISE, PERMUTATION},
     of_parameters=False,
     on_request=True,
+    differentiates=False,
 )
 def locally_constant_labels(lens: Lens, run: Run, *, delta: float = 0.1, probes: int = 16) -> Parts:
     """Change of the loss through labels alone, near the samples: mean_i |l(f', y[phi']) - l(f', y_i)|.

@@ -56,7 +56,7 @@ def assembled(lens: Lens, one: PassMeasure, asked: bool, run: Run) -> Iterator[t
     elif one.answer == "last":
         last = _last(lens, layers)
         later = list(lens.layout.weights)[list(lens.layout.weights).index(last) + 1 :]
-        yield (one.key, None), _with_note(layers[last], f"of {last}: {later[0]} is frozen" if later else "")
+        yield (one.key, None), with_note(layers[last], f"of {last}: {later[0]} is frozen" if later else "")
         yield (f"{one.key}.sum", None), _without(frozen, _over_layers(layers, sum), left_out(lens, layers))
         yield (f"{one.key}.max", None), _without(frozen, _over_layers(layers, max))
     else:
@@ -107,17 +107,18 @@ def _bounded(lens: Lens, key: Key, estimate: Estimate) -> Estimate:
     if residuals is None or estimate.kind == "undefined":
         return estimate
     note = f"squared norms to residuals of {float(residuals.max()):.1%} at most"
-    return replace(_with_note(estimate, note), kind="lower bound", arrays={"residuals": residuals})
+    return replace(with_note(estimate, note), kind="lower bound", arrays={"residuals": residuals})
 
 
 def _of_input(lens: Lens, estimate: Estimate) -> Estimate:
     """Return the estimate with a note if the input is not the user's own."""
     if not lens.layout.input_is_embedded:
         return estimate
-    return _with_note(estimate, "to the first embedding's output")
+    return with_note(estimate, "to the first embedding's output")
 
 
-def _with_note(estimate: Estimate, note: str) -> Estimate:
+def with_note(estimate: Estimate, note: str) -> Estimate:
+    """Return the estimate with a further note."""
     return replace(estimate, note="; ".join(part for part in (estimate.note, note) if part))
 
 
@@ -126,8 +127,8 @@ ALL = "Problem(parameters='all') measures frozen ones, too"
 
 def _without(frozen: set[str], estimate: Estimate, others: str = "") -> Estimate:
     """Return the estimate with a note if layers or other matrices were left out."""
-    estimate = _with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
-    return estimate if estimate.kind == "undefined" else _with_note(estimate, others)
+    estimate = with_note(estimate, f"{len(frozen)} frozen layers left out" if frozen else "")
+    return estimate if estimate.kind == "undefined" else with_note(estimate, others)
 
 
 def _last(lens: Lens, layers: dict[str, Estimate]) -> str:
@@ -196,7 +197,7 @@ def _noted(lens: Lens, one: PassMeasure, layer: str, estimate: Estimate) -> Esti
     if not constant:
         return estimate
     note = f"{constant} features constant over the data, in units of their value (left out where it is 0)"
-    return _with_note(estimate, note)
+    return with_note(estimate, note)
 
 
 def _estimate(lens: Lens, reduced: Reduced) -> Estimate:

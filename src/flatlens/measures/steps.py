@@ -121,6 +121,7 @@ def direction_of(lens: Lens, along: str) -> tuple[dict[str, Tensor], bool]:
     works_coupled=True,
     works_sharded=True,
     on_request=True,
+    differentiates=False,
 )
 def critical_sharpness(lens: Lens, run: Run, *, rtol: float = 0.05) -> Estimate:
     """Critical sharpness: 2 / eta_c, eta_c the step along the next update at which the risk rises above its value.

@@ -64,6 +64,7 @@ def _certified(lens: Lens, run: Run, delta: float) -> Estimate:
     invariant_under=FUNCTION,
     of_parameters=False,
     on_request=True,
+    differentiates=False,
 )
 def mls_by_search(
     lens: Lens, run: Run, *, delta: float = 1e-3, restarts: int = 4, steps: int = 20, normalized: bool = False

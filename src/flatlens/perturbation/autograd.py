@@ -1,0 +1,117 @@
+"""Whether autograd's derivative is that of the function: a network may change it, on purpose or by a slip.
+
+Gradient reversal, straight-through estimators and `detach()` do. Differences of outputs over a small step tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from flatlens.errors import FlatlensError
+from flatlens.grams.sketch import random_signs
+from flatlens.perturbation.weights import Elsewhere
+from flatlens.problem import Batch, Problem
+
+STEP = {torch.float32: 1e-3, torch.float64: 1e-5}
+"""Length of a step, relative to the length of the weights and to that of the inputs."""
+ASIDE = 0.03
+"""How far aside the test takes place, in the same units: zero biases and black pixels may lie exactly on kinks."""
+RANDOM = 4
+"""Number of random directions."""
+APART = 0.05
+"""Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
+AGREE = 0.2
+"""Largest spread of the differences over several steps, relative to that difference."""
+_VECTORS = 8  #: vectors as long as the weights that the test holds at once
+_FOUND = "the derivative that is not autograd's"
+
+
+def other_derivative(problem: Problem, model: nn.Module) -> str:
+    """Return in words that the function's derivative is not autograd's; empty if nothing speaks for it.
+
+    Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
+    outputs: along autograd's gradient with respect to measured weights and inputs, and along random directions. At a
+    kink a difference of outputs is another, too: it is believed if it is the same over two steps to each side. Not
+    seen are changes of less than a twentieth of the derivative, operations that jump many times within a step (fine
+    rounding), and networks whose weights take more than an eighth of the problem's memory.
+    """
+    if _FOUND not in problem.facts:
+        problem.facts[_FOUND] = ""
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        if problem.parameters and not problem.sharded and _VECTORS * weights <= problem.memory:
+            with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
+                problem.facts[_FOUND] = _tested(problem, model)
+    found: str = problem.facts[_FOUND]
+    return found
+
+
+def _tested(problem: Problem, model: nn.Module) -> str:
+    with problem.measuring(model, twice=False):
+        combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]))
+        step = STEP[combination.here[0].dtype]
+        for direction, slope in combination.directions():
+            found = [combination.difference(direction, step)]
+            if _apart(found[0], slope):
+                found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
+                mean = sum(found) / len(found)
+                if _apart(mean, slope) and max(found) - min(found) <= AGREE * abs(mean - slope):
+                    return (
+                        f"autograd's derivative is not that of the function: along one direction it is {slope:.3g}, "
+                        f"and differences of the outputs give {mean:.3g}"
+                    )
+    return ""
+
+
+def _apart(found: float, slope: float) -> bool:
+    return abs(found - slope) > APART * max(abs(found), abs(slope))
+
+
+class _Combination:
+    """A random combination of a batch's outputs, as a function of the weights and, if they are floating, the inputs."""
+
+    def __init__(self, network: Elsewhere, batch: Batch) -> None:
+        self.network, self.batch = network, batch
+        self.generator = torch.Generator().manual_seed(0)
+        x = batch[0] if isinstance(batch, tuple) else None
+        own = [network.here, x] if isinstance(x, Tensor) and x.is_floating_point() else [network.here]
+        self.here = [one.detach() + ASIDE * self._as_long(one, self._signs(one)) for one in own]
+        outputs, _ = network.run(self.here[0], batch)
+        self.signs = self._signs(outputs.detach())
+        self.value = float(self._at(self.here).detach())
+
+    def directions(self) -> Iterator[tuple[list[Tensor], float]]:
+        """Yield the gradient and random signs, each as long as the weights and as the inputs, with their slopes.
+
+        Weights without a gradient stay: the row of an embedding's padding has none on purpose.
+        """
+        leaves = [one.clone().requires_grad_() for one in self.here]
+        gradient = torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
+        for turn in range(1 + RANDOM):
+            parts = [self._signs(one) for one in self.here] if turn else list(gradient)
+            parts[0] = parts[0] * (gradient[0] != 0)
+            direction = [self._as_long(here, part) for here, part in zip(self.here, parts, strict=True)]
+            each = zip(gradient, direction, strict=True)
+            yield direction, sum(float((a.double() * b.double()).sum()) for a, b in each)
+
+    def difference(self, direction: list[Tensor], step: float) -> float:
+        """Return the change over a step, divided by it."""
+        with torch.no_grad():
+            moved = [here + step * part for here, part in zip(self.here, direction, strict=True)]
+            return (float(self._at(moved)) - self.value) / step
+
+    def _at(self, point: list[Tensor]) -> Tensor:
+        theta, *x = point
+        outputs, _ = self.network.run(theta, (*x, *self.batch[1:]) if x else self.batch)
+        return (outputs.double() * self.signs).sum()
+
+    def _signs(self, like: Tensor) -> Tensor:
+        return random_signs(like.shape, like, self.generator)
+
+    @staticmethod
+    def _as_long(here: Tensor, part: Tensor) -> Tensor:
+        length, own = (float(torch.linalg.vector_norm(one)) for one in (here, part))
+        return part * (length / own) if own else part

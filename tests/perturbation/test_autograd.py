@@ -1,0 +1,106 @@
+"""A network that changes its derivative is told from one that has kinks, ties and jumps."""
+
+import pytest
+import torch
+from torch import nn
+
+import flatlens as fl
+from flatlens.perturbation.autograd import other_derivative
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, whose derivative is said to be -1."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, slope):
+        return -slope
+
+
+def rounded(h):
+    return h + (torch.round(h) - h).detach()
+
+
+CHANGED = {
+    "gradient reversal": Reversed.apply,
+    "gate without a derivative": lambda h: h * torch.sigmoid(h).detach(),
+    "straight-through rounding": rounded,
+    "norm without a derivative": lambda h: h / (h.square().mean(1, keepdim=True) + 1e-6).sqrt().detach(),
+}
+HONEST = {
+    "nothing": lambda h: h,
+    "mask of signs": lambda h: h * (h.detach() > 0),
+    "largest alone": lambda h: h * (h == h.max(1, keepdim=True).values),
+    "jumps": lambda h: torch.round(4 * h.detach()) + h,
+    "clamped at the ends of its range": lambda h: h.clamp(0, 1),
+}
+
+
+class Between(nn.Module):
+    """Two linear layers, with a function between them and one before."""
+
+    def __init__(self, between, before=lambda x: x):
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(10, 32), nn.Linear(32, 3)
+        self.between, self.before = between, before
+
+    def forward(self, x):
+        return self.fc2(self.between(torch.relu(self.fc1(self.before(x)))))
+
+
+def said(network, x, dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    y = torch.arange(len(x)) % 3
+    problem = fl.Problem(network.to(dtype), "cross_entropy", (x.to(dtype), y), **options)
+    return other_derivative(problem, problem.measured())
+
+
+@pytest.fixture
+def x():
+    return torch.randn(40, 10, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", CHANGED)
+def test_another_derivative_is_seen(name, dtype, x):
+    torch.manual_seed(0)
+    assert said(Between(CHANGED[name]), x, dtype).startswith("autograd's derivative is not that of the function")
+
+
+def test_inputs_without_a_derivative_are_seen(x):
+    torch.manual_seed(0)
+    assert said(Between(HONEST["nothing"], before=torch.Tensor.detach), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.parametrize("seed", range(5))
+def test_kinks_and_ties_are_none(name, dtype, seed):
+    """Also where biases are zero, half the inputs are, and the network clamps at the inputs' own ends."""
+    torch.manual_seed(seed)
+    network = Between(HONEST[name], before=HONEST["clamped at the ends of its range"])
+    nn.init.zeros_(network.fc1.bias)
+    black = torch.rand(40, 10).clamp(0.5, 1) * 2 - 1
+    if name == "jumps":
+        assert "nan" not in said(network, black, dtype)  # its steps are changes of the function, seen or not
+    else:
+        assert said(network, black, dtype) == ""
+
+
+def test_a_network_whose_weights_take_much_of_the_memory_is_not_tested(x):
+    torch.manual_seed(0)
+    assert said(Between(CHANGED["gradient reversal"]), x, memory="4KiB") == ""
+
+
+def test_every_number_that_depends_on_it_says_so(x):
+    torch.manual_seed(0)
+    network = Between(CHANGED["gradient reversal"])
+    report = fl.measure(fl.Lens(fl.Problem(network, "cross_entropy", (x, torch.arange(40) % 3))))
+    noted = {name.partition(".")[0] for (name, _), e in report.items() if "not that of the function" in e.note}
+    assert {"mls", "interpolation_sharpness", "relative_flatness", "log_volume", "fisher_rao"} <= noted
+    assert not noted & {"loss", "accuracy", "weight_norm", "output_norm", "feature_norm"}
+    honest = fl.measure(fl.Lens(fl.Problem(Between(HONEST["nothing"]), "cross_entropy", (x, torch.arange(40) % 3))))
+    assert not any("not that of the function" in e.note for e in honest.values())
