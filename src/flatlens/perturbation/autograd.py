@@ -16,7 +16,7 @@ from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
 
-STEP = {torch.float32: 1e-3, torch.float64: 1e-5}
+STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
 ASIDE = 0.03
 """How far aside the test takes place, in the same units: zero biases and black pixels may lie exactly on kinks."""
@@ -60,8 +60,8 @@ def _tested(problem: Problem, model: nn.Module) -> str:
                 mean = sum(found) / len(found)
                 if _apart(mean, slope) and max(found) - min(found) <= AGREE * abs(mean - slope):
                     return (
-                        f"autograd's derivative is not that of the function: along one direction it is {slope:.3g}, "
-                        f"and differences of the outputs give {mean:.3g}"
+                        f"autograd's derivative is not the function's (along one direction {slope:.3g}; differences of "
+                        f"the outputs give {mean:.3g})"
                     )
     return ""
 
