@@ -159,9 +159,35 @@ def test_networks_of_an_earlier_result_are_not_computed_again(finished, tmp_path
     again = run(tmp_path / "more", STUDY.over("lr", 0.1), known=whole)
     assert again.networks.equals(whole.networks[whole.networks["lr"] == 0.1].reset_index(drop=True))
     assert again.seconds == pytest.approx(whole.seconds / 2, abs=0.1)
-    (tmp_path / "more" / "known.zip").write_bytes(b"PK")
-    with pytest.raises(BadFolder, match=r"known\.zip' cannot be read"):
-        load_study(tmp_path / "more")
+    assert again.versions == whole.versions
+    written = (tmp_path / "more" / "known.zip").read_bytes()
+    middle = len(written) // 2
+    for damaged in (b"PK", written[:middle] + bytes([written[middle] ^ 255]) + written[middle + 1 :]):
+        (tmp_path / "more" / "known.zip").write_bytes(damaged)
+        with pytest.raises(BadFolder, match=r"known\.zip' does not hold the tables of an earlier run, or is damaged"):
+            load_study(tmp_path / "more")
+
+
+def test_an_earlier_result_that_varied_other_settings_has_the_columns_of_this_study(finished, tmp_path):
+    _, whole = finished
+    wider = STUDY.over("lr", 0.1).over("momentum", 0.0, 0.5)
+    run(tmp_path / "anew", wider)
+    result = run(tmp_path / "out", wider, known=whole)
+    assert len(list((tmp_path / "out" / "networks").iterdir())) == 4
+    assert (tmp_path / "out" / "table.csv").read_bytes() == (tmp_path / "anew" / "table.csv").read_bytes()
+    narrower = run(tmp_path / "narrow", STUDY.over("lr", 0.1).setting("momentum", 0.5), known=result)
+    assert "momentum" not in narrower.networks
+    assert not list((tmp_path / "narrow" / "networks").iterdir())
+
+
+def test_two_earlier_results_are_both_kept(finished, tmp_path, monkeypatch):
+    _, whole = finished
+    halves = [run(tmp_path / str(lr), STUDY.over("lr", lr), known=whole) for lr in (0.1, 0.05)]
+    monkeypatch.setattr(network_module, "train", lambda *_, **__: pytest.fail("trained again"))
+    out = tmp_path / "both"
+    for half in halves:
+        study_module.Store.create(out, STUDY).keep(half, [network.key for network in STUDY.networks()], None)
+    assert run(out).networks.equals(whole.networks)
 
 
 def test_earlier_results_of_other_versions_are_refused_unless_mixed(finished, tmp_path):
@@ -169,7 +195,10 @@ def test_earlier_results_of_other_versions_are_refused_unless_mixed(finished, tm
     part = STUDY.over("lr", 0.1, 0.2)
     with pytest.raises(BadFolder, match=r"torch 9\.9 there"):
         run(tmp_path / "out", part, known=old)
-    assert set(run(tmp_path / "out", part, mixed=True).versions["torch"].split(" | ")) == {torch.__version__, "9.9"}
+    assert not (tmp_path / "out" / "known.zip").exists()
+    mixed = run(tmp_path / "out", part, known=old, mixed=True)
+    assert set(mixed.versions["torch"].split(" | ")) == {torch.__version__, "9.9"}
+    run(tmp_path / "complete", STUDY.over("lr", 0.1), known=old)  # nothing is left: nothing is mixed
 
 
 def test_a_failed_run_is_told_and_taken_again_when_asked(tmp_path, monkeypatch):

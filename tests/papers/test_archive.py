@@ -44,5 +44,5 @@ def test_equal_reproductions_make_equal_bytes(found, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"PK", b"{}"])
 def test_another_file_is_one_line(content, tmp_path):
     (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(BadFolder, match="no archive of a reproduction"):
+    with pytest.raises(BadFolder, match="does not hold the archive of a reproduction"):
         load_archive(tmp_path / "a.zip")

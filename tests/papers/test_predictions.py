@@ -73,9 +73,9 @@ def test_the_whole_interval_has_to_be_on_the_claimed_side(low, high, above, belo
     [
         (0.0, 0.2, "at most weak", "at most weak"),
         (0.2, 0.15, "reproduced", "not reproduced"),
-        (0.2, 0.25, "inconclusive", "at most weak"),
-        (-0.2, 0.25, "at most weak", "inconclusive"),
-        (0.0, 0.4, "inconclusive", "inconclusive"),
+        (-0.1, 0.15, "at most weak", "at most weak"),
+        (0.2, 0.25, "inconclusive", "inconclusive"),
+        (-0.2, 0.25, "inconclusive", "inconclusive"),
     ],
 )
 def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, below):
@@ -90,20 +90,29 @@ def test_a_correlation_on_neither_side_may_be_at_most_weak(value, width, above, 
     assert conclusion_of(found, "above", -0.001) != "at most weak"  # it is held against another number
     outcome, half = (Prediction("c", "", "", lambda _, r=r: r).weigh({}) for r in (found, Statistic("r", 0.29, 5)))
     if above == "at most weak":
-        assert outcome.p == pytest.approx(2 * norm.cdf((value - WEAK) / width * norm.ppf(0.975)))
+        assert outcome.p == pytest.approx(2 * norm.cdf((abs(value) - WEAK) / width * norm.ppf(0.975)))
         assert replicated(outcome, None, (half, half)) == "at most weak"
-        strong = replace(half, statistic=Statistic("r", 0.31, 5))
-        assert replicated(outcome, None, (half, strong)) == "inconclusive"
+        for strong in (0.31, -0.31):
+            other = replace(half, statistic=Statistic("r", strong, 5))
+            assert replicated(outcome, None, (half, other)) == "inconclusive"
+        assert outcome.as_json()["p_against"] == WEAK
+        assert outcome.marked == "≈ at most weak"
+        cases = replace(outcome, statistic=replace(found, parts={"a": found, "b": found}))
+        assert cases.marked == "≈ at most weak: in one of 2 cases"
+        ranks = replace(outcome, statistic=replace(found, low=0.01, of_ranks=0.0))
+        assert ranks.marked == "≈ at most weak: ranks do not agree"
 
 
 def test_correlations_are_known_as_such():
     assert correlated(studied("one"), "MLS", "gap")(RESULTS).correlation
-    assert trend("one", "lr", "mls")(RESULTS).correlation
+    assert not trend("one", "lr", "mls")(RESULTS).correlation  # a tau of 0.3 is an r of 0.45
+    assert not correlated(studied("one"), "MLS", "gap", "kendall")(RESULTS).correlation
     assert mean_of(reached("one"), "mls", "lr")(RESULTS).correlation  # with ranks beside them they are correlations
     assert not mean_of(reached("one"), "mls")(RESULTS).correlation
     parts = {"a": Statistic("r", 0.5, 9, correlation=True), "b": Statistic("z", 0.5, 9)}
     assert not in_cases(parts, "all", "").correlation
     assert in_cases({**parts, "b": parts["a"]}, "all", "").correlation
+    assert not in_cases({**parts, "b": parts["a"]}, "some", "").correlation
 
 
 def test_an_outcome_states_everything():
@@ -118,7 +127,8 @@ def test_an_outcome_states_everything():
         "claim": "c", "says": "It rises.", "kind": "claim", "quote": "rises", "reason": "", "headline": True,
         "units": 3, "unit": "seed", "source": "paper Fig. 1", "outcome": "reproduced", "statistic": "r",
         "value": 0.6, "low": 0.55, "high": 0.7, "n": 9, "predicted": "above 0.5",
-        "p": None, "of_ranks": None, "leave_one_out": [None, None], "why": "", "method": "", "note": "n",
+        "p": None, "p_against": 0.5, "of_ranks": None, "leave_one_out": [None, None], "why": "", "method": "",
+        "note": "n",
         "cases": {"a": "0.60 [0.55, 0.70]"},
     }  # fmt: skip
 

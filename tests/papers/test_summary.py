@@ -71,7 +71,8 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
     said = by_chance(rows)
     assert said.startswith("4 rows have a p-value")  # the theorem has none
     assert "at most 0.2 of them in one run, and 0.1 with the replication" in said
-    assert "3 are decided, and their replication agrees; 3 of these survive" in said
+    assert "3 are decided, and their replication agrees. 0 more are at most weak" in said
+    assert "3 of all these survive" in said
 
 
 def test_an_open_row_says_what_would_decide_it():
@@ -84,8 +85,15 @@ def test_an_open_row_says_what_would_decide_it():
     said = "some 9.0 times the units would decide it if the value stays"
     assert row(0.1, -0.2, 0.4).would_decide(2.0) == f"{said}, 18 h on two cores"
     assert row(0.1, -0.2, 0.4).would_decide(0.0) == said
-    assert row(0.1, -0.2, 0.4, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)  # sooner at most weak
+    assert row(0.1, -0.3, 0.4, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)  # sooner at most weak
+    assert row(-0.1, -0.4, 0.3, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)
     assert row(0.29, -0.2, 0.6, correlation=True).times == pytest.approx((0.49 / 0.29) ** 2)  # sooner above 0
+    weak = Statistic("r", 0.05, 20, -0.1, 0.2, tails=lambda than: (0.2, 0.8) if than == 0 else (0.01, 0.01),
+                     correlation=True)  # fmt: skip
+    found, half = (Prediction("c", "", "", lambda _, r=r: r).weigh({}) for r in (weak, Statistic("r", 0.4, 9)))
+    assert found.conclusion == "at most weak"
+    assert Row(found, None, (half, half)).times != Row(found, None, (half, half)).times  # the halves differ
+    assert "1 more are at most weak" in by_chance([Row(found, found)])
     assert row(0.001, -0.2, 0.4).would_decide(2.0) == "more than 1000 times the units would decide it"
     for known in (Row(outcome(0.001), outcome(0.001)), row(0.1, -0.2, 0.4, outcome(0.2)), Row(outcome(None), None)):
         assert known.would_decide(2.0) == ""

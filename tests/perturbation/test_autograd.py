@@ -51,6 +51,15 @@ class Between(nn.Module):
         return self.fc2(self.between(torch.relu(self.fc1(self.before(x)))))
 
 
+class Shifted(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = by
+
+    def forward(self, x):
+        return x + self.by
+
+
 def said(network, x, dtype=torch.float32, **options):
     torch.manual_seed(0)
     y = torch.arange(len(x)) % 3
@@ -88,6 +97,19 @@ def test_kinks_and_ties_are_none(name, dtype, seed):
         assert "nan" not in said(network, black, dtype)  # its steps are changes of the function, seen or not
     else:
         assert said(network, black, dtype) == ""
+
+
+@pytest.mark.parametrize("offset", [1e3, 1e5])
+def test_rounding_of_large_or_saturated_outputs_is_none(offset, x):
+    for seed in range(10):
+        torch.manual_seed(seed)
+        far = nn.Sequential(Between(HONEST["nothing"]), Shifted(offset))
+        assert said(far, x) == ""
+        last = Between(HONEST["nothing"])
+        with torch.no_grad():
+            last.fc2.weight.mul_(offset)
+        for end in (nn.Softmax(1), nn.Tanh()):
+            assert said(nn.Sequential(last, end), x[:3]) == ""
 
 
 def test_a_network_whose_weights_take_much_of_the_memory_is_not_tested(x):

@@ -61,10 +61,13 @@ def reproduce(
         chosen = module.selected(experiments)
         alone = [name.lower() for name in experiments] == [one.id.lower() for one in chosen[:1]]
         folders = [out] if alone else [out / one.id for one in chosen]
+        earlier = [known_studies(one, scale, tables) for one in chosen]
+        for one, known in zip(chosen, earlier, strict=True):
+            if tables is not None and not known:
+                note(f"{str(tables)!r} has no tables of {one.id} at {scale} scale: all its networks are trained")
         found = []
         with running.started() as options:
-            for one, folder in zip(chosen, folders, strict=True):
-                known = known_studies(one, scale, tables)
+            for one, folder, known in zip(chosen, folders, earlier, strict=True):
                 bar.stage(f"{one.id}: a trial, then its data and its statistics")
                 bar.announcement = f"{one.id} at {scale} scale: {_expected(one, scale, running.workers, known)}"
                 found.append(

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 import pandas as pd
 
+from flatlens.errors import BadFolder, BadInput, MissingExtra, needs, one_line
 from flatlens.experiments.result import StudyResult
 from flatlens.experiments.settings import Study
 
@@ -24,12 +29,34 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def write_study(archive: zipfile.ZipFile, name: str, result: StudyResult) -> None:
-    """Write the tables of a study under a name."""
+    """Write the tables of a study under a name.
+
+    Raises:
+        BadInput: a table cannot be written as Parquet.
+    """
     plain = {key: getattr(result, key) for key in _OTHERS}
     write_member(archive, f"{name}/{_RESULT}", json.dumps(plain, indent=1).encode())
     for table in _TABLES:
-        data = getattr(result, table).to_parquet(index=False, compression="zstd")
+        try:
+            with needs("data", "an archive"):
+                data = getattr(result, table).to_parquet(index=False, compression="zstd")
+        except MissingExtra:
+            raise
+        except (ValueError, TypeError) as error:  # pyarrow's own are such
+            raise BadInput(f"the table {table!r} of the study cannot be stored ({one_line(error)})") from error
         write_member(archive, f"{name}/{table}.parquet", data)
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], what: str) -> Iterator[None]:
+    """Raise BadFolder, one line, if the file is not `what`, or is damaged."""
+    try:
+        with needs("data", what):
+            yield
+    except MissingExtra:
+        raise
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError) as error:
+        raise BadFolder(f"{str(path)!r} does not hold {what}, or is damaged ({one_line(error)})") from error
 
 
 def write_member(archive: zipfile.ZipFile, name: str, content: bytes) -> None:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
 
 from flatlens.experiments.result import StudyResult
+from flatlens.experiments.settings import NetworkSettings
 from flatlens.experiments.store import Record
 from flatlens.experiments.tables import (
+    IDENTITY,
     curves_table,
     functions_table,
     histories_table,
     layers_table,
     networks_table,
+    setting_of,
 )
 from flatlens.training import REACHED, Training
 
@@ -53,16 +56,20 @@ class Gathered:
         )
 
     @classmethod
-    def of_result(cls, result: StudyResult, keys: Sequence[str]) -> Gathered:
-        """Return what a result holds of these networks; its seconds are shared out evenly."""
-        chosen = set(keys)
+    def of_result(cls, result: StudyResult, networks: Sequence[NetworkSettings], varied: Sequence[str]) -> Gathered:
+        """Return what a result holds of these networks; its seconds are shared out evenly.
+
+        Its study may have varied other settings: the columns of settings are those of `varied`.
+        """
+        of = {settings.key: settings for settings in networks}
         tables = {name: getattr(result, name) for name in TABLES}
-        rows = {name: table[table["key"].isin(chosen)].reset_index(drop=True) for name, table in tables.items()}
+        rows = {name: table[table["key"].isin(set(of))].reset_index(drop=True) for name, table in tables.items()}
+        rows["networks"] = _with_settings(rows["networks"], of, varied, former=result.varied)
         share = len(rows["networks"]) / max(len(result.networks), 1)
         return cls(
             **rows,
             versions=result.versions,
-            excluded=[(key, why) for key, why in result.excluded if key in chosen],
+            excluded=[(key, why) for key, why in result.excluded if key in of],
             alone=[(why, round(number * share)) for why, number in result.alone],
             seconds=result.seconds * share,
         )
@@ -75,11 +82,20 @@ class Gathered:
             alone[why] += number
         return Gathered(
             **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in TABLES},
-            versions=_merged([self.versions, others.versions]),
+            versions=_merged([one.versions for one in (self, others) if len(one.networks)]),
             excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
             alone=sorted(alone.items()),
             seconds=self.seconds + others.seconds,
         )
+
+
+def _with_settings(
+    table: pd.DataFrame, networks: Mapping[str, NetworkSettings], varied: Sequence[str], former: Sequence[str]
+) -> pd.DataFrame:
+    """Return a table of networks with columns of the settings that vary here, in place of those that varied there."""
+    results = [name for name in table if name not in {*IDENTITY, *former, *varied}]
+    own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in varied if name not in IDENTITY}
+    return pd.concat([table[IDENTITY], pd.DataFrame(own, index=table.index), table[results]], axis=1)
 
 
 def _in_order(tables: Sequence[pd.DataFrame], order: dict[str, int]) -> pd.DataFrame:

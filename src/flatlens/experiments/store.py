@@ -38,9 +38,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from flatlens.errors import BadFolder, BadInput, needs, one_line
+from flatlens.errors import BadFolder, BadInput, one_line
 from flatlens.estimate import Progress, Report
-from flatlens.experiments.archive import read_study, write_study
+from flatlens.experiments.archive import read_study, reading, studies_in, write_study
 from flatlens.experiments.folders import clear_errors, sweep, whole_folder
 from flatlens.experiments.progress_files import SUFFIX, in_progress, progress_file, remove_progress_files
 from flatlens.experiments.result import StudyResult
@@ -51,9 +51,6 @@ from flatlens.plain import digest
 from flatlens.tracking.history import load_history, save_history
 
 _T = TypeVar("_T")
-
-_KNOWN = "known"
-"""Name of the file with the tables of an earlier run, and of the study in it."""
 
 SEVENTEEN = "%.17g"
 """Format of numbers: 17 significant digits identify every float64."""
@@ -132,7 +129,7 @@ class Store:
 
     @property
     def _known(self) -> Path:
-        return self.out / f"{_KNOWN}.zip"
+        return self.out / "known.zip"
 
     def study(self) -> Study:
         """Return the study that the folder holds."""
@@ -153,26 +150,39 @@ class Store:
         """Return the keys of finished networks."""
         with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
             there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
-        there |= set() if (kept := self.kept()) is None else set(kept.networks["key"])
+        there |= {key for kept in self.kept() for key in kept.networks["key"]}
         return [key for key in keys if key in there]
 
-    def keep(self, known: StudyResult) -> None:
-        """Write the tables of networks that an earlier run finished; they count as finished here."""
+    def keep(self, known: StudyResult, keys: Iterable[str], now: dict[str, str] | None) -> None:
+        """Write the tables of an earlier run, unless none of `keys` is new in them; its networks count as finished.
+
+        Raises:
+            BadFolder: networks are left, and these were computed with other versions than `now` (None: any will do).
+            BadInput: they cannot be written as Parquet.
+        """
+        left = set(keys) - set(self.finished(keys))
+        new = left & set(known.networks["key"])
+        if not new:
+            return
+        if now is not None and left > new and (what := difference(known.versions, now)):
+            raise BadFolder(
+                f"the tables of the earlier run were computed with other versions ({what}); results of different "
+                f"versions are not mixed: leave the tables out, or --mixed to continue anyway"
+            )
         content = io.BytesIO()
-        with needs("data", "the tables of an earlier run"), zipfile.ZipFile(content, "w") as archive:
-            write_study(archive, _KNOWN, known)
+        with zipfile.ZipFile(content, "w") as archive:
+            for number, one in enumerate((*self.kept(), known)):
+                write_study(archive, str(number), one)
         with clear_errors(self.out):
             write_whole(self._known, content.getvalue())
 
-    def kept(self) -> StudyResult | None:
-        """Return the tables written by `keep`; None if there are none.
+    def kept(self) -> tuple[StudyResult, ...]:
+        """Return the tables written by `keep`.
 
         Raises:
             BadFolder: the file is damaged.
         """
-        if not self._known.is_file():
-            return None
-        return _read_kept(self._known, self._known.stat().st_mtime_ns)
+        return _read_kept(self._known, self._known.stat().st_mtime_ns) if self._known.is_file() else ()
 
     def require_seen(self) -> None:
         """Raise BadFolder if a worker does not see the folder; it must not begin another one."""
@@ -238,10 +248,10 @@ class Store:
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
         """Raise BadFolder if a finished network was computed by other versions than `now`."""
-        kept = self.kept()
+        known = {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}
         for key in keys:
             file = self.folder(key) / "result.json"
-            recorded = kept.versions if kept and not file.exists() else _read_json(file).get("versions", {})
+            recorded = known[key] if not file.exists() else _read_json(file).get("versions", {})
             if what := difference(recorded, now):
                 raise BadFolder(
                     f"{str(self.out)!r} was computed with other versions ({what}); results of different versions are "
@@ -309,13 +319,10 @@ class Store:
 
 
 @lru_cache(maxsize=8)
-def _read_kept(path: Path, _written: int) -> StudyResult:
+def _read_kept(path: Path, _written: int) -> tuple[StudyResult, ...]:
     """Return the tables in a file; read once, as long as it is not written again."""
-    try:
-        with needs("data", "the tables of an earlier run"), zipfile.ZipFile(path) as archive:
-            return read_study(archive, _KNOWN)
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
-        raise BadFolder(f"{str(path)!r} cannot be read ({one_line(error)}): remove it") from error
+    with reading(path, "the tables of an earlier run"), zipfile.ZipFile(path) as archive:
+        return tuple(read_study(archive, name) for name in studies_in(archive))
 
 
 def _by_name(plain: Any, prefix: str = "") -> dict[str, Any]:

@@ -86,9 +86,9 @@ def run_study(
         if number < 1:
             raise BadInput(f"run_study({name}={number}): at least 1 is needed")
     store = Store.create(Path(out).absolute(), study)
-    if known is not None:
-        store.keep(known)
     todo = {settings.key: settings for settings in study.networks()}
+    if known is not None:
+        store.keep(known, todo, None if mixed else versions())
     finished = store.finished(todo)
     if len(finished) < len(todo) and not mixed:
         store.refuse_other_versions(finished, versions())
@@ -150,13 +150,13 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
 
 def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Gathered:
     """Return what is known of the finished networks: of those with a folder from there, else from the kept tables."""
-    kept = store.kept()
     here = [key for key in finished if store.folder(key).is_dir()]
-    mine = Gathered.of_records([store.read(key) for key in here], study.varied)
-    if kept is None:
-        return mine
-    there = Gathered.of_result(kept, [key for key in finished if key not in set(here)])
-    return mine.with_others(there, finished)
+    found = Gathered.of_records([store.read(key) for key in here], study.varied)
+    there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
+    for kept in store.kept():
+        mine = [there.pop(key) for key in kept.networks["key"] if key in there]
+        found = found.with_others(Gathered.of_result(kept, mine, study.varied), finished)
+    return found
 
 
 def _result(study: Study, found: Gathered, failed: list[tuple[str, str]]) -> StudyResult:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
-from flatlens.experiments.settings import facts
+from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
 from flatlens.experiments.vary import TOGETHER, last_field, value_of
 from flatlens.tracking.history import TYPES
@@ -24,7 +24,7 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
     """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
     rows = []
     for record in records:
-        varied = {name: _cell(_setting(record, name)) for name in settings if name not in IDENTITY}
+        varied = {name: setting_of(record.settings, name) for name in settings if name not in IDENTITY}
         row = {**_identity(record), **varied, "outcome": record.result["outcome"]}
         if "steps" not in varied:
             row["steps"] = record.result["steps"]
@@ -120,9 +120,10 @@ def _cell(value: Any) -> Any:
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
-def _setting(record: Record, name: str) -> Any:
-    elsewhere = isinstance(record.settings.training, TrainedElsewhere)
-    return facts(record.settings).get(name) if elsewhere else value_of(record.settings, name)
+def setting_of(settings: NetworkSettings, name: str) -> Any:
+    """Return a network's setting as a cell of a table."""
+    elsewhere = isinstance(settings.training, TrainedElsewhere)
+    return _cell(facts(settings).get(name) if elsewhere else value_of(settings, name))
 
 
 def _identity(record: Record) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import os
 import zipfile
 from pathlib import Path
 
-from flatlens.errors import BadFolder, BadInput, needs, one_line
-from flatlens.experiments.archive import read_study, studies_in, write_member, write_study
+from flatlens.errors import BadInput
+from flatlens.experiments.archive import read_study, reading, studies_in, write_member, write_study
 from flatlens.files import write_whole
 from flatlens.papers.experiment import Experiment, Scale
 from flatlens.papers.predictions import Results
@@ -22,7 +22,7 @@ from flatlens.papers.reproduce import MARK, RERUN, Reproduction, concluded, from
 def save_archive(found: Reproduction, path: str | os.PathLike[str]) -> Path:
     """Write the tables of a reproduction, and of its re-run, into one zip file; return its path."""
     content = io.BytesIO()
-    with needs("data", "an archive"), zipfile.ZipFile(content, "w") as archive:
+    with zipfile.ZipFile(content, "w") as archive:
         write_member(archive, MARK, json.dumps({"experiment": found.experiment.id, "scale": found.scale}).encode())
         for prefix, results in (("", found.results), (RERUN, found.second)):
             for name, result in results.items():
@@ -47,14 +47,9 @@ def read_archive(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Resul
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
-    try:
-        with zipfile.ZipFile(path) as archive, needs("data", "an archive"):
-            experiment, scale = from_mark(json.loads(archive.read(MARK)))
-            return experiment, scale, {name: read_study(archive, name) for name in studies_in(archive)}
-    except (OSError, zipfile.BadZipFile, ValueError, KeyError, TypeError) as error:
-        raise BadFolder(
-            f"{str(path)!r} is no archive of a reproduction, or a damaged one ({one_line(error)})"
-        ) from error
+    with reading(path, "the archive of a reproduction"), zipfile.ZipFile(path) as archive:
+        experiment, scale = from_mark(json.loads(archive.read(MARK)))
+        return experiment, scale, {name: read_study(archive, name) for name in studies_in(archive)}
 
 
 def archive_of(experiment: Experiment, scale: Scale, place: Path) -> Path | None:

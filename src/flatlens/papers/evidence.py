@@ -98,13 +98,14 @@ def correlated(table: Table, x: str, y: str, coefficient: CoefficientName = "pea
     def found(results: Results) -> Statistic:
         kept = complete(table(results), [x, y])
         a, b = (kept.table[name].to_numpy() for name in (x, y))
-        return weighed(
+        one = weighed(
             f"{TITLES[coefficient]} of {x} and {y}",
             partial(COEFFICIENTS[coefficient], a, b),
             kept,
             fisher=True,
             ranks=partial(spearman, a, b) if coefficient == "pearson" else None,
         )
+        return replace(one, correlation=coefficient != "kendall")
 
     return found
 

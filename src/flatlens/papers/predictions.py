@@ -69,18 +69,14 @@ class Outcome:
     def p(self) -> float:
         """The two-sided p of the statistic against the prediction's number; NaN for a theorem, or without interval.
 
-        Of a correlation that is at most weak it is that against the least strength that is not.
+        Of a correlation that is at most weak it is the larger one of both against 0.3 and -0.3.
         """
         tails = self.statistic.tails
         if tails is None or self.prediction.kind == "theorem":
             return NAN
-        return two_sided(tails(self._against))
-
-    @property
-    def _against(self) -> float:
-        """The number that the conclusion holds the statistic against."""
-        prediction = self.prediction
-        return weak_end(prediction.side) if self.conclusion == "at most weak" else prediction.than
+        if self.conclusion == "at most weak":
+            return min(1.0, 2 * max(tails(WEAK)[1], tails(-WEAK)[0]))
+        return two_sided(tails(self.prediction.than))
 
     @property
     def weighed(self) -> str:
@@ -97,17 +93,19 @@ class Outcome:
         return "reproduced" if above == (self.prediction.side == "above") else "not reproduced"
 
     def agrees(self, half: Outcome) -> bool:
-        """Return whether the value in half of the units is on the side of this conclusion."""
-        if self.conclusion != "at most weak":
-            return half.sided == self.conclusion
-        value, end = half.statistic.value, weak_end(self.prediction.side)
-        return value < end if end > 0 else value > end
+        """Return whether the value in half of the units is where this conclusion says."""
+        return abs(half.statistic.value) < WEAK if self.conclusion == "at most weak" else half.sided == self.conclusion
 
     @property
     def open_because(self) -> str:
-        """Why the outcome is open although the whole interval lies on one side; an empty string if neither is so."""
+        """Why the outcome is on no side although the whole interval is; an empty string if neither is so.
+
+        Of several cases of which one is at most weak, how many there are.
+        """
         s, than = self.statistic, self.prediction.than
-        if self.conclusion != "inconclusive" or not (s.low > than or s.high < than):
+        if self.conclusion == "at most weak" and s.parts:
+            return f"in one of {len(s.parts)} cases"
+        if self.conclusion not in ("inconclusive", "at most weak") or not (s.low > than or s.high < than):
             return ""
         if not s.parts:
             return "ranks do not agree"
@@ -131,6 +129,7 @@ class Outcome:
             "outcome": self.conclusion,
             "statistic": s.name, "value": value, "low": low, "high": high, "p": p, "n": s.n,
             "units": s.units, "unit": s.unit,
+            "p_against": WEAK if self.conclusion == "at most weak" else prediction.than,
             "predicted": f"{prediction.side} {prediction.than:g}", "of_ranks": ranks, "leave_one_out": [least, most],
             "why": s.why, "method": s.method, "note": s.note,
             "cases": {case: one.in_words for case, one in s.parts.items()},
@@ -142,19 +141,14 @@ def with_mark(conclusion: Conclusion, why: str = "") -> str:
     return f"{MARKS[conclusion]} {conclusion}{f': {why}' if why else ''}"
 
 
-def weak_end(side: Side) -> float:
-    """Return the least correlation on a side of 0 that is not weak."""
-    return WEAK if side == "above" else -WEAK
-
-
 def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     """Return "reproduced" if the truth is on the predicted side at 2.5%, "not reproduced" if on the other.
 
     That is so where the whole 95% interval is on the side; beside a Pearson correlation ranks have to agree, and of
     several cases p is corrected for their number. Without an interval it is "inconclusive".
 
-    A correlation that is predicted to be above (or below) 0, and of which neither is found, is "at most weak" if it
-    is believed, in the same way, to be below 0.3 (above -0.3).
+    A correlation (Pearson's or Spearman's) that is predicted to be above or below 0, and of which neither is found, is
+    "at most weak" if it is believed, in the same way, to be below 0.3 and above -0.3; of "all" cases if one case is.
 
     Where no network has what the claim is about, it is "not tested".
 
@@ -172,15 +166,14 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     else:
         above, below = (p <= LEVEL for p in found.tails(than))
     if above == below:
-        return "at most weak" if _at_most_weak(found, side, than) else "inconclusive"
+        return "at most weak" if _at_most_weak(found, than) else "inconclusive"
     return "reproduced" if above == (side == "above") else "not reproduced"
 
 
-def _at_most_weak(found: Statistic, side: Side, than: float) -> bool:
+def _at_most_weak(found: Statistic, than: float) -> bool:
     if found.tails is None or not found.correlation or than != 0:
         return False
-    above, below = found.tails(weak_end(side))
-    return (below if side == "above" else above) <= LEVEL
+    return found.tails(WEAK)[1] <= LEVEL and found.tails(-WEAK)[0] <= LEVEL
 
 
 def replicated(found: Outcome, again: Outcome | None, halves: Iterable[Outcome] = ()) -> Conclusion:

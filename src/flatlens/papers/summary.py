@@ -55,7 +55,7 @@ class Row:
 
     @property
     def marked(self) -> str:
-        """The conclusion behind its mark, why it is open, and whether it survives: "✓ reproduced *"."""
+        """The conclusion behind its mark, why it is on no side, and whether it survives: "✓ reproduced *"."""
         return with_mark(self.decided, self._open_because) + f" {SURVIVES}" * self.survives
 
     @property
@@ -65,7 +65,9 @@ class Row:
         If the value stays: an interval's width falls with the root of the number of units. A re-run is not asked.
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
-        if self.again is not None or self.decided != "inconclusive" or not s.low <= than <= s.high or s.value == than:
+        if self.again is not None or self.outcome.conclusion != "inconclusive" or self.decided != "inconclusive":
+            return NAN
+        if not s.low <= than <= s.high or s.value == than:
             return NAN
         width = s.value - s.low if s.value > than else s.high - s.value
         return float(np.fmin((width / (s.value - than)) ** 2, self._times_until_weak))
@@ -73,12 +75,11 @@ class Row:
     @property
     def _times_until_weak(self) -> float:
         """The same for "at most weak"; NaN where the value is not weak, or is no correlation held against 0."""
-        s, prediction = self.outcome.statistic, self.outcome.prediction
-        sign = 1 if prediction.side == "above" else -1
-        room = WEAK - sign * s.value
-        if not s.correlation or prediction.than != 0 or room <= 0:
+        s = self.outcome.statistic
+        if not s.correlation or self.outcome.prediction.than != 0 or abs(s.value) >= WEAK:
             return NAN
-        return float(((s.high - s.value if sign > 0 else s.value - s.low) / room) ** 2)
+        times = max((s.high - s.value) / (WEAK - s.value), (s.value - s.low) / (WEAK + s.value)) ** 2
+        return times if times > 1 else NAN
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
@@ -93,7 +94,7 @@ class Row:
     def _open_because(self) -> str:
         first = self.outcome.conclusion
         if self.decided != "inconclusive":
-            return ""
+            return self.outcome.open_because
         if self.again is not None and self.again.conclusion != first:
             return "the runs differ"
         if self.halves and first != "inconclusive":
@@ -137,10 +138,12 @@ def by_chance(rows: Sequence[Row]) -> str:
     one = 2 * LEVEL * len(tested)
     both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
     survive = sum(row.survives for row in rows)
-    decided = sum(row.decided in DECISIONS for row in tested)
+    decided = sum(row.decided in ("reproduced", "not reproduced") for row in tested)
+    weak = sum(row.decided == "at most weak" for row in tested)
     return (
         f"{len(tested)} rows have a p-value. Were there no effect at all, chance would decide at most {one:.1f} of "
         f"them in one run, and {both:.1f} with the replication (a half of the units is hardly one). {decided} are "
-        f"decided, and their replication agrees; {survive} of these survive Benjamini and Hochberg's correction at "
-        f"{DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
+        f"decided, and their replication agrees. {weak} more are at most weak: chance says so of a correlation of "
+        f"{WEAK:g} in at most {LEVEL:.1%} of cases, and their p is against {WEAK:g}. {survive} of all these survive "
+        f"Benjamini and Hochberg's correction at {DISCOVERY:.0%} over all rows, and are marked {SURVIVES}."
     )

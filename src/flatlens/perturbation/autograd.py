@@ -15,6 +15,7 @@ from flatlens.errors import FlatlensError
 from flatlens.grams.sketch import random_signs
 from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
+from flatlens.problem.data import size
 
 STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
@@ -26,7 +27,9 @@ APART = 0.05
 """Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
 AGREE = 0.2
 """Largest spread of the differences over several steps, relative to that difference."""
-_VECTORS = 8  #: vectors as long as the weights that the test holds at once
+ROUNDINGS = 4
+"""Smallest such difference, in roundings of the outputs over the shortest step."""
+_VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
 _FOUND = "the derivative that is not autograd's"
 
 
@@ -36,13 +39,14 @@ def other_derivative(problem: Problem, model: nn.Module) -> str:
     Tested once for a problem, beside its weights and inputs, on at most 8 samples and a random combination of their
     outputs: along autograd's gradient with respect to measured weights and inputs, and along random directions. At a
     kink a difference of outputs is another, too: it is believed if it is the same over two steps to each side. Not
-    seen are changes of less than a twentieth of the derivative, operations that jump many times within a step (fine
-    rounding), and networks whose weights take more than an eighth of the problem's memory.
+    seen are changes of less than a twentieth of the derivative, or that rounding of the outputs hides, operations that
+    jump many times within a step (fine rounding), and networks whose weights take a 16th of the problem's memory.
     """
     if _FOUND not in problem.facts:
         problem.facts[_FOUND] = ""
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
-        if problem.parameters and not problem.sharded and _VECTORS * weights <= problem.memory:
+        numbers = sum(p.numel() for p in model.parameters()) + size(problem.probes[0]) * problem.outputs
+        held = _VECTORS * numbers * torch.finfo(problem.dtype).bits // 8
+        if problem.parameters and not problem.sharded and held <= problem.memory:
             with suppress(RuntimeError, FlatlensError):  # it has no derivative, or does not run at other weights
                 problem.facts[_FOUND] = _tested(problem, model)
     found: str = problem.facts[_FOUND]
@@ -50,7 +54,7 @@ def other_derivative(problem: Problem, model: nn.Module) -> str:
 
 
 def _tested(problem: Problem, model: nn.Module) -> str:
-    with problem.measuring(model, twice=False):
+    with problem.measuring(model):
         combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]))
         step = STEP[combination.here[0].dtype]
         for direction, slope in combination.directions():
@@ -58,7 +62,8 @@ def _tested(problem: Problem, model: nn.Module) -> str:
             if _apart(found[0], slope):
                 found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
                 mean = sum(found) / len(found)
-                if _apart(mean, slope) and max(found) - min(found) <= AGREE * abs(mean - slope):
+                least = max((max(found) - min(found)) / AGREE, ROUNDINGS * combination.rounding / (step / 4))
+                if _apart(mean, slope) and any(found) and abs(mean - slope) >= least:
                     return (
                         f"autograd's derivative is not the function's (along one direction {slope:.3g}; differences of "
                         f"the outputs give {mean:.3g})"
@@ -81,6 +86,7 @@ class _Combination:
         self.here = [one.detach() + ASIDE * self._as_long(one, self._signs(one)) for one in own]
         outputs, _ = network.run(self.here[0], batch)
         self.signs = self._signs(outputs.detach())
+        self.rounding = torch.finfo(outputs.dtype).eps * float(torch.linalg.vector_norm(outputs.detach()))
         self.value = float(self._at(self.here).detach())
 
     def directions(self) -> Iterator[tuple[list[Tensor], float]]:
@@ -95,7 +101,7 @@ class _Combination:
             parts[0] = parts[0] * (gradient[0] != 0)
             direction = [self._as_long(here, part) for here, part in zip(self.here, parts, strict=True)]
             each = zip(gradient, direction, strict=True)
-            yield direction, sum(float((a.double() * b.double()).sum()) for a, b in each)
+            yield direction, sum(float(torch.sum(a * b, dtype=torch.float64)) for a, b in each)
 
     def difference(self, direction: list[Tensor], step: float) -> float:
         """Return the change over a step, divided by it."""
@@ -106,7 +112,7 @@ class _Combination:
     def _at(self, point: list[Tensor]) -> Tensor:
         theta, *x = point
         outputs, _ = self.network.run(theta, (*x, *self.batch[1:]) if x else self.batch)
-        return (outputs.double() * self.signs).sum()
+        return torch.sum(outputs * self.signs, dtype=torch.float64)
 
     def _signs(self, like: Tensor) -> Tensor:
         return random_signs(like.shape, like, self.generator)

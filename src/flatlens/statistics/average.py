@@ -52,7 +52,7 @@ def average(
         ranks=partial(_weighted_mean, of_ranks[0]) if of_ranks else None,
         excluded=kept.excluded,
     )
-    found = replace(found, correlation=correlations or ranks is not None)
+    found = replace(found, correlation=ranks is not None)
     means = pd.Series(x).groupby(kept.table["_unit"].to_numpy()).mean().to_numpy()
     if of_ranks or len(means) < FEWEST_UNITS:
         return found

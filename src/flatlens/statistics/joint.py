@@ -52,7 +52,7 @@ def in_cases(
         NAN if tails is None else two_sided(tails(0.0)), shown.excluded, shown.method, note, parts,
         units=shown.units, unit=shown.unit,
         leave_one_out=shown.leave_one_out, of_ranks=shown.of_ranks,
-        correlation=all(one.correlation for one in known.values()), tails=tails,
+        correlation=holds == "all" and all(one.correlation for one in known.values()), tails=tails,
     )  # fmt: skip
 
 

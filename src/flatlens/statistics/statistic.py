@@ -34,7 +34,7 @@ class Statistic:
     unit: str = ""  #: name of a unit: "seed", "network", "architecture"
     leave_one_out: tuple[float, float] = (NAN, NAN)  #: least and largest value without one of the units
     of_ranks: float = NAN  #: the same statistic of ranks, beside a Pearson correlation
-    correlation: bool = False  #: it lies between -1 and 1, and 0 is no relation
+    correlation: bool = False  #: whether it is Pearson's or Spearman's, or a mean of them
     tails: Tails | None = field(default=None, compare=False, repr=False)  #: p against any number; None if no interval
 
     @property
