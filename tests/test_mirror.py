@@ -70,7 +70,7 @@ ELSEWHERE = {
     "report/test_plots.py": "report/figures/plots",
     "report/test_tracked.py": "report/figures/tracked",
     # Parts of a study's folder and result
-    "experiments/test_study.py": "experiments/gathered",
+    "experiments/test_study.py": "experiments/finished",
     "papers/test_archive.py": "experiments/archive",
     # Options that commands share
     "cli/test_command_line.py": "cli/inputs cli/listing cli/names cli/output",

@@ -112,6 +112,15 @@ def test_rounding_of_large_or_saturated_outputs_is_none(offset, x):
             assert said(nn.Sequential(last, end), x[:3]) == ""
 
 
+def test_a_network_that_fails_beside_its_inputs_is_measured_all_the_same(x):
+    def between_0_and_1(x):
+        assert bool(((x >= 0) & (x <= 1)).all())
+        return x
+
+    network = Between(HONEST["nothing"], before=between_0_and_1)
+    assert said(network, x.clamp(0, 1)) == ""
+
+
 def test_a_network_whose_weights_take_much_of_the_memory_is_not_tested(x):
     torch.manual_seed(0)
     assert said(Between(CHANGED["gradient reversal"]), x, memory="4KiB") == ""

@@ -12,8 +12,8 @@ from flatlens.errors import BadFolder, BadInput
 from flatlens.estimate import Progress
 from flatlens.experiments.answers import answers
 from flatlens.experiments.findings import findings
+from flatlens.experiments.finished import Finished
 from flatlens.experiments.gap_correlations import gap_correlations
-from flatlens.experiments.gathered import Gathered
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
@@ -21,11 +21,7 @@ from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
-from flatlens.experiments.tables import (
-    groupings,
-    unit_column,
-    values_table,
-)
+from flatlens.experiments.tables import groupings, unit_column, values_table
 from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
@@ -148,18 +144,18 @@ def load_study(out: str | os.PathLike[str]) -> StudyResult:
     return _result(study, _gathered(store, study, finished), failed)
 
 
-def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Gathered:
+def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Finished:
     """Return what is known of the finished networks: of those with a folder from there, else from the kept tables."""
     here = [key for key in finished if store.folder(key).is_dir()]
-    found = Gathered.of_records([store.read(key) for key in here], study.varied)
+    found = Finished.of_records([store.read(key) for key in here], study.varied)
     there = {settings.key: settings for settings in study.networks() if settings.key in set(finished) - set(here)}
     for kept in store.kept():
         mine = [there.pop(key) for key in kept.networks["key"] if key in there]
-        found = found.with_others(Gathered.of_result(kept, mine, study.varied), finished)
+        found = found.with_others(Finished.of_result(kept, mine, study.varied), finished)
     return found
 
 
-def _result(study: Study, found: Gathered, failed: list[tuple[str, str]]) -> StudyResult:
+def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> StudyResult:
     networks = found.networks
     values = values_table(networks, study.quantities)
     included = values[values["included"]].reset_index(drop=True)

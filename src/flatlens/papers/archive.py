@@ -36,12 +36,12 @@ def load_archive(path: str | os.PathLike[str]) -> Reproduction:
     Raises:
         BadFolder: the file is no archive, or a damaged one.
     """
-    experiment, scale, studies = read_archive(path)
+    experiment, scale, studies = read_studies(path)
     again = {name.removeprefix(RERUN): result for name, result in studies.items() if name.startswith(RERUN)}
     return concluded(experiment, scale, {n: r for n, r in studies.items() if not n.startswith(RERUN)}, again)
 
 
-def read_archive(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Results]:
+def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Results]:
     """Return the experiment, its scale and its studies; those of the re-run are named "again/...".
 
     Raises:
@@ -74,7 +74,7 @@ def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> R
     """
     if place is None or (file := archive_of(experiment, scale, place)) is None:
         return {}
-    there, at, studies = read_archive(file)
+    there, at, studies = read_studies(file)
     if (there.id, at) != (experiment.id, scale):
         raise BadInput(f"{str(file)!r} holds {there.id} at {at} scale, not {experiment.id} at {scale} scale")
     return studies

@@ -105,7 +105,7 @@ def reproduce(
         scale: "smoke", "laptop", "desk" or "paper".
         again: run all studies a second time with other seeds and 1.5 times as many samples, into `out/again`: a
             claim is decided where the two runs agree.
-        known: studies of an earlier run by name, as of `read_archive`: their networks are not trained again.
+        known: studies of an earlier run by name, as of `read_studies`: their networks are not trained again.
         progress: as for `run_study`.
         options: the other options of `run_study`.
 

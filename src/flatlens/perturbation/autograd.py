@@ -17,17 +17,17 @@ from flatlens.perturbation.weights import Elsewhere
 from flatlens.problem import Batch, Problem
 from flatlens.problem.data import size
 
-STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
+_STEP = {torch.float32: 1e-4, torch.float64: 1e-6}
 """Length of a step, relative to the length of the weights and to that of the inputs."""
-ASIDE = 0.03
+_ASIDE = 0.03
 """How far aside the test takes place, in the same units: zero biases and black pixels may lie exactly on kinks."""
-RANDOM = 4
+_RANDOM = 4
 """Number of random directions."""
-APART = 0.05
+_APART = 0.05
 """Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
-AGREE = 0.2
+_AGREE = 0.2
 """Largest spread of the differences over several steps, relative to that difference."""
-ROUNDINGS = 4
+_ROUNDINGS = 4
 """Smallest such difference, in roundings of the outputs over the shortest step."""
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
 _FOUND = "the derivative that is not autograd's"
@@ -56,13 +56,13 @@ def other_derivative(problem: Problem, model: nn.Module) -> str:
 def _tested(problem: Problem, model: nn.Module) -> str:
     with problem.measuring(model):
         combination = _Combination(Elsewhere(problem, model=model), problem.place(problem.probes[0]))
-        step = STEP[combination.here[0].dtype]
+        step = _STEP[combination.here[0].dtype]
         for direction, slope in combination.directions():
             found = [combination.difference(direction, step)]
             if _apart(found[0], slope):
                 found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
                 mean = sum(found) / len(found)
-                least = max((max(found) - min(found)) / AGREE, ROUNDINGS * combination.rounding / (step / 4))
+                least = max((max(found) - min(found)) / _AGREE, _ROUNDINGS * combination.rounding / (step / 4))
                 if _apart(mean, slope) and any(found) and abs(mean - slope) >= least:
                     return (
                         f"autograd's derivative is not the function's (along one direction {slope:.3g}; differences of "
@@ -72,7 +72,7 @@ def _tested(problem: Problem, model: nn.Module) -> str:
 
 
 def _apart(found: float, slope: float) -> bool:
-    return abs(found - slope) > APART * max(abs(found), abs(slope))
+    return abs(found - slope) > _APART * max(abs(found), abs(slope))
 
 
 class _Combination:
@@ -83,7 +83,7 @@ class _Combination:
         self.generator = torch.Generator().manual_seed(0)
         x = batch[0] if isinstance(batch, tuple) else None
         own = [network.here, x] if isinstance(x, Tensor) and x.is_floating_point() else [network.here]
-        self.here = [one.detach() + ASIDE * self._as_long(one, self._signs(one)) for one in own]
+        self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
         outputs, _ = network.run(self.here[0], batch)
         self.signs = self._signs(outputs.detach())
         self.rounding = torch.finfo(outputs.dtype).eps * float(torch.linalg.vector_norm(outputs.detach()))
@@ -96,7 +96,7 @@ class _Combination:
         """
         leaves = [one.clone().requires_grad_() for one in self.here]
         gradient = torch.autograd.grad(self._at(leaves), leaves, allow_unused=True, materialize_grads=True)
-        for turn in range(1 + RANDOM):
+        for turn in range(1 + _RANDOM):
             parts = [self._signs(one) for one in self.here] if turn else list(gradient)
             parts[0] = parts[0] * (gradient[0] != 0)
             direction = [self._as_long(here, part) for here, part in zip(self.here, parts, strict=True)]

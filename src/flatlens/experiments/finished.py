@@ -22,12 +22,12 @@ from flatlens.experiments.tables import (
 )
 from flatlens.training import REACHED, Training
 
-TABLES = ("networks", "layers", "curves", "histories", "functions")
+_TABLES = ("networks", "layers", "curves", "histories", "functions")
 _AND = " | "
 
 
 @dataclass(frozen=True, eq=False)  # eq would compare tables
-class Gathered:
+class Finished:
     """The tables of some networks, and what is known of their runs; each as in `StudyResult`."""
 
     networks: pd.DataFrame
@@ -41,7 +41,7 @@ class Gathered:
     seconds: float
 
     @classmethod
-    def of_records(cls, records: Sequence[Record], varied: Sequence[str]) -> Gathered:
+    def of_records(cls, records: Sequence[Record], varied: Sequence[str]) -> Finished:
         """Return what is in the folders of these networks."""
         return cls(
             networks=networks_table(records, varied),
@@ -56,13 +56,13 @@ class Gathered:
         )
 
     @classmethod
-    def of_result(cls, result: StudyResult, networks: Sequence[NetworkSettings], varied: Sequence[str]) -> Gathered:
+    def of_result(cls, result: StudyResult, networks: Sequence[NetworkSettings], varied: Sequence[str]) -> Finished:
         """Return what a result holds of these networks; its seconds are shared out evenly.
 
         Its study may have varied other settings: the columns of settings are those of `varied`.
         """
         of = {settings.key: settings for settings in networks}
-        tables = {name: getattr(result, name) for name in TABLES}
+        tables = {name: getattr(result, name) for name in _TABLES}
         rows = {name: table[table["key"].isin(set(of))].reset_index(drop=True) for name, table in tables.items()}
         rows["networks"] = _with_settings(rows["networks"], of, varied, former=result.varied)
         share = len(rows["networks"]) / max(len(result.networks), 1)
@@ -74,14 +74,14 @@ class Gathered:
             seconds=result.seconds * share,
         )
 
-    def with_others(self, others: Gathered, keys: Sequence[str]) -> Gathered:
+    def with_others(self, others: Finished, keys: Sequence[str]) -> Finished:
         """Return both together, with the rows of each table in the order of `keys`."""
         order = {key: number for number, key in enumerate(keys)}
         alone: Counter[str] = Counter()
         for why, number in (*self.alone, *others.alone):
             alone[why] += number
-        return Gathered(
-            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in TABLES},
+        return Finished(
+            **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in _TABLES},
             versions=_merged([one.versions for one in (self, others) if len(one.networks)]),
             excluded=sorted((*self.excluded, *others.excluded), key=lambda one: order[one[0]]),
             alone=sorted(alone.items()),
