@@ -26,7 +26,7 @@ _RANDOM = 4
 _APART = 0.05
 """Smallest difference from autograd's derivative, relative to the larger of both, that counts."""
 _AGREE = 0.2
-"""Largest spread of the differences over several steps, relative to that difference."""
+"""Largest spread of the differences over several steps, relative to their mean, and to its distance from autograd's."""
 _ROUNDINGS = 4
 """Smallest such difference, in roundings of the outputs over the shortest step."""
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
@@ -62,8 +62,9 @@ def _tested(problem: Problem, model: nn.Module) -> str:
             if _apart(found[0], slope):
                 found += [combination.difference(direction, other) for other in (step / 4, -step, -step / 4)]
                 mean = sum(found) / len(found)
-                least = max((max(found) - min(found)) / _AGREE, _ROUNDINGS * combination.rounding / (step / 4))
-                if _apart(mean, slope) and any(found) and abs(mean - slope) >= least:
+                alike = max(found) - min(found) <= _AGREE * min(abs(mean), abs(mean - slope))
+                seen = abs(mean - slope) >= _ROUNDINGS * combination.rounding / (step / 4)
+                if _apart(mean, slope) and any(found) and alike and seen:
                     return (
                         f"autograd's derivative is not the function's (along one direction {slope:.3g}; differences of "
                         f"the outputs give {mean:.3g})"
