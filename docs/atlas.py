@@ -16,7 +16,7 @@ import torch
 from flatlens.errors import BadFolder
 from flatlens.measures.papers import PAPERS
 from flatlens.papers import EXPERIMENTS
-from flatlens.papers.archive import load_archive, save_archive
+from flatlens.papers.archive import archive_name, load_archive, save_archive
 from flatlens.papers.experiment import SCALES, Plot
 from flatlens.papers.figures import FIGURES, PaperFigure
 from flatlens.papers.predictions import MARKS, Prediction
@@ -259,13 +259,13 @@ def keep(runs: Path, into: Path) -> None:
         except BadFolder:  # stopped before all of its studies had begun
             continue
         if not found.unfinished and (found.second or found.scale != "laptop"):
-            save_archive(found, into / f"{found.experiment.id}-{found.scale}.zip")
+            save_archive(found, into / archive_name(found.experiment.id, found.scale))
 
 
 def load_all() -> list[Reproduction]:
     """Return all experiments whose tables are kept."""
     torch.set_num_threads(1)  # X16 draws thousands of small data sets again
-    named = [HERE / TABLES / f"{name}-{scale}.zip" for name in EXPERIMENTS for scale in SCALES]
+    named = [HERE / TABLES / archive_name(name, scale) for name in EXPERIMENTS for scale in SCALES]
     return [load_archive(path) for path in named if path.is_file()]
 
 

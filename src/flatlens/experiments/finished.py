@@ -77,9 +77,7 @@ class Finished:
     def with_others(self, others: Finished, keys: Sequence[str]) -> Finished:
         """Return both together, with the rows of each table in the order of `keys`."""
         order = {key: number for number, key in enumerate(keys)}
-        alone: Counter[str] = Counter()
-        for why, number in (*self.alone, *others.alone):
-            alone[why] += number
+        alone = Counter(dict(self.alone)) + Counter(dict(others.alone))
         return Finished(
             **{name: _in_order([getattr(self, name), getattr(others, name)], order) for name in _TABLES},
             versions=_merged([one.versions for one in (self, others) if len(one.networks)]),

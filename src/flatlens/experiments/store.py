@@ -150,7 +150,7 @@ class Store:
         """Return the keys of finished networks."""
         with clear_errors(self.out):  # list again: a network disk may cache for a minute that a name was missing
             there = set(os.listdir(self._networks)) if self._networks.is_dir() else set()  # noqa: PTH208
-        there |= {key for kept in self.kept() for key in kept.networks["key"]}
+        there |= self._kept_versions().keys()
         return [key for key in keys if key in there]
 
     def keep(self, known: StudyResult, keys: Iterable[str], now: dict[str, str] | None) -> None:
@@ -183,6 +183,10 @@ class Store:
             BadFolder: the file is damaged.
         """
         return _read_kept(self._known, self._known.stat().st_mtime_ns) if self._known.is_file() else ()
+
+    def _kept_versions(self) -> dict[str, dict[str, str]]:
+        """Return the versions that computed each network of `kept`, by key."""
+        return {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}
 
     def require_seen(self) -> None:
         """Raise BadFolder if a worker does not see the folder; it must not begin another one."""
@@ -248,7 +252,7 @@ class Store:
 
     def refuse_other_versions(self, keys: Iterable[str], now: dict[str, str]) -> None:
         """Raise BadFolder if a finished network was computed by other versions than `now`."""
-        known = {key: kept.versions for kept in self.kept() for key in kept.networks["key"]}
+        known = self._kept_versions()
         for key in keys:
             file = self.folder(key) / "result.json"
             recorded = known[key] if not file.exists() else _read_json(file).get("versions", {})

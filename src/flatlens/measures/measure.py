@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -81,6 +81,7 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
         with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]  # torch has it, and does not list it
             lens.per_sample(_in_one_pass(lens, defined, asked), run.progress, run.generator)
         estimates: dict[Key, Estimate] = {}
+        derived: list[Key] = []  # rows that depend on derivatives of the outputs
         for one in chosen:
             if isinstance(run.progress, Watch):
                 run.progress.begin(one.key)
@@ -92,16 +93,16 @@ def measure_with(lens: Lens, measures: str | Measure | Iterable[str | Measure] |
                 why = f"rounding in {lens.problem.arithmetic} hides small eigenvalues: arithmetic='full' is needed"
                 found = dict.fromkeys(found, undefined(why))
             seconds = time.perf_counter() - start - (lens.pass_seconds - passed)
-            other = _other_derivative(lens, one, found)
             for key, estimate in found.items():
                 unit = estimate.unit or one.card.unit
                 estimates[key] = replace(
-                    finite_or_undefined(lens, estimate if estimate.kind == "undefined" else with_note(estimate, other)),
-                    source=one.card.source,
-                    unit=unit,
-                    seconds=seconds,
+                    finite_or_undefined(lens, estimate), source=one.card.source, unit=unit, seconds=seconds
                 )
                 seconds = 0.0  # that of all rows of the measure stands in the first
+            if isinstance(one, PassMeasure) or (isinstance(one, NetworkMeasure) and one.differentiates):
+                derived += [key for key in found if estimates[key].kind != "undefined"]
+        other = other_derivative(lens.problem, lens.model) if derived else ""
+    estimates |= {key: with_note(estimates[key], other) for key in derived}
     return Report(estimates, about(lens) | _spellings(measures, chosen))
 
 
@@ -157,14 +158,6 @@ COUPLED = "batchnorm='train' couples the samples of a batch: measures of single 
 
 
 SHARDED = "its parameters are spread over processes: on such networks only {} are measured"
-
-
-def _other_derivative(lens: Lens, one: Measure, found: Mapping[Key, Estimate]) -> str:
-    """Return why values are those of another derivative than the function's; empty if none depends on derivatives."""
-    untouched = isinstance(one, NetworkMeasure) and not one.differentiates
-    if untouched or all(estimate.kind == "undefined" for estimate in found.values()):
-        return ""
-    return other_derivative(lens.problem, lens.model)
 
 
 def _not_defined(lens: Lens, one: Measure) -> str:

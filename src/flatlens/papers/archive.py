@@ -52,17 +52,9 @@ def read_studies(path: str | os.PathLike[str]) -> tuple[Experiment, Scale, Resul
         return experiment, scale, {name: read_study(archive, name) for name in studies_in(archive)}
 
 
-def archive_of(experiment: Experiment, scale: Scale, place: Path) -> Path | None:
-    """Return the archive at `place`: the file itself, or that of the experiment in a folder; None if it has none.
-
-    Raises:
-        BadInput: there is nothing at `place`.
-    """
-    if place.is_dir():
-        return file if (file := place / f"{experiment.id}-{scale}.zip").exists() else None
-    if not place.exists():
-        raise BadInput(f"there is no file or folder {str(place)!r}")
-    return place
+def archive_name(experiment: str, scale: str) -> str:
+    """Return the name of an experiment's archive in a folder of archives: "X4-desk.zip"."""
+    return f"{experiment}-{scale}.zip"
 
 
 def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> Results:
@@ -72,8 +64,13 @@ def known_studies(experiment: Experiment, scale: Scale, place: Path | None) -> R
         BadInput: there is nothing at `place`, or it is the archive of another experiment or scale.
         BadFolder: it is no archive, or a damaged one.
     """
-    if place is None or (file := archive_of(experiment, scale, place)) is None:
+    if place is None:
         return {}
+    file = place / archive_name(experiment.id, scale) if place.is_dir() else place
+    if not file.exists():
+        if place.is_dir():
+            return {}
+        raise BadInput(f"there is no file or folder {str(place)!r}")
     there, at, studies = read_studies(file)
     if (there.id, at) != (experiment.id, scale):
         raise BadInput(f"{str(file)!r} holds {there.id} at {at} scale, not {experiment.id} at {scale} scale")

@@ -65,7 +65,7 @@ class Row:
         If the value stays: an interval's width falls with the root of the number of units. A re-run is not asked.
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
-        if self.again is not None or self.outcome.conclusion != "inconclusive" or self.decided != "inconclusive":
+        if self.again is not None or self.outcome.conclusion != "inconclusive":
             return NAN
         if not s.low <= than <= s.high or s.value == than:
             return NAN
@@ -138,8 +138,8 @@ def by_chance(rows: Sequence[Row]) -> str:
     one = 2 * LEVEL * len(tested)
     both = sum(2 * LEVEL ** (1 if row.again is None else 2) for row in tested)
     survive = sum(row.survives for row in rows)
-    decided = sum(row.decided in ("reproduced", "not reproduced") for row in tested)
     weak = sum(row.decided == "at most weak" for row in tested)
+    decided = sum(row.decided in DECISIONS for row in tested) - weak
     return (
         f"{len(tested)} rows have a p-value. Were there no effect at all, chance would decide at most {one:.1f} of "
         f"them in one run, and {both:.1f} with the replication (a half of the units is hardly one). {decided} are "

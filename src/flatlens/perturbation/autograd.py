@@ -28,7 +28,7 @@ _APART = 0.05
 _AGREE = 0.2
 """Largest spread of the differences over several steps, relative to their mean, and to its distance from autograd's."""
 _ROUNDINGS = 4
-"""Smallest such difference, in roundings of the outputs over the shortest step."""
+"""Smallest difference from autograd's derivative, in roundings of the outputs over the shortest step."""
 _VECTORS = 16  #: vectors as long as the weights, or as the outputs, that the test holds at once
 _FOUND = "the derivative that is not autograd's"
 
@@ -87,7 +87,7 @@ class _Combination:
         self.here = [one.detach() + _ASIDE * self._as_long(one, self._signs(one)) for one in own]
         outputs, _ = network.run(self.here[0], batch)
         self.signs = self._signs(outputs.detach())
-        self.rounding = torch.finfo(outputs.dtype).eps * float(torch.linalg.vector_norm(outputs.detach()))
+        self.rounding = network.problem.precision * float(torch.linalg.vector_norm(outputs.detach()))
         self.value = float(self._at(self.here).detach())
 
     def directions(self) -> Iterator[tuple[list[Tensor], float]]:
