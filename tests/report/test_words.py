@@ -42,6 +42,14 @@ def test_seeds_that_differ_with_other_settings_are_not_listed():
     assert "learning rates with batch sizes 0.1 with 4 and 0.2 with 8, each network with a seed of its own." in told
 
 
+def test_values_with_different_numbers_of_seeds_are_told_so():
+    starts = Axis("batch_size+seed", ((4, 0), (4, 1), (8, 0), (8, 1), (8, 2)))
+    study = Study("told", Study.digits("smoke").base, (Axis("lr", (0.1, 0.2)), starts))
+    networks = pd.DataFrame({"seed": [0, 1, 0, 1, 2] * 2})
+    told = what_was_run(SimpleNamespace(settings=study.as_json(), networks=networks))
+    assert "learning rates 0.1 and 0.2, batch sizes 4 and 8, 2 or 3 seeds for each combination." in told
+
+
 def test_optimisers_with_seeds_of_their_own_are_listed_once():
     own = Axis("training.optimiser+seed", ((SGD(0.1), 0), (SGD(0.1), 1), (Adam(1e-4), 2)))
     study = Study("told", Study.digits("smoke").base, (own,))

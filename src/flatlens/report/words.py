@@ -38,10 +38,12 @@ def what_was_run(result: StudyResult) -> str:
     axes = [axis for axis in result.settings.get("axes", ()) if not is_seed(axis["name"])]
     grid, number = ", ".join(map(_in_words, axes)), result.networks["seed"].nunique()
     seeds = counted(number, "seed")
-    if any(_with_own_seeds(axis["name"]) for axis in axes):
+    if number == len(result.networks) and any(_with_seeds(axis["name"]) for axis in axes):
         seeds = ", each network with a seed of its own"
     elif grid:
-        seeds = f", {seeds} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
+        each = {count for axis in axes if _with_seeds(axis["name"]) for count in _without_seeds(axis)["seeds"]}
+        counts = " or ".join(map(str, sorted(each or {number})))
+        seeds = f", {counts} seeds for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
     how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"
@@ -67,25 +69,28 @@ def _setting(name: str, value: Any) -> str:
     return _in_words({"name": name, "values": [split_values(value) if TOGETHER in name else value]})
 
 
-def _with_own_seeds(name: str) -> bool:
+def _with_seeds(name: str) -> bool:
     """Return whether an axis changes other settings together with a seed."""
     return not is_seed(name) and any(last_field(one) == "seed" for one in name.split(TOGETHER))
 
 
-def _without_seeds(axis: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an axis that changes a seed together with other settings as one of these alone."""
+def _without_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an axis that changes a seed together with other settings as one of these alone, and its seeds for each."""
     names = axis["name"].split(TOGETHER)
     kept = [i for i, one in enumerate(names) if last_field(one) != "seed"]
     values: list[tuple[Any, ...]] = []
+    seeds: list[int] = []
     for value in axis["values"]:
         rest = tuple(value[i] for i in kept)
-        values += [] if rest in values else [rest]
-    return {"name": TOGETHER.join(names[i] for i in kept), "values": values}
+        if rest not in values:
+            values, seeds = [*values, rest], [*seeds, 0]
+        seeds[values.index(rest)] += 1
+    return {"name": TOGETHER.join(names[i] for i in kept), "values": values, "seeds": seeds}
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:
     """Return an axis and its values in words; for nested settings, such as architectures, their number."""
-    if _with_own_seeds(axis["name"]):
+    if _with_seeds(axis["name"]):
         axis = _without_seeds(axis)
     name, values = axis["name"], axis["values"]
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
