@@ -18,6 +18,7 @@ from flatlens.experiments.tables import (
     histories_table,
     layers_table,
     networks_table,
+    setting_columns,
     setting_of,
 )
 from flatlens.training import REACHED, Training
@@ -91,8 +92,9 @@ def _with_settings(
     table: pd.DataFrame, networks: Mapping[str, NetworkSettings], varied: Sequence[str], former: Sequence[str]
 ) -> pd.DataFrame:
     """Return a table of networks with columns of the settings that vary here, in place of those that varied there."""
-    results = [name for name in table if name not in {*IDENTITY, *former, *varied}]
-    own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in varied if name not in IDENTITY}
+    columns = setting_columns(varied)
+    results = [name for name in table if name not in {*IDENTITY, *setting_columns(former), *columns}]
+    own = {name: [setting_of(networks[key], name) for key in table["key"]] for name in columns}
     return pd.concat([table[IDENTITY], pd.DataFrame(own, index=table.index), table[results]], axis=1)
 
 

@@ -24,7 +24,7 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
     """Return one row per network, in the order given: identity, other varied settings, outcome, steps, all numbers."""
     rows = []
     for record in records:
-        varied = {name: setting_of(record.settings, name) for name in settings if name not in IDENTITY}
+        varied = {name: setting_of(record.settings, name) for name in setting_columns(settings)}
         row = {**_identity(record), **varied, "outcome": record.result["outcome"]}
         if "steps" not in varied:
             row["steps"] = record.result["steps"]
@@ -33,6 +33,16 @@ def networks_table(records: Sequence[Record], settings: Sequence[str] = ()) -> p
             row |= record.settings.training.results
         rows.append(row)
     return pd.DataFrame(rows, columns=_columns_in_order(rows))
+
+
+def setting_columns(varied: Sequence[str]) -> list[str]:
+    """Return the columns of the settings that vary, but those of every table; of several together, also each alone.
+
+    >>> setting_columns(["lr", "batchnorm+seed", "model.width"])
+    ['batchnorm+seed', 'batchnorm', 'model.width']
+    """
+    names = [one for name in varied for one in dict.fromkeys((name, *name.split(TOGETHER)))]
+    return [name for name in names if name not in IDENTITY and (name in varied or last_field(name) != "seed")]
 
 
 def layers_table(records: Sequence[Record]) -> pd.DataFrame:
