@@ -37,6 +37,8 @@ ALL = "index"
 """Name of the page over all papers; the others are called as their paper."""
 ATLAS = "../atlas.md"
 FEW_CASES = 4
+ONE_NAME = {"Jacobian norm of softmax": "Jacobian norm, softmaxed"}
+"""What one quantity is called in some studies, and on the page over all papers."""
 
 
 def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> Iterator[str]:
@@ -44,7 +46,13 @@ def of_paper(paper: str, found: list[Reproduction], rows: list[list[Row]]) -> It
     own = [(one, mine) for one, mine in zip(found, rows, strict=True) if one.experiment.paper == paper]
     ran = {one.experiment.id for one, _ in own}
     yield atlas.line(
-        "main claim, in the paper's words", "here", "kind", "decided", "value, 95% interval", "re-run", "n"
+        "main claim, in the paper's words",
+        "prediction",
+        "kind",
+        "outcome",
+        "value, 95% interval",
+        "second run, or halves",
+        "networks, units",
     )
     yield atlas.line("---", "---", "---", "---", "---", "---", "---:")
     for one, mine in own:
@@ -138,8 +146,8 @@ def over_all(found: list[Reproduction]) -> Iterator[str]:
     yield from _counts(relations)
     yield "Each population:"
     yield ""
-    yield atlas.line("measure", "networks", "n", "rank correlation with the gap", "re-run", "goes with the gap",
-                     "within equal settings", "re-run", "goes with the gap")  # fmt: skip
+    yield atlas.line("measure", "population", "networks, units", "rank correlation with the gap", "second run",
+                     "goes with the gap", "within equal settings", "second run", "goes with the gap")  # fmt: skip
     yield atlas.line("---", "---", "---:", *["---"] * 6)
     for each, (overall, within) in zip(relations, rates.reshape(-1, 2), strict=True):
         yield atlas.line(each.measure, each.where, each.overall[0].size, *_cells(each.overall, overall),
@@ -186,7 +194,7 @@ def _relations(one: Reproduction, name: str) -> Iterator[Relation]:
     for measure in known.loc[(known["coefficient"] == "Spearman rho") & (known["n"] > 0), "quantity"]:
         overall = correlated(_in_units(one, name), measure, GAP.name, "spearman")
         yield Relation(
-            measure,
+            ONE_NAME.get(measure, measure),
             _where(one, name),
             tuple(overall({name: run}) for run in runs),
             tuple(each[measure] for each in within if measure in each),
