@@ -34,6 +34,19 @@ def write_whole(path: Path, content: bytes | str) -> Path:
     return path
 
 
+def require_writable(file: Path, named: str) -> None:
+    """Check before the work that a file can be written; `named` is what an error calls it.
+
+    Raises:
+        BadFolder: it is a folder, or its own folder does not exist, or may not be written to.
+    """
+    folder = file.absolute().parent
+    if not folder.is_dir():
+        raise BadFolder(f"{named}: there is no folder {file.parent}: make it first")
+    if file.is_dir() or not os.access(folder, os.W_OK):
+        raise BadFolder(f"{named}: cannot be written there: name a file in a folder that you may write to")
+
+
 def partial_name(target: Path) -> Path:
     """Return a hidden name beside `target` to write to first; it contains the machine and the process that write."""
     return target.with_name(f".{target.name}.{host()}.{os.getpid()}.{uuid.uuid4().hex[:8]}{PARTIAL}")

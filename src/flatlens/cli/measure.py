@@ -18,12 +18,12 @@ from flatlens.cli.output import (
     note,
     require_own,
     require_page,
-    require_writable,
     show,
     show_json,
     stdout_to_stderr,
 )
 from flatlens.errors import BadInput, UnknownName
+from flatlens.files import require_writable
 from flatlens.progress import no_progress
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def measure(
         as_json: Print JSON.
     """
     require_own(save, "--save")
-    require_writable(after, "--after")
+    if after is not None:
+        require_writable(after, f"--after {after}")
     require_page(page)
     with stdout_to_stderr(), Bar(stage=READING) as bar:
         import flatlens as fl

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, Token, convert
 
 from flatlens.errors import BadFolder, needs
+from flatlens.files import require_writable
 from flatlens.version import __version__
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ Whole = Annotated[int, WHOLE]
 
 def require_page(file: Path | None) -> None:
     """Check before the work that a page can be drawn and written."""
-    require_writable(file, "--page")
     if file is not None:
+        require_writable(file, f"--page {file}")
         if file.suffix.lower() not in (".html", ".htm"):
             raise BadFolder(f"--page {file}: a page is HTML: name a file that ends in .html")
         _require_ours(file, "--page", _is_page, "page")
@@ -55,22 +55,12 @@ def _is_page(file: Path) -> bool:
         return b"<!doctype html" in stream.read(2**12).lower()
 
 
-def require_writable(file: Path | None, option: str) -> None:
-    """Check before the work that a file can be written."""
-    if file is None:
-        return
-    if not file.absolute().parent.is_dir():
-        raise BadFolder(f"{option} {file}: there is no folder {file.parent}: make it first")
-    if file.is_dir() or not os.access(file.absolute().parent, os.W_OK):
-        raise BadFolder(f"{option} {file}: cannot be written there: name a file in a folder that you may write to")
-
-
 def require_own(file: Path | None, option: str) -> None:
     """Check before the work that a file can be written, and that no other file than a saved result is replaced."""
     from flatlens.result import is_saved
 
-    require_writable(file, option)
     if file is not None:
+        require_writable(file, f"{option} {file}")
         _require_ours(file, option, is_saved, "saved result")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from flatlens.errors import BadFolder
-from flatlens.files import write_whole
+from flatlens.files import require_writable, write_whole
 from flatlens.plain import as_plain, canonical
 from flatlens.problem.data import checksum
 from flatlens.training.settings import Training
@@ -35,11 +35,8 @@ def identity(
 
 
 def require_place(path: Path) -> None:
-    """Refuse a path that could not be written to at the end."""
-    if path.is_dir():
-        raise BadFolder(f"train(save={str(path)!r}): that is a folder: name a file in it")
-    if not path.parent.is_dir():
-        raise BadFolder(f"train(save={str(path)!r}): there is no folder {str(path.parent)!r}: make it first")
+    """Check before the training that its checkpoints can be written."""
+    require_writable(path, f"train(save={str(path)!r})")
 
 
 def save(path: Path, whose: str, state: dict[str, Any]) -> None:
