@@ -18,10 +18,9 @@ import numpy as np
 import pandas as pd
 
 from flatlens.papers import cases, contrasts, evidence
-from flatlens.papers.cases import CASE
 from flatlens.papers.predictions import conclusion_of
 from flatlens.papers.reparam2019.layer_five import within
-from flatlens.papers.units import UNIT
+from flatlens.papers.units import CASE, UNIT
 from flatlens.statistics import Statistic, granulated_kendall, in_cases, partial_correlation, share
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.correlations import COEFFICIENTS

@@ -36,6 +36,14 @@ def three_cases(n=40):
     return {"case": case, "x": x + level, "y": y - level, "z": z}
 
 
+def eight_cases(of_x, of_z, shared=0.0, n=40, seed=0):
+    """In each case x and z follow y, each as strongly as is given, and share noise."""
+    rng = np.random.default_rng(seed)
+    y, noise, more, common = rng.normal(size=(4, 8 * n))
+    x, other = (np.repeat(b, n) * y + own + shared * common for b, own in ((of_x, noise), (of_z, more)))
+    return {"case": np.repeat(list("abcdefgh"), n), "x": x, "z": other, "y": y}
+
+
 def r(columns, case, x, y="y"):
     mine = columns["case"] == case
     return np.corrcoef(columns[x][mine], columns[y][mine])[0, 1]
@@ -115,12 +123,23 @@ def test_with_a_setting_over_without_it():
 
 
 def test_two_relations_that_are_strong_in_the_same_cases():
-    columns = three_cases()
+    columns = eight_cases(np.linspace(0, 2, 8), np.zeros(8))
     same = across(TABLE, [("x", "y"), ("y", "x")], alike, "alike")(results(**columns))
     assert same.value == pytest.approx(1.0)
-    each = [[z(columns, c, name) for c in "abc"] for name in ("x", "z")]
-    found = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
-    assert found.value == pytest.approx(np.corrcoef(each)[0, 1])
+    assert np.isnan(across(TABLE, [("x", "y"), ("y", "x")], alike, "alike")(results(**three_cases())).value)
+    both = eight_cases(np.linspace(0, 2, 8), np.linspace(0, 2, 8))
+    assert across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**both)).value > 0.8
+
+
+def test_errors_that_two_relations_share_do_not_make_them_alike():
+    """x and z follow y in other cases, and share most of their noise: their errors correlate, they themselves do not."""
+    found, raw = [], []
+    for seed in range(40):
+        columns = eight_cases(np.tile([0, 1.2], 4), np.repeat([0, 1.2], 4), shared=3.0, n=24, seed=seed)
+        found.append(across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns)).value)
+        raw.append(np.corrcoef([[z(columns, c, name) for c in "abcdefgh"] for name in ("x", "z")])[0, 1])
+    assert np.mean(raw) > 0.35
+    assert abs(np.nanmedian(found)) < 0.2
 
 
 def test_a_case_without_a_relation_is_left_out():
@@ -128,8 +147,6 @@ def test_a_case_without_a_relation_is_left_out():
     columns["x"] = np.where(columns["case"] == "c", 1.0, columns["x"])
     found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
     assert found.value == pytest.approx(np.tanh(np.mean([z(columns, c, "x") for c in "ab"])))
-    two = across(TABLE, [("x", "y"), ("z", "y")], alike, "alike")(results(**columns))
-    assert abs(two.value) == pytest.approx(1.0)  # of two cases
     nothing = across(TABLE, [("x", "y")], mean, "r")(results(**columns | {"x": np.ones(120)}))
     assert np.isnan(nothing.value)
     each = in_each_case(TABLE, [("x", "y")], "r")(results(**columns))

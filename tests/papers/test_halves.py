@@ -33,6 +33,12 @@ def test_every_other_seed_in_every_study():
     assert replace(odd["one"], networks=one.networks).networks is one.networks  # the whole is as it was
 
 
+def test_a_seed_that_a_study_lacks_changes_no_half():
+    even, odd = halves({"one": result({"seed": [0, 3, 7, 8]}), "other": result({"seed": [3, 7, 8]})})
+    assert even["other"].networks["seed"].tolist() == [7]
+    assert odd["other"].networks["seed"].tolist() == [3, 8]
+
+
 def test_networks_where_the_seed_does_not_vary():
     even, odd = halves({"one": result({"lr": [1, 2, 3]})})
     assert even["one"].networks["lr"].tolist() == [1, 3]

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from scipy.stats import false_discovery_control
+from scipy.stats import t as student
 
 from flatlens.papers.predictions import Prediction
 from flatlens.papers.summary import Row, by_chance, counted_by_kind, rows_of
@@ -76,24 +77,28 @@ def test_the_summary_counts_kinds_apart_and_what_chance_does():
 
 
 def test_an_open_row_says_what_would_decide_it():
-    def row(value, low, high, again=None, **fields):
-        found = Statistic("mean", value, 20, low, high, tails=lambda than: (0.2, 0.8), **fields)
+    def row(value, error, again=None, **fields):
+        def tails(than):
+            above = student.sf((value - than) / error, 19)
+            return above, 1 - above
+
+        reach = student.isf(0.025, 19) * error
+        found = Statistic("mean", value, 20, value - reach, value + reach, tails=tails, units=20, **fields)
         return Row(Prediction("c", "", "", lambda _: found, kind="claim").weigh({}), again)
 
-    assert row(0.1, -0.2, 0.4).times == pytest.approx(9)
-    assert row(-0.1, -0.7, 0.1).times == pytest.approx(4)  # the end towards the number counts
-    said = "some 9.0 times the units would decide it if the value stays"
-    assert row(0.1, -0.2, 0.4).would_decide(2.0) == f"{said}, 18 h on two cores"
-    assert row(0.1, -0.2, 0.4).would_decide(0.0) == said
-    assert row(0.1, -0.3, 0.4, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)  # sooner at most weak
-    assert row(-0.1, -0.4, 0.3, correlation=True).times == pytest.approx((0.3 / 0.2) ** 2)
-    assert row(0.29, -0.2, 0.6, correlation=True).times == pytest.approx((0.49 / 0.29) ** 2)  # sooner above 0
+    t = student.isf(0.025, 19)
+    assert [row(0.1, 0.1).times, row(-0.1, 0.1).times] == pytest.approx([t**2, t**2])
+    said = "some 4.4 times the units would decide it if the value stays"
+    assert row(0.1, 0.1).would_decide(2.0) == f"{said}, 8.8 h on two cores"
+    assert row(0.1, 0.1).would_decide(0.0) == said
+    assert row(0.1, 0.1, correlation=True).times == pytest.approx((t / 2) ** 2)  # sooner at most weak
+    assert row(0.29, 0.2, correlation=True).times == pytest.approx((t * 0.2 / 0.29) ** 2)  # sooner above 0
     weak = Statistic("r", 0.05, 20, -0.1, 0.2, tails=lambda than: (0.2, 0.8) if than == 0 else (0.01, 0.01),
                      correlation=True)  # fmt: skip
     found, half = (Prediction("c", "", "", lambda _, r=r: r).weigh({}) for r in (weak, Statistic("r", 0.4, 9)))
     assert found.conclusion == "at most weak"
     assert Row(found, None, (half, half)).times != Row(found, None, (half, half)).times  # the halves differ
     assert "1 more are at most weak" in by_chance([Row(found, found)])
-    assert row(0.001, -0.2, 0.4).would_decide(2.0) == "more than 1000 times the units would decide it"
-    for known in (Row(outcome(0.001), outcome(0.001)), row(0.1, -0.2, 0.4, outcome(0.2)), Row(outcome(None), None)):
+    assert row(0.001, 0.1).would_decide(2.0).startswith("more than 1000 times the units would decide it")
+    for known in (Row(outcome(0.001), outcome(0.001)), row(0.1, 0.1, outcome(0.2)), Row(outcome(None), None)):
         assert known.would_decide(2.0) == ""

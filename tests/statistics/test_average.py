@@ -65,8 +65,37 @@ def test_two_values_have_the_exact_binomial_interval(k):
 
 
 def test_units_that_all_agree_are_a_sign_test():
-    assert average([-1.0] * 6).tails(0.0) == (1 - 0.5**6, 0.5**6)
-    assert average([-1.0] * 6).tails(-1.0) == (0.5, 0.5)
+    assert average([-1.0] * 6).tails(0.0) == (1.0, pytest.approx(0.5**6))
+    assert average([-1.0] * 6).tails(-1.0) == (1.0, 1.0)
+    agreeing = average([1.0] * 6, correlations=True)
+    assert agreeing.tails(0.5) == (pytest.approx(0.75**6), 1.0)  # its interval begins at .08
+    assert average([0.0] * 6, correlations=True).value == 0.0
+
+
+def test_one_unit_beside_zeros_is_no_evidence():
+    """Units at the number that is tested do not count in a sign test: of six, one is left."""
+    found = average([0.0] * 5 + [1.0], correlations=True)
+    assert found.tails(0.0)[0] == 0.5
+    assert average([0.5] * 5 + [1.0]).tails(0.0)[0] == 0.5**6
+
+
+def test_units_of_unequal_size_keep_the_mean_over_networks():
+    found = average([1.0] * 7 + [1.0, 0.0, 0.0, 0.0, 0.0], units=list("aaaaaaabcdef"), correlations=True)
+    assert found.value == pytest.approx(8 / 12)
+
+
+def test_a_kind_with_more_networks_does_not_count_for_more():
+    """Two kinds of means -1 and 1 with 24 and 16 seeds, and no noise beside that between kinds."""
+    seeds, kinds = [*range(24), *range(16)], ["a"] * 24 + ["b"] * 16
+    rng = np.random.default_rng(0)
+    x = np.where(np.array(kinds) == "a", -1.0, 1.0) + 0.1 * rng.normal(size=40)
+    found = average(x, seeds, cases=kinds)
+    assert found.value == pytest.approx((x[:24].mean() + x[24:].mean()) / 2)
+    assert found.low < found.value < found.high
+    assert found.high - found.low < 0.1  # the mix of kinds is no noise
+    equal = [*range(16)] * 2, ["a"] * 16 + ["b"] * 16
+    plain, by_kind = average(x[8:], equal[0]), average(x[8:], equal[0], cases=equal[1])
+    assert (plain.value, plain.low, plain.high) == pytest.approx((by_kind.value, by_kind.low, by_kind.high))
 
 
 def test_units_of_one_value_have_the_interval_of_a_sign_test():

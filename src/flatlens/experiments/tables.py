@@ -122,7 +122,7 @@ def unit_column(axes: Sequence[str]) -> str:
 
 def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
     """Return the group number of each row, for every way of holding settings fixed."""
-    return {", ".join(names): networks.groupby(list(names)).ngroup() for names in held_fixed(axes)}
+    return {", ".join(names): networks.groupby(list(names), dropna=False).ngroup() for names in held_fixed(axes)}
 
 
 def _cell(value: Any) -> Any:

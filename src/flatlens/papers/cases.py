@@ -15,13 +15,12 @@ import pandas as pd
 from flatlens.papers.contrasts import OfCounts
 from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed
 from flatlens.papers.predictions import Results, Side
+from flatlens.papers.units import CASE
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
-from flatlens.statistics.clustered import fishers_z
+from flatlens.statistics.bootstrap import FEWEST_POINTS
+from flatlens.statistics.clustered import FEWEST_UNITS, fishers_z
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.joint import Holds
-
-CASE = "case"
-"""Name of the column with the case of each network."""
 
 Over: TypeAlias = Callable[..., Array]
 """Function of Fisher's z of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
@@ -96,8 +95,10 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
-    """Return Fisher's z over each set of networks, shape (sets, B)."""
-    return np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
+    """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than four networks."""
+    few = np.array([mine.sum() < FEWEST_POINTS for mine in members])
+    z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
+    return np.where(few[:, None], np.nan, z)
 
 
 def _over_known(over: Over, z: Sequence[Array]) -> Array:
@@ -128,10 +129,24 @@ def mean(z: Array) -> Array:
 
 
 def alike(z: Array, other: Array) -> Array:
-    """Return Pearson's r over the cases of the two pairs' z: high if both correlate in the same cases."""
-    a, b = (each - each.mean(0) for each in (z, other))
+    """Return Pearson's r over the cases of the two pairs' z: high if both correlate in the same cases.
+
+    Both are measured on the same networks, so their errors correlate, too. The errors' part is taken off: columns after
+    the first are the values without one unit, and the jackknife gives the covariance of errors from them. NaN where
+    the errors explain all of the variance, and for fewer than six cases.
+    """
+    kinds, groups = len(z), z.shape[1] - 1
+    if kinds < FEWEST_UNITS:
+        return np.full(z.shape[1], np.nan)
+
+    def beyond_errors(a: Array, b: Array) -> Array:
+        spread = ((a - a.mean(0)) * (b - b.mean(0))).sum(0)
+        errors = (groups - 1) / max(groups, 1) * ((a[:, 1:] - a[:, :1]) * (b[:, 1:] - b[:, :1])).sum()
+        return np.asarray(spread - errors * (kinds - 1) / kinds)
+
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray((a * b).sum(0) / np.sqrt((a * a).sum(0) * (b * b).sum(0)))
+        r = beyond_errors(z, other) / np.sqrt(beyond_errors(z, z) * beyond_errors(other, other))
+    return np.asarray(np.clip(r, -1, 1))
 
 
 def with_over_without(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:

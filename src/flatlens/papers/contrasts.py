@@ -16,7 +16,7 @@ import pandas as pd
 
 from flatlens.papers.evidence import Evidence, Table, complete, correlated, numbers_of, weighed
 from flatlens.papers.predictions import Results
-from flatlens.papers.units import labelled, trained_ones, units_in, word_of
+from flatlens.papers.units import CASE, labelled, trained_ones, units_in, word_of
 from flatlens.statistics import Statistic, average, in_cases, pearson, spearman
 from flatlens.statistics.clustered import fishers_z
 from flatlens.statistics.coefficients import Array
@@ -143,7 +143,7 @@ def _mean(table: Table, values: Callable[[pd.DataFrame], Array], name: str, rank
         networks, untrained = trained_ones(table(results))
         units = units_in(networks)
         of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
-        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks)
+        one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, cases=networks.get(CASE))
         return replace(one, excluded=(*untrained, *one.excluded))
 
     return found

@@ -15,6 +15,7 @@ from flatlens.experiments.result import StudyResult
 from flatlens.experiments.vary import is_seed
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import (
+    CASE,
     UNIT,
     labelled,
     marked_untrained,
@@ -155,6 +156,7 @@ def over_groups(
 ) -> Evidence:
     """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting.
 
+    Where networks are of several cases, it is the mean over cases of the mean within each.
     `correlations`: `of` returns one, between -1 and 1.
     """
 
@@ -165,7 +167,8 @@ def over_groups(
         groups = [group for group in groups if len(group)]
         values = [of(group.set_index(setting)[column]) for group in groups]
         units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
-        found = average(values, units, name=name, unit=word_of(units), correlations=correlations)
+        cases = [networks.loc[group.index[0], CASE] for group in groups] if CASE in networks else None
+        found = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
         return replace(found, excluded=(*excluded, *found.excluded))
 
     return found

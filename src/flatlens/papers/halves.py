@@ -18,13 +18,16 @@ def halves(results: Results) -> tuple[Results, Results]:
     A seed is in the same half in every study, so that what its networks share stays in one half. Keys are hashes: their
     order has nothing to do with the settings.
     """
-    return tuple({name: _half(result, odd) for name, result in results.items()} for odd in (False, True))  # type: ignore[return-value]
+    seeds = {seed for one in results.values() if column_of_units(one) == "seed" for seed in one.networks["seed"]}
+    every_other = set(sorted(seeds)[::2])
+    return tuple({name: _half(result, odd, every_other) for name, result in results.items()} for odd in (False, True))  # type: ignore[return-value]
 
 
-def _half(result: StudyResult, odd: bool) -> StudyResult:
+def _half(result: StudyResult, odd: bool, every_other: set[int]) -> StudyResult:
     networks = result.networks
-    numbers = networks[column_of_units(result)].rank(method="dense")
-    keys = networks.loc[numbers % 2 != odd, "key"]
+    by_seed = column_of_units(result) == "seed"
+    first = networks["seed"].isin(every_other) if by_seed else networks["key"].rank(method="dense") % 2 == 1
+    keys = networks.loc[first != odd, "key"]
     tables = {name: getattr(result, name) for name in _TABLES}
     return replace(
         result,

@@ -107,9 +107,10 @@ class Outcome:
             return f"in one of {len(s.parts)} cases"
         if self.conclusion not in ("inconclusive", "at most weak") or not (s.low > than or s.high < than):
             return ""
-        if not s.parts:
+        known = {part.value: part for part in s.parts.values() if part.value == part.value}
+        shown = known.get(s.value, s)
+        if shown.tails is not None and (not s.parts or min(shown.tails(than)) > LEVEL):
             return "ranks do not agree"
-        known = [part.value for part in s.parts.values() if part.value == part.value]
         weakest = s.value == (min(known) if s.low > than else max(known))
         return "another case is open" if weakest else "not after Holm's correction"
 
@@ -148,7 +149,8 @@ def conclusion_of(found: Statistic, side: Side, than: float) -> Conclusion:
     several cases p is corrected for their number. Without an interval it is "inconclusive".
 
     A correlation (Pearson's or Spearman's) that is predicted to be above or below 0, and of which neither is found, is
-    "at most weak" if it is believed, in the same way, to be below 0.3 and above -0.3; of "all" cases if one case is.
+    "at most weak" if it is believed, in the same way, to be below 0.3 and above -0.3; of "all" cases if one case is
+    below 0.3 (after Holm's correction) and every case above -0.3.
 
     Where no network has what the claim is about, it is "not tested".
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, get_args
 
 import numpy as np
+from scipy.stats import t as student
 
 from flatlens.papers.predictions import (
     DECISIONS,
@@ -60,33 +61,26 @@ class Row:
 
     @property
     def times(self) -> float:
-        """Return how many times the units would decide a row left open by its interval; NaN where that is not known.
+        """Return how many times the units would decide an open row if all values stay; NaN where that is not known.
 
-        If the value stays: an interval's width falls with the root of the number of units. A re-run is not asked.
+        Student's t of a difference grows with the root of the number of units. p is also that of ranks and all cases.
+        A re-run is not asked.
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
-        if self.again is not None or self.outcome.conclusion != "inconclusive":
+        if self.again is not None or self.outcome.conclusion != "inconclusive" or s.tails is None:
             return NAN
-        if not s.low <= than <= s.high or s.value == than:
-            return NAN
-        width = s.value - s.low if s.value > than else s.high - s.value
-        return float(np.fmin((width / (s.value - than)) ** 2, self._times_until_weak))
-
-    @property
-    def _times_until_weak(self) -> float:
-        """The same for "at most weak"; NaN where the value is not weak, or is no correlation held against 0."""
-        s = self.outcome.statistic
-        if not s.correlation or self.outcome.prediction.than != 0 or abs(s.value) >= WEAK:
-            return NAN
-        times = max((s.high - s.value) / (WEAK - s.value), (s.value - s.low) / (WEAK + s.value)) ** 2
-        return times if times > 1 else NAN
+        units = s.units or s.n
+        until_decided = _times_until(min(s.tails(than)), units)
+        if not s.correlation or than != 0:
+            return until_decided
+        return min(until_decided, max(_times_until(p, units) for p in (s.tails(WEAK)[1], s.tails(-WEAK)[0])))
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
         if self.times != self.times:
             return ""
         if self.times > FARTHEST:
-            return f"more than {FARTHEST} times the units would decide it"
+            return f"more than {FARTHEST} times the units would decide it, if values and ranks stay"
         took = f", {_short(self.times * hours)} h on two cores" if hours else ""
         return f"some {_short(self.times)} times the units would decide it if the value stays{took}"
 
@@ -100,6 +94,12 @@ class Row:
         if self.halves and first != "inconclusive":
             return "the halves differ"
         return self.outcome.open_because
+
+
+def _times_until(p: float, units: int) -> float:
+    """Return how many times the units give a one-sided p of 2.5%, if a value stays that has this p with `units`."""
+    t = float(student.isf(p, units - 1))
+    return float(max(student.isf(LEVEL, units - 1) / t, 1.0) ** 2) if t > 0 else np.inf
 
 
 def _short(number: float) -> str:

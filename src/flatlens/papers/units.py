@@ -17,6 +17,8 @@ from flatlens.experiments.tables import unit_column
 
 UNIT = "unit"
 """Name of the column with the unit of each network."""
+CASE = "case"
+"""Name of the column with the kind of each network, where kinds are never pooled."""
 _NETWORK = "network"
 WHY_LEFT_OUT = "left out"
 """Name of the column that says why a network is left out of every statistic, though it reached the end; "" if not."""

@@ -24,17 +24,20 @@ def average(
     unit: str = "network",
     ranks: Any = None,
     correlations: bool = False,
+    cases: Any = None,
 ) -> Statistic:
     """Return the mean over networks, of one number per network; the interval is Student's over independent units.
 
     `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
     1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
-    one (Clopper and Pearson 1934) of the share of units with the larger value. If all have one value, other than 0
-    and 1, it is that of a sign test: of the share of units on their side of 0.
+    one (Clopper and Pearson 1934) of the share of units with the larger value, if the units have equally many networks.
+    If all have one value, other than 0 and 1, it is that of a sign test: of the share of units on their side of 0.
 
     `correlations`: the numbers lie between -1 and 1, so that units whose means are all 1 agree in sign, and are no
     shares.
     `ranks`: where the numbers are correlations, the same of ranks; a verdict then needs both means (`clustered`).
+    `cases`: label of each network's kind. The mean is then over kinds, of the mean within each: a kind of which there
+    are more networks does not count for more.
 
     >>> average([1.0, 2.0, 3.0, float("nan"), 6.0, 2.0, 1.0])
     Mean of x = 2.5 [0.537, 4.46], p = 0.022 (n = 6, 6 networks; 1 left out: x is missing)
@@ -42,28 +45,34 @@ def average(
     labels = np.arange(len(values)) if units is None else np.asarray(units, dtype=object)
     columns = {name: values} if ranks is None else {name: values, f"{name}, of ranks": ranks}
     numbers = {column: np.asarray(one, dtype=np.float64) for column, one in columns.items()}
-    kept = keep(as_columns(**numbers, _unit=labels), list(columns), present=["_unit"])
+    kind = np.zeros(len(labels)) if cases is None else pd.factorize(np.asarray(cases, dtype=object))[0]
+    kept = keep(as_columns(**numbers, _unit=labels, _case=kind), list(columns), present=["_unit", "_case"])
     x, *of_ranks = (kept.table[column].to_numpy() for column in columns)
+    member = np.equal.outer(kept.table["_case"].to_numpy(), np.unique(kept.table["_case"])).astype(float)
     found = clustered(
         f"Mean of {name}",
-        partial(_weighted_mean, x),
+        partial(_mean_over_cases, x, member),
         kept.table["_unit"],
         unit=unit,
-        ranks=partial(_weighted_mean, of_ranks[0]) if of_ranks else None,
+        ranks=partial(_mean_over_cases, of_ranks[0], member) if of_ranks else None,
         excluded=kept.excluded,
     )
     found = replace(found, correlation=ranks is not None)
-    means = pd.Series(x).groupby(kept.table["_unit"].to_numpy()).mean().to_numpy()
+    each = pd.Series(x).groupby(kept.table["_unit"].to_numpy())
+    means = each.mean().to_numpy()
     if of_ranks or len(means) < FEWEST_UNITS:
         return found
     if len(set(means)) == 1 and (correlations or means[0] not in (0.0, 1.0)):
-        return _one_value(found, float(means[0]), len(means))
-    ends = _two_values(means)
+        return _one_value(found, means)
+    ends = _two_values(means) if each.size().nunique() == 1 else None
     return found if ends is None else _binomial(found, means, *ends)
 
 
-def _weighted_mean(x: Array, counts: Array) -> Array:
-    return np.asarray(counts @ x / counts.sum(1))
+def _mean_over_cases(x: Array, member: Array, counts: Array) -> Array:
+    """Return the mean over cases of the mean within each, (B,); `member` (n, cases) is 1 in each network's own case."""
+    means = (counts * x) @ member / (counts @ member)
+    known = np.isfinite(means)
+    return np.asarray(np.where(known, means, 0.0).sum(1) / known.sum(1))
 
 
 def share(holds: Any, units: Any = None, *, name: str = "it", unit: str = "network") -> Statistic:
@@ -89,17 +98,20 @@ def _two_values(means: Array) -> tuple[float, float] | None:
     return (float(values[0]), float(values[1])) if len(values) == 2 else None
 
 
-def _one_value(found: Statistic, value: float, units: int) -> Statistic:
+def _one_value(found: Statistic, means: Array) -> Statistic:
     """Return the statistic of units that all have one value, with the interval of a sign test; its p is 2^-units."""
-    other = value * (2 * 0.025 ** (1 / units) - 1)  # Clopper and Pearson's share of units, all of `units` being found
+    size = abs(float(means[0]))
+    if size == 0:
+        return found
     method = "95% interval: of a sign test, as all units have one value"
-    return replace(found, low=min(value, other), high=max(value, other), method=method)
+    return replace(_binomial(found, means, -size, size), value=found.value, method=method)
 
 
 def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statistic:
     """Return the statistic with the exact interval of a mean of units that are `low` or `high`.
 
-    A mean of such units cannot lie outside: against a number there, p is that of a sign test, and not 0.
+    A mean of such units cannot lie outside: against a number there, or at an end, p is that of a sign test, in which
+    units that have this number do not count.
     """
     n, k = len(means), int((means == high).sum())
     from_share = high - low
@@ -108,7 +120,7 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
         p = float(np.clip((than - low) / from_share, 0.0, 1.0))
         above = 1.0 if k == 0 else float(beta.cdf(p, k, n - k + 1))  # P(at least k of n), each with probability p
         below = 1.0 if k == n else float(beta.sf(p, k + 1, n - k))  # P(at most k of n)
-        least = 0.5**n
+        least = 0.5 ** int((means != than).sum())
         return max(above, least if than <= low else 0.0), max(below, least if than >= high else 0.0)
 
     ends = (0.0 if k == 0 else beta.ppf(0.025, k, n - k + 1), 1.0 if k == n else beta.ppf(0.975, k + 1, n - k))

@@ -84,6 +84,8 @@ def clustered(
     if not np.isfinite(left_out).all():
         return replace(plain, note=_and(note, f"undefined without one {unit}"))
     found = _interval(plain, value, left_out, fisher=fisher, folded=folded)
+    if known < FEWEST_UNITS and found.low == found.high:
+        return replace(plain, note=_and(note, f"all values without one {unit} agree: too few units for an interval"))
     return found if ranks is None else _with_ranks(found, ranks, numbers, known, fisher=fisher, folded=folded)
 
 

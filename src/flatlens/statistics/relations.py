@@ -51,7 +51,7 @@ def relate_within(
     for grouping, name in product(groupings, table.columns.drop(target)):
         kept = _finite(table, name, target)
         x, y = table[[name, target]][kept].to_numpy(dtype=np.float64).T
-        numbers, labels = pd.factorize(groupings[grouping][kept])
+        numbers, labels = pd.factorize(groupings[grouping][kept], use_na_sentinel=False)
         within, known = partial(pearson, x, y, groups=numbers), _labels(table, units)[kept]
         r = _interval(within, known) if len(x) - len(labels) >= FEWEST_WITHIN else _NOTHING
         rows.append((name, target, grouping, len(labels), len(x), len(np.unique(known)), *r))

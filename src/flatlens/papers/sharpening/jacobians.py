@@ -17,7 +17,7 @@ import pandas as pd
 
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.experiments.vary import vary
-from flatlens.papers.cases import CASE, first_step, in_each_case
+from flatlens.papers.cases import first_step, in_each_case
 from flatlens.papers.contrasts import mean_of
 from flatlens.papers.evidence import Evidence, Table, along, trained_in, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
@@ -35,7 +35,7 @@ from flatlens.papers.sharpening.section6 import (
     Trained,
     kinds,
 )
-from flatlens.papers.units import labelled, trained_ones
+from flatlens.papers.units import CASE, labelled, trained_ones
 from flatlens.training import Constant, InputJacobian, ParameterJacobian, Steps, Until
 
 LARGE, SMALL_RATE = 0.1, 0.001

@@ -11,7 +11,7 @@ from flatlens.data.named import DataSettings
 from flatlens.experiments.quantities import BATCH_SIZE, LEARNING_RATE, Quantity
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
 from flatlens.models import Architecture
-from flatlens.papers.cases import CASE, across, mean, ranked
+from flatlens.papers.cases import across, mean, ranked
 from flatlens.papers.evidence import Table, along, reached, where
 from flatlens.papers.experiment import Experiment, Plot, Scale
 from flatlens.papers.plots import pairwise
@@ -35,6 +35,7 @@ from flatlens.papers.sharpening.networks import (
     small_resnet,
     small_vgg,
 )
+from flatlens.papers.units import CASE
 from flatlens.training import SGD, Training, Until
 
 DATA = "data+model.classes+loss_below"

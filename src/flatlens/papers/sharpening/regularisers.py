@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from flatlens.experiments.settings import Axis, Study
-from flatlens.papers.cases import CASE
 from flatlens.papers.evidence import Table, trained_in
 from flatlens.papers.experiment import Scale
 from flatlens.papers.predictions import Results
 from flatlens.papers.sharpening.section6 import MEASURED_QUANTITIES, Trained, kinds
+from flatlens.papers.units import CASE
 from flatlens.training import SAM, Mixup
 
 Strengths: TypeAlias = Mapping[Scale, tuple[float, ...]]
