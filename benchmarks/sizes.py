@@ -42,7 +42,7 @@ CASES_DECIDE = "several cases decide, and the truth is at the edge in each"
 ONE = "one case of several is at the edge: below, corrected for their number; ranks have to agree, too"
 SPREAD = "two standard deviations are compared, whose jackknife errors are too large where true spreads are near 0"
 PAIRS = "few values are possible, and many pairs share a network"
-CASES = "six cases give a wide interval, and ranks have to agree"
+CASES = "few cases give a wide interval, and ranks have to agree"
 FOLDED = "sizes are compared, whose jackknife errors are too large where the true correlations are near 0"
 
 
@@ -92,6 +92,21 @@ def lines(each: int, of_seed: float, rng: Rng, units: int, effect: float) -> pd.
     return networks(units, each, x=x)
 
 
+def two_lines(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return x at two learning rates, in two lines per seed."""
+    parts = [lines(2, 0.5, rng, units, effect).assign(line=line) for line in range(2)]
+    return pd.concat(parts, ignore_index=True)
+
+
+def unequal_kinds(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return x of two kinds of networks, of means -2 and 2; the first has all seeds, the second two thirds of them."""
+    parts = [
+        networks(seeds, 1, x=level + rng.normal(size=seeds) + effect, **{CASE: np.full(seeds, f"case {level}")})
+        for level, seeds in ((-2.0, units), (2.0, max(2 * units // 3, 2)))
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
 def layers(start: float, rng: Rng, units: int, effect: float, count: int = 4) -> pd.DataFrame:
     """Return gap, and columns u0 to u3 and v0 to v3 with correlation `start` to it; at effect 1, v with other ones."""
     gap = rng.normal(size=units)
@@ -135,6 +150,17 @@ def alternating(rng: Rng, units: int, effect: float) -> pd.DataFrame:
         b, for_a, for_c = rng.normal(size=(3, units))
         a, c = r * b + (1 - r**2) ** 0.5 * for_a, s * b + (1 - s**2) ** 0.5 * for_c
         parts.append(networks(units, 1, a=a, b=b, c=c, **{CASE: np.full(units, f"case {case}")}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def sharing(rng: Rng, units: int, effect: float) -> pd.DataFrame:
+    """Return eight cases: r of a and b is unrelated to that of c and b, at effect 1 equal; a and c share most noise."""
+    of_a, of_c = np.tile([0.0, 0.8], 4), np.repeat([0.0, 0.8], 4)
+    parts = []
+    for case, (r, s) in enumerate(zip(of_a, of_c + effect * (of_a - of_c), strict=True)):
+        b, noise, for_a, for_c = rng.normal(size=(4, 2 * units))
+        a, c = (slope * b + 0.9 * noise + 0.44 * own for slope, own in ((r, for_a), (s, for_c)))
+        parts.append(networks(units, 2, a=a, b=b, c=c, **{CASE: np.full(2 * units, f"case {case}")}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -210,6 +236,10 @@ def _means() -> Iterator[Row]:
         yield Row("mean of Kendall's tau over lines", f"one line of {each} learning rates a seed",
                   partial(lines, each, 0.5), lambda t: evidence.along(t, "lr", "x", [UNIT]),
                   conservative=DISCRETE if each < 5 else "")  # fmt: skip
+    yield Row("mean of Kendall's tau over lines", "two lines of 2 learning rates a seed", two_lines,
+              lambda t: evidence.along(t, "lr", "x", [UNIT, "line"]), conservative=DISCRETE)  # fmt: skip
+    yield Row("mean over kinds", "two kinds, one with all seeds and one with two thirds of them", unequal_kinds,
+              lambda t: contrasts.mean_of(t, "x"))  # fmt: skip
     yield Row("share of units", "true share one half", shares, share_of, 0.5, conservative=DISCRETE)
 
 
@@ -350,6 +380,8 @@ def _of_training() -> Iterator[Row]:
               schemes, lambda t: evidence.correlated(within(t, "init", ["a", "b"]), "a", "b"),
               conservative=JOINT)  # fmt: skip
     yield Row("r over cases of two z", "6 cases, one network of each a seed", alternating,
+              lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
+    yield Row("r over cases of two z", "8 cases, two networks of each a seed, most noise shared", sharing,
               lambda t: cases.across(t, [("a", "b"), ("c", "b")], cases.alike, "r"), conservative=CASES)  # fmt: skip
     yield Row("share of units", "true share .9", partial(shares, true=0.9), share_of, 0.9, conservative=DISCRETE)
     yield Row("slope of z over a setting", "6 settings of the same seeds, as many as X16's", partial(settings, 6),
