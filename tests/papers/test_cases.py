@@ -147,6 +147,7 @@ def test_a_case_without_a_relation_is_left_out():
     columns["x"] = np.where(columns["case"] == "c", 1.0, columns["x"])
     found = across(TABLE, [("x", "y")], mean, "r")(results(**columns))
     assert found.value == pytest.approx(np.tanh(np.mean([z(columns, c, "x") for c in "ab"])))
+    assert (found.n, found.excluded) == (80, (("no correlation in their case", 40),))
     nothing = across(TABLE, [("x", "y")], mean, "r")(results(**columns | {"x": np.ones(120)}))
     assert np.isnan(nothing.value)
     each = in_each_case(TABLE, [("x", "y")], "r")(results(**columns))
@@ -166,13 +167,14 @@ def test_what_a_setting_does_is_seen_among_networks_alike_but_for_it():
     once_up = falling * np.where(np.arange(15) == 0, 3.0, 1.0)  # the first group: 4, 2, 3
     found = along(TABLE, "p", "x", ["seed"])(blocks(x=once_up))
     assert found.value == pytest.approx((-1 / 3 - 4) / 5)
-    assert found.n == 5
+    assert found.n == 15
 
 
 def test_the_first_step_is_from_the_smallest_value_to_the_next():
     x = np.array([8.0, 4.0, 2.0] * 5) * np.repeat([1.0, 2.0, 3.0, 4.0, 5.0], 3)
     found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
-    assert (found.value, found.n) == (pytest.approx(-np.log(2)), 5)
+    assert (found.value, found.n) == (pytest.approx(-np.log(2)), 15)
     x[1] = np.nan  # not measured at the smallest value: nothing to compare with
     found = first_step(TABLE, "p", "x", ["seed"])(blocks(x=x))
-    assert (found.value, found.n, found.left_out) == (pytest.approx(-np.log(2)), 4, 1)
+    assert (found.value, found.n) == (pytest.approx(-np.log(2)), 12)
+    assert found.excluded == (("x is missing", 1), ("undefined among those alike in seed", 2))

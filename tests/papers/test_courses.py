@@ -169,10 +169,10 @@ def test_lines_are_weighed_one_by_one():
     )  # fmt: skip
     results = {"one": fake_result(networks)}
     found = along(reached("one"), "lr", "y", ["batch", "seed"])(results)
-    assert found.n == 4
+    assert found.n == 12
     assert found.value == pytest.approx((-3 + 1 / 3) / 4)
     assert (found.units, found.unit) == (2, "seed")
     pooled = along(reached("one"), "lr", "y", ["batch"])(results)  # a line holds both seeds: lines are the units
-    assert (pooled.n, pooled.units, pooled.unit) == (2, 1, "group")
+    assert (pooled.n, pooled.units, pooled.unit) == (12, 1, "group")
     missing = along(reached("one"), "lr", "nowhere", ["batch", "seed"])(results)
     assert missing.value != missing.value

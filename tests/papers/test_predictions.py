@@ -155,7 +155,7 @@ def test_a_trend_is_along_the_setting():
         {"seed": np.repeat(range(6), 3), "lr": [1, 2, 3] * 6, "mls": np.repeat(np.arange(6) * 10, 3) + [2.0, 1, 0] * 6}
     )
     of_seeds = trend("s", "lr", "mls")({"s": fake_result(networks)})
-    assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 6, 6, "seed")
+    assert (of_seeds.value, of_seeds.n, of_seeds.units, of_seeds.unit) == (-1.0, 18, 6, "seed")
     assert of_seeds.tails(0.0)[1] == 0.5**6  # every seed falls
     mixed = networks.assign(mls=[0.0, 2.0, 1.0, 1.0, 2.0, 0.0, *networks["mls"][6:]])  # tau 1/3, -1/3, -1, ...
     wide = trend("s", "lr", "mls")({"s": fake_result(mixed)})

@@ -15,11 +15,12 @@ import pandas as pd
 from flatlens.papers.contrasts import OfCounts
 from flatlens.papers.evidence import Evidence, Table, complete, over_groups, weighed
 from flatlens.papers.predictions import Results, Side
-from flatlens.papers.units import CASE
+from flatlens.papers.units import CASE, trained_ones
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
 from flatlens.statistics.bootstrap import FEWEST_POINTS
 from flatlens.statistics.clustered import FEWEST_UNITS, fishers_z
 from flatlens.statistics.coefficients import Array
+from flatlens.statistics.exclusions import Retained
 from flatlens.statistics.joint import Holds
 
 Over: TypeAlias = Callable[..., Array]
@@ -34,7 +35,7 @@ def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evide
     def found(results: Results) -> Statistic:
         networks = table(results)
         networks = networks.assign(**{CASE: networks.groupby(CASE).ngroup()})
-        kept = complete(networks, [CASE, *(column for pair in pairs for column in pair)])
+        kept = _related(complete(networks, [CASE, *(column for pair in pairs for column in pair)]), pairs)
         of = {column: kept.table[column].to_numpy() for column in kept.table}
         members = [of[CASE] == case for case in np.unique(of[CASE])]
 
@@ -45,6 +46,21 @@ def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evide
         return weighed(said, partial(with_all, pearson), kept, fisher=back, ranks=partial(with_all, spearman))
 
     return found
+
+
+def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
+    """Return the networks of cases in which each pair of columns has a correlation; the others are left out."""
+
+    def has_each(case: pd.DataFrame) -> bool:
+        every = np.ones((1, len(case)))
+        correlations = [pearson(case[x].to_numpy(), case[y].to_numpy(), every) for x, y in pairs]
+        return len(case) >= FEWEST_POINTS and bool(np.isfinite(correlations).all())
+
+    cases = [mine for _, mine in kept.table.groupby(CASE, sort=False) if has_each(mine)]
+    left = len(kept.table) - sum(map(len, cases))
+    excluded = (*kept.excluded, ("no correlation in their case", left)) if left else kept.excluded
+    table = pd.concat(cases).sort_index() if cases else kept.table.iloc[:0]
+    return Retained(table.reset_index(drop=True), excluded)
 
 
 def in_each_case(
@@ -112,7 +128,7 @@ def ranked(table: Table, columns: Sequence[str]) -> Table:
 
     def found(results: Results) -> pd.DataFrame:
         networks = table(results)
-        ranks = networks.groupby(CASE)[list(columns)].rank()
+        ranks = trained_ones(networks)[0].groupby(CASE)[list(columns)].rank()
         return networks.assign(**{column: ranks[column] for column in columns})
 
     return found

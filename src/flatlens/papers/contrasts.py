@@ -144,7 +144,8 @@ def _mean(table: Table, values: Callable[[pd.DataFrame], Array], name: str, rank
         units = units_in(networks)
         of_ranks = None if ranks is None else numbers_of(networks, [ranks])[ranks]
         one = average(values(networks), units, name=name, unit=word_of(units), ranks=of_ranks, cases=networks.get(CASE))
-        return replace(one, excluded=(*untrained, *one.excluded))
+        low, high = (one.low, one.high) if ranks is None else np.clip([one.low, one.high], -1, 1)
+        return replace(one, low=low, high=high, excluded=(*untrained, *one.excluded))
 
     return found
 

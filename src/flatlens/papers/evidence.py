@@ -156,20 +156,26 @@ def over_groups(
 ) -> Evidence:
     """Return the mean over groups equal in `same` of `of`, a function of the column's values indexed by the setting.
 
-    Where networks are of several cases, it is the mean over cases of the mean within each.
+    Where networks are of several cases, it is the mean over cases of the mean within each. n counts networks.
     `correlations`: `of` returns one, between -1 and 1.
     """
 
     def found(results: Results) -> Statistic:
-        networks, excluded = trained_ones(table(results).reset_index(drop=True))
+        networks, untrained = trained_ones(table(results).reset_index(drop=True))
         numbers, units_of = numbers_of(networks, [setting, column]).dropna(), units_in(networks)
         groups = [numbers.loc[group.index.intersection(numbers.index)] for group in alike_in(networks, same)]
         groups = [group for group in groups if len(group)]
-        values = [of(group.set_index(setting)[column]) for group in groups]
+        values = np.array([of(group.set_index(setting)[column]) for group in groups])
         units = units_of_groups([set(units_of.loc[group.index]) for group in groups])
         cases = [networks.loc[group.index[0], CASE] for group in groups] if CASE in networks else None
         found = average(values, units, name=name, unit=word_of(units), correlations=correlations, cases=cases)
-        return replace(found, excluded=(*excluded, *found.excluded))
+        sizes = np.array([len(group) for group in groups], dtype=int)
+        lost = {
+            f"{column} is missing": len(networks) - len(numbers),
+            f"undefined among those alike in {', '.join(same)}": int(sizes[~np.isfinite(values)].sum()),
+        }
+        excluded = (*untrained, *((why, number) for why, number in lost.items() if number))
+        return replace(found, n=int(sizes[np.isfinite(values)].sum()), excluded=excluded)
 
     return found
 
