@@ -18,7 +18,7 @@ from flatlens.papers.predictions import Results, Side
 from flatlens.papers.units import CASE, trained_ones
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
 from flatlens.statistics.bootstrap import FEWEST_POINTS
-from flatlens.statistics.clustered import FEWEST_UNITS, fishers_z
+from flatlens.statistics.clustered import FEWEST_UNITS, beyond_errors, fishers_z
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.exclusions import Retained
 from flatlens.statistics.joint import Holds
@@ -147,19 +147,11 @@ def mean(z: Array) -> Array:
 def alike(z: Array, other: Array) -> Array:
     """Return Pearson's r over the cases of the two pairs' z: high if both correlate in the same cases.
 
-    Both are measured on the same networks, so their errors correlate, too. The errors' part is taken off: columns after
-    the first are the values without one unit, and the jackknife gives the covariance of errors from them. NaN where
-    the errors explain all of the variance, and for fewer than six cases.
+    Both are measured on the same networks, so their errors correlate, too: their part is taken off. NaN where errors
+    explain all of the variance, and for fewer than six cases.
     """
-    kinds, groups = len(z), z.shape[1] - 1
-    if kinds < FEWEST_UNITS:
+    if len(z) < FEWEST_UNITS:
         return np.full(z.shape[1], np.nan)
-
-    def beyond_errors(a: Array, b: Array) -> Array:
-        spread = ((a - a.mean(0)) * (b - b.mean(0))).sum(0)
-        errors = (groups - 1) / max(groups, 1) * ((a[:, 1:] - a[:, :1]) * (b[:, 1:] - b[:, :1])).sum()
-        return np.asarray(spread - errors * (kinds - 1) / kinds)
-
     with np.errstate(invalid="ignore", divide="ignore"):
         r = beyond_errors(z, other) / np.sqrt(beyond_errors(z, z) * beyond_errors(other, other))
     return np.asarray(np.clip(r, -1, 1))

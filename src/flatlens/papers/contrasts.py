@@ -18,7 +18,7 @@ from flatlens.papers.evidence import Evidence, Table, complete, correlated, numb
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import CASE, labelled, trained_ones, units_in, word_of
 from flatlens.statistics import Statistic, average, in_cases, pearson, spearman
-from flatlens.statistics.clustered import fishers_z
+from flatlens.statistics.clustered import beyond_errors, fishers_z
 from flatlens.statistics.coefficients import Array
 
 OfCounts: TypeAlias = Callable[[Array, Array, Array], Array]
@@ -65,12 +65,16 @@ def _same_numbers(networks: pd.DataFrame, a: str, b: str) -> bool:
 
 
 def steadier(table: Table, these: Sequence[str], others: Sequence[str], y: str) -> Evidence:
-    """Return the standard deviation over the other columns of Fisher's z with y, less that over these."""
-    name = f"standard deviation of Fisher's z with {y}: over {', '.join(others)} less over {', '.join(these)}"
+    """Return the variance over the other columns of Fisher's z with y, less that over these; without errors.
+
+    Columns with errors of their own differ more than those that share them: what errors add is taken off.
+    """
+    name = f"variance of Fisher's z with {y}: over {', '.join(others)} less over {', '.join(these)}"
 
     def difference(of: Columns, r: OfCounts, counts: Array) -> Array:
         mine, rival = (np.stack([fishers_z(r(of[x], of[y], counts)) for x in xs]) for xs in (these, others))
-        return np.asarray(rival.std(0, ddof=1) - mine.std(0, ddof=1))
+        own, theirs = (beyond_errors(z, z) / (len(z) - 1) for z in (mine, rival))
+        return np.asarray(theirs - own)
 
     return lambda results: _of(table(results), [*these, *others, y], difference, name)
 

@@ -160,6 +160,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def beyond_errors(a: Array, b: Array) -> Array:
+    """Return the sum over rows of products of a's and b's deviations from their means, less what errors add, (B,).
+
+    a and b are (rows, B): column 0 is of all networks, the others are without one unit each, and give the errors by the
+    jackknife.
+    """
+    groups = a.shape[1] - 1
+    of_a, of_b = (each - each.mean(0) for each in (a, b))
+    errors = (groups - 1) / max(groups, 1) * ((of_a[:, 1:] - of_a[:, :1]) * (of_b[:, 1:] - of_b[:, :1])).sum()
+    return np.asarray((of_a * of_b).sum(0) - errors)
+
+
 def fishers_z(r: Array) -> Array:
     """Return Fisher's z of correlations, arctanh r; finite for r = 1.
 
