@@ -132,7 +132,7 @@ def test_two_relations_that_are_strong_in_the_same_cases():
 
 
 def test_errors_that_two_relations_share_do_not_make_them_alike():
-    """x and z follow y in other cases, and share most of their noise: their errors correlate, they themselves do not."""
+    """x and z follow y in other cases, and share most of their noise: only their errors correlate."""
     found, raw = [], []
     for seed in range(40):
         columns = eight_cases(np.tile([0, 1.2], 4), np.repeat([0, 1.2], 4), shared=3.0, n=24, seed=seed)
