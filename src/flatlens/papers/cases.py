@@ -17,7 +17,6 @@ from flatlens.papers.evidence import Evidence, Table, complete, over_groups, wei
 from flatlens.papers.predictions import Results, Side
 from flatlens.papers.units import CASE, trained_ones
 from flatlens.statistics import Statistic, in_cases, pearson, spearman
-from flatlens.statistics.bootstrap import FEWEST_POINTS
 from flatlens.statistics.clustered import FEWEST_UNITS, beyond_errors, fishers_z
 from flatlens.statistics.coefficients import Array
 from flatlens.statistics.exclusions import Retained
@@ -26,6 +25,8 @@ from flatlens.statistics.joint import Holds
 Over: TypeAlias = Callable[..., Array]
 """Function of Fisher's z of one or two pairs of columns in every case: (cases, B) each -> (B,)."""
 _Pair: TypeAlias = tuple[str, str]
+_FEWEST = 3
+"""Smallest number of networks of a case: r of two is always 1 or -1."""
 
 
 def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evidence:
@@ -54,7 +55,7 @@ def _related(kept: Retained, pairs: Sequence[_Pair]) -> Retained:
     def has_each(case: pd.DataFrame) -> bool:
         every = np.ones((1, len(case)))
         correlations = [pearson(case[x].to_numpy(), case[y].to_numpy(), every) for x, y in pairs]
-        return len(case) >= FEWEST_POINTS and bool(np.isfinite(correlations).all())
+        return len(case) >= _FEWEST and bool(np.isfinite(correlations).all())
 
     cases = [mine for _, mine in kept.table.groupby(CASE, sort=False) if has_each(mine)]
     left = len(kept.table) - sum(map(len, cases))
@@ -111,8 +112,8 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
-    """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than four networks."""
-    few = np.array([mine.sum() < FEWEST_POINTS for mine in members])
+    """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than three networks."""
+    few = np.array([mine.sum() < _FEWEST for mine in members])
     z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
     return np.where(few[:, None], np.nan, z)
 
