@@ -21,7 +21,7 @@ def test_figures_have_a_panel_for_each_quantity_and_regulariser(smoke_of):
     bars = plots[0].data
     assert bars.groupby(["panel", "x"]).size().eq(3).all()
     means = bars["panel"] == "mean over all kinds"
-    assert bars.loc[means, "y"].between(-1, 1).all()
+    assert bars.loc[means, "y"].dropna().between(-1, 1).all()  # at smoke scale few networks train
     assert bars.loc[~means, "low"].isna().all()  # of three networks there is no interval
 
 

@@ -112,10 +112,8 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
-    """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than three networks."""
-    few = np.array([mine.sum() < _FEWEST for mine in members])
-    z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
-    return np.where(few[:, None], np.nan, z)
+    """Return Fisher's z over each set of networks, shape (sets, B)."""
+    return np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
 
 
 def _over_known(over: Over, z: Sequence[Array]) -> Array:
