@@ -122,8 +122,8 @@ EXPERIMENTS = (
                 "without BatchNorm, 64 under mixup.",
                 "10 seeds left one case of 16 of the main claim open (p = 0.0253 a side); with 6 more, a second look, "
                 "two cases of ResNet-18 without BatchNorm were open; 16 more of this kind, a third look, left that of "
-                "mixup open (p = 0.043 a side); 32 more of it are a fourth and last look. Where there is no effect, four "
-                "looks decide in up to 7.1% of cases a side, not 2.5%.",
+                "mixup open (p = 0.043 a side); 32 more of it are a fourth and last look. Where there is no effect, "
+                "four looks decide in up to 7.1% of cases a side, not 2.5%.",
                 JACOBIANS,
                 _LOSSES,
                 OFTEN,
