@@ -168,7 +168,8 @@ def beyond_errors(a: Array, b: Array) -> Array:
     """
     groups = a.shape[1] - 1
     of_a, of_b = (each - each.mean(0) for each in (a, b))
-    errors = (groups - 1) / max(groups, 1) * ((of_a[:, 1:] - of_a[:, :1]) * (of_b[:, 1:] - of_b[:, :1])).sum()
+    moved = (of_a[:, 1:] - of_a[:, :1]) * (of_b[:, 1:] - of_b[:, :1])
+    errors = (groups - 1) / max(groups, 1) * np.nansum(moved)  # NaN without the only unit: then there is no interval
     return np.asarray((of_a * of_b).sum(0) - errors)
 
 
