@@ -140,7 +140,8 @@ class Relation:
 
 def over_all(found: list[Reproduction]) -> Iterator[str]:
     """Yield counts for each measure, a table of each measure with the gap in each population, and what was run."""
-    relations = [each for one in found for name in one.results for each in _relations(one, name)]
+    relations = [each for one in found for name in one.results for kind in _kinds(one, name) for each in
+                 _relations(*kind, name)]  # fmt: skip
     relations.sort(key=lambda each: (each.measure, each.where))
     rates = benjamini_hochberg(np.array([_p(runs) for each in relations for runs in (each.overall, each.within)]))
     yield from _counts(relations)
@@ -187,7 +188,37 @@ def _counts(relations: list[Relation]) -> Iterator[str]:
     yield ""
 
 
-def _relations(one: Reproduction, name: str) -> Iterator[Relation]:
+def _kinds(one: Reproduction, name: str) -> Iterator[tuple[Reproduction, str]]:
+    """Yield an experiment with the networks of each kind in a study, and the kind in words, "" if there is one."""
+    kinds = _kind_of(one.results[name].networks)
+    if kinds.nunique() == 1:
+        yield one, ""
+        return
+    for kind in dict.fromkeys(kinds):
+        results, second = (
+            {name: _only(runs[name], kind)} if name in runs else {} for runs in (one.results, one.second)
+        )
+        yield replace(one, results=results, second=second), kind
+
+
+def _kind_of(networks: pd.DataFrame) -> pd.Series:
+    """Return each network's kind, in the words that differ: its architecture, and whether it has BatchNorm."""
+    model = networks["model"].astype(str) if "model" in networks else pd.Series("", index=networks.index)
+    without = ~networks["batchnorm"].astype(bool) if "batchnorm" in networks else model.str.contains("batchnorm=False")
+    said = without.map({True: "without BatchNorm", False: "with BatchNorm"})
+    words = [part for part in (model.str.partition("(")[0], said) if part.nunique() > 1]
+    return words[0].str.cat(words[1:], sep=" ") if words else pd.Series("", index=networks.index)
+
+
+def _only(result: StudyResult, kind: str) -> StudyResult:
+    keys = set(result.networks.loc[_kind_of(result.networks) == kind, "key"])
+    networks, values = (
+        table[table["key"].isin(keys)].reset_index(drop=True) for table in (result.networks, result.values)
+    )
+    return replace(result, networks=networks, values=values)
+
+
+def _relations(one: Reproduction, kind: str, name: str) -> Iterator[Relation]:
     runs = [results[name] for results in (one.results, one.second) if name in results]
     known = runs[0].gap_correlations
     within = [_within(run) for run in runs]
@@ -195,7 +226,7 @@ def _relations(one: Reproduction, name: str) -> Iterator[Relation]:
         overall = correlated(_in_units(one, name), measure, GAP.name, "spearman")
         yield Relation(
             ONE_NAME.get(measure, measure),
-            _where(one, name),
+            f"{_where(one, name)} {kind}".strip(),
             tuple(overall({name: run}) for run in runs),
             tuple(each[measure] for each in within if measure in each),
         )
