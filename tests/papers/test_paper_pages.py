@@ -71,6 +71,23 @@ def test_a_paper_has_the_counts_of_its_rows_and_its_figures(pages, found, monkey
     assert "| theorem |" in page
 
 
+def test_kinds_of_networks_are_populations_apart(pages, found):
+    """A measure that goes with the gap without BatchNorm and against it with BatchNorm: in no mixture of both."""
+    one = population(found)
+    result = one.results["drawn"]
+    both = [
+        table.assign(key=table["key"] + str(normed), good=table["good"] * (-1) ** normed, **{GAP.name: table[GAP.name]})
+        for normed in (0, 1)
+        for table in [result.values.assign(batchnorm=bool(normed))]
+    ]
+    values = pd.concat(both, ignore_index=True)
+    mixed = replace(result, networks=values, values=values)
+    one = replace(one, results={"drawn": mixed}, second={})
+    lines = [line for line in pages.over_all([one]) if line.startswith("| good ")]
+    signs = {line.split("|")[2].split(", ")[1].strip(): line.split("|")[6].strip()[0] for line in lines[1:]}
+    assert signs == {"drawn without BatchNorm": "+", "drawn with BatchNorm": "−"}
+
+
 def test_a_measure_that_follows_a_setting_alone_shows_so(pages, found):
     lines = list(pages.over_all([population(found)]))
     (in_short, good), (_, follows) = (
