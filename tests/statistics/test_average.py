@@ -84,6 +84,13 @@ def test_units_of_unequal_size_keep_the_mean_over_networks():
     assert found.value == pytest.approx(8 / 12)
 
 
+def test_units_that_agree_have_a_binomial_interval_whatever_their_sizes():
+    found = average([1.0] * 13, units=list("aaaaaaabcdefg"))
+    assert (found.low, found.high) == pytest.approx(tuple(binomtest(7, 7).proportion_ci()))
+    mixed = average([1.0] * 24 + [0.0] * 16, cases=["a"] * 24 + ["b"] * 16)
+    assert mixed.value == pytest.approx(0.5)
+
+
 def test_a_kind_with_more_networks_does_not_count_for_more():
     """Two kinds of means -1 and 1 with 24 and 16 seeds, and no noise beside that between kinds."""
     seeds, kinds = [*range(24), *range(16)], ["a"] * 24 + ["b"] * 16

@@ -112,8 +112,10 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
 
 def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfCounts) -> Array:
-    """Return Fisher's z over each set of networks, shape (sets, B)."""
-    return np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
+    """Return Fisher's z over each set of networks, shape (sets, B); NaN of fewer than three networks."""
+    few = np.array([mine.sum() < _FEWEST for mine in members])
+    z = np.stack([fishers_z(r(x[mine], y[mine], counts[:, mine])) for mine in members])
+    return np.where(few[:, None], np.nan, z)
 
 
 def _over_known(over: Over, z: Sequence[Array]) -> Array:
@@ -152,8 +154,8 @@ def alike(z: Array, other: Array) -> Array:
     if len(z) < FEWEST_UNITS:
         return np.full(z.shape[1], np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
-        r = beyond_errors(z, other) / np.sqrt(beyond_errors(z, z) * beyond_errors(other, other))
-    return np.asarray(np.clip(r, -1, 1))
+        own, theirs = (np.sqrt(beyond_errors(each, each)) for each in (z, other))  # NaN below 0
+        return np.asarray(np.clip(beyond_errors(z, other) / (own * theirs), -1, 1))
 
 
 def with_over_without(table: Table, setting: str, column: str, same: Sequence[str]) -> Evidence:

@@ -110,7 +110,7 @@ class Outcome:
         known = {part.value: part for part in s.parts.values() if part.value == part.value}
         shown = known.get(s.value, s)
         if shown.tails is not None and (not s.parts or min(shown.tails(than)) > LEVEL):
-            return "ranks do not agree"
+            return "ranks do not agree" if shown.of_ranks == shown.of_ranks else f"too few units differ from {than:g}"
         weakest = s.value == (min(known) if s.low > than else max(known))
         return "another case is open" if weakest else "not after Holm's correction"
 

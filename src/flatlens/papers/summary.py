@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias, get_args
 
 import numpy as np
-from scipy.stats import t as student
+from scipy.optimize import bisect
 
 from flatlens.papers.predictions import (
     DECISIONS,
@@ -17,6 +17,7 @@ from flatlens.papers.predictions import (
     Conclusion,
     Outcome,
     PredictionKind,
+    conclusion_of,
     replicated,
     with_mark,
 )
@@ -63,26 +64,28 @@ class Row:
     def times(self) -> float:
         """Return how many times the units would decide an open row if all values stay; NaN where that is not known.
 
-        Student's t of a difference grows with the root of the number of units. p is also that of ranks and all cases.
-        A re-run is not asked.
+        Values of ranks and of all cases stay, too. A re-run is not asked.
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
-        if self.again is not None or self.outcome.conclusion != "inconclusive" or s.tails is None:
+        if self.again is not None or self.outcome.conclusion != "inconclusive" or s.grown is None:
             return NAN
-        units = s.units or s.n
-        until_decided = _times_until(min(s.tails(than)), units)
-        if not s.correlation or than != 0:
-            return until_decided
-        return min(until_decided, max(_times_until(p, units) for p in (s.tails(WEAK)[1], s.tails(-WEAK)[0])))
+
+        def open_still(times: float) -> bool:
+            grown = replace(s, tails=s.grown(times)) if s.grown else s
+            return conclusion_of(grown, self.outcome.prediction.side, than) == "inconclusive"
+
+        if open_still(FARTHEST):
+            return np.inf
+        return float(10 ** bisect(lambda power: open_still(10**power) - 0.5, 0.0, np.log10(FARTHEST), xtol=1e-4))
 
     def would_decide(self, hours: float) -> str:
         """Return in words what would decide an open row, where the present units took `hours`; empty if not known."""
         if self.times != self.times:
             return ""
         if self.times > FARTHEST:
-            return f"more than {FARTHEST} times the units would decide it, if values and ranks stay"
+            return f"{FARTHEST} times the units would not decide it if all values stay"
         took = f", {_short(self.times * hours)} h on two cores" if hours else ""
-        return f"some {_short(self.times)} times the units would decide it if the value stays{took}"
+        return f"some {_short(self.times)} times the units would decide it if all values stay{took}"
 
     @property
     def _open_because(self) -> str:
@@ -94,12 +97,6 @@ class Row:
         if self.halves and first != "inconclusive":
             return "the halves differ"
         return self.outcome.open_because
-
-
-def _times_until(p: float, units: int) -> float:
-    """Return how many times the units give a one-sided p of 2.5%, if a value stays that has this p with `units`."""
-    t = float(student.isf(p, units - 1))
-    return float(max(student.isf(LEVEL, units - 1) / t, 1.0) ** 2) if t > 0 else np.inf
 
 
 def _short(number: float) -> str:

@@ -42,8 +42,9 @@ def what_was_run(result: StudyResult) -> str:
         seeds = ", each network with a seed of its own"
     elif grid:
         each = {count for axis in axes if _with_seeds(axis["name"]) for count in _without_seeds(axis)["seeds"]}
-        counts = " or ".join(map(str, sorted(each or {number})))
-        seeds = f", {counts} seeds for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
+        counts = sorted(each or {number})
+        told = counted(1, "seed") if counts == [1] else f"{' or '.join(map(str, counts))} seeds"
+        seeds = f", {told} for each{' combination' if len(axes) > 1 else ''}" if number > 1 else ""
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
     how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"

@@ -30,8 +30,9 @@ def average(
 
     `units` are the labels of the networks' units; by default each network is a unit. If the units' means are all 0 or
     1, or take two values only, Student's distribution is a bad approximation: the interval is then the exact binomial
-    one (Clopper and Pearson 1934) of the share of units with the larger value, if the units have equally many networks.
-    If all have one value, other than 0 and 1, it is that of a sign test: of the share of units on their side of 0.
+    one (Clopper and Pearson 1934) of the share of units with the larger value, if the units have equally many networks
+    of one kind. If all have one value, other than 0 and 1, it is that of a sign test: of the share of units on their
+    side of 0.
 
     `correlations`: the numbers lie between -1 and 1, so that units whose means are all 1 agree in sign, and are no
     shares.
@@ -62,9 +63,10 @@ def average(
     means = each.mean().to_numpy()
     if of_ranks or len(means) < FEWEST_UNITS:
         return found
-    if len(set(means)) == 1 and (correlations or means[0] not in (0.0, 1.0)):
+    agree, alike = len(set(means)) == 1, each.size().nunique() == member.shape[1] == 1
+    if agree and (correlations or means[0] not in (0.0, 1.0)):
         return _one_value(found, means)
-    ends = _two_values(means) if each.size().nunique() == 1 else None
+    ends = _two_values(means) if agree or alike else None
     return found if ends is None else _binomial(found, means, *ends)
 
 
@@ -128,5 +130,5 @@ def _binomial(found: Statistic, means: Array, low: float, high: float) -> Statis
     method = "95% interval: exact binomial (Clopper-Pearson) of units with one of two values"
     return replace(
         found, value=low + from_share * k / n, low=bounds[0], high=bounds[1],
-        p=two_sided(tails(0.0)), tails=tails, method=method,
+        p=two_sided(tails(0.0)), tails=tails, grown=None, method=method,
     )  # fmt: skip

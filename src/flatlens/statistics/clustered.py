@@ -10,6 +10,7 @@ Fisher's scale z = arctanh r. docs/sizes.md has the simulated error rates.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,17 +102,21 @@ def _interval(plain: Statistic, value: float, left_out: Array, *, fisher: bool, 
         low, high = (0.0 if low < 0 < high else min(abs(low), abs(high))), max(abs(low), abs(high))
     centre = abs(at) if folded else at
 
-    def tails(than: float) -> tuple[float, float]:
+    def grown(times: float, than: float) -> tuple[float, float]:
         distance = centre - float(to(np.array(than)))
         if error == 0:
             least = 0.5**groups
             return (least, 1 - least) if distance > 0 else (1 - least, least) if distance < 0 else (0.5, 0.5)
-        above = float(student.sf(distance / error, groups - 1))
+        above = float(student.sf(distance / error * times**0.5, groups - 1))
         return above, 1 - above
 
+    tails = partial(grown, 1.0)
     scale = ", of Fisher's z" if fisher else ""
     method = f"95% interval: Student's t, {groups - 1} degrees of freedom, delete-one-{plain.unit} jackknife{scale}"
-    return replace(plain, low=low, high=high, p=two_sided(tails(0.0)), tails=tails, method=method)
+    return replace(
+        plain, low=low, high=high, p=two_sided(tails(0.0)), tails=tails, method=method,
+        grown=lambda times: partial(grown, times),
+    )  # fmt: skip
 
 
 def two_sided(tails: tuple[float, float]) -> float:
@@ -128,12 +133,19 @@ def _with_ranks(
     if not np.isfinite([value, *left_out]).all():
         return replace(found, low=NAN, high=NAN, p=NAN, tails=None, note=_and(found.note, "undefined of ranks"))
     beside = _interval(beside, value, left_out, fisher=fisher, folded=folded)
-    own, theirs = found.tails, beside.tails
+    own, theirs = found.grown, beside.grown
     assert own is not None  # both have intervals
     assert theirs is not None
-    tails = least_of(own, theirs)
+
+    def grown(times: float) -> Tails:
+        return least_of(own(times), theirs(times))
+
+    tails = grown(1.0)
     method = f"{found.method}; p: the larger of its own and half of that of ranks"
-    return replace(found, tails=tails, p=two_sided(tails(0.0)), of_ranks=abs(value) if folded else value, method=method)
+    return replace(
+        found, tails=tails, grown=grown, p=two_sided(tails(0.0)), method=method,
+        of_ranks=abs(value) if folded else value,
+    )  # fmt: skip
 
 
 def least_of(own: Tails, of_ranks: Tails) -> Tails:

@@ -44,6 +44,11 @@ def in_cases(
     undecided = [case for case, one in parts.items() if one.tails is None]
     each = [one.tails or _open for one in parts.values()]
     tails = _joint(each, every_above=every_above) if len(undecided) < len(parts) else None
+    growing = [one.grown for one in parts.values() if one.grown is not None]
+
+    def grown(times: float) -> Tails:
+        return _joint([each(times) for each in growing], every_above=every_above)
+
     note = f"{'least' if every_above else 'largest'} of {len(parts)} cases: {case}"
     if undecided:
         note += f"; no interval for {', '.join(undecided)}"
@@ -53,6 +58,7 @@ def in_cases(
         units=shown.units, unit=shown.unit,
         leave_one_out=shown.leave_one_out, of_ranks=shown.of_ranks,
         correlation=holds == "all" and all(one.correlation for one in known.values()), tails=tails,
+        grown=grown if len(growing) == len(parts) else None,
     )  # fmt: skip
 
 

@@ -36,6 +36,8 @@ class Statistic:
     of_ranks: float = NAN  #: the same statistic of ranks, beside a Pearson correlation
     correlation: bool = False  #: whether it is Pearson's or Spearman's, or a mean of them
     tails: Tails | None = field(default=None, compare=False, repr=False)  #: p against any number; None if no interval
+    grown: Callable[[float], Tails] | None = field(default=None, compare=False, repr=False)
+    """`tails` if there were so many times the units, and all values stayed; None where that is not known."""
 
     @property
     def left_out(self) -> int:
