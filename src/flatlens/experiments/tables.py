@@ -12,7 +12,7 @@ from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
-from flatlens.experiments.vary import TOGETHER, last_field, value_of
+from flatlens.experiments.vary import TOGETHER, but_seeds, last_field, value_of
 from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED, TrainedElsewhere
 from flatlens.userfile import short
@@ -41,8 +41,8 @@ def setting_columns(varied: Sequence[str]) -> list[str]:
     >>> setting_columns(["lr", "batchnorm+seed", "model.width"])
     ['batchnorm+seed', 'batchnorm', 'model.width']
     """
-    names = [one for name in varied for one in dict.fromkeys((name, *name.split(TOGETHER)))]
-    return [name for name in names if name not in IDENTITY and (name in varied or last_field(name) != "seed")]
+    names = [one for name in varied for one in dict.fromkeys((name, *but_seeds(name)))]
+    return [name for name in names if name not in IDENTITY]
 
 
 def layers_table(records: Sequence[Record]) -> pd.DataFrame:

@@ -28,13 +28,22 @@ def last_field(path: str) -> str:
     return path.rpartition(".")[2]
 
 
+def but_seeds(name: str) -> list[str]:
+    """Return the settings that an axis changes, one by one, without seeds.
+
+    >>> but_seeds("batchnorm+seed"), but_seeds("data.seed+model.seed")
+    (['batchnorm'], [])
+    """
+    return [one for one in name.split(TOGETHER) if last_field(one) != "seed"]
+
+
 def is_seed(name: str) -> bool:
     """Return whether an axis changes only seeds.
 
     >>> is_seed("data.seed+model.seed"), is_seed("lr+seed")
     (True, False)
     """
-    return all(last_field(one) == "seed" for one in name.split(TOGETHER))
+    return not but_seeds(name)
 
 
 def vary(settings: _S, name: str, value: Any) -> _S:

@@ -41,7 +41,7 @@ def across(table: Table, pairs: Sequence[_Pair], over: Over, name: str) -> Evide
         members = [of[CASE] == case for case in np.unique(of[CASE])]
 
         def with_all(r: OfCounts, counts: Array) -> Array:
-            return _over_known(over, [_in_each(members, of[x], of[y], counts, r) for x, y in pairs])
+            return over(*(_in_each(members, of[x], of[y], counts, r) for x, y in pairs))
 
         said = name if back else f"{name}, of Fisher's z"
         return weighed(said, partial(with_all, pearson), kept, fisher=back, ranks=partial(with_all, spearman))
@@ -103,7 +103,7 @@ def by_part(table: Table, part: Callable[[pd.DataFrame], pd.Series], x: str, y: 
 
         def difference(r: OfCounts, counts: Array) -> Array:
             cuts = ([mine & chosen for mine in members], members)
-            return _over_known(margin, [_in_each(cut, of[x], of[y], counts, r) for cut in cuts])
+            return _margin_of_known(*(_in_each(cut, of[x], of[y], counts, r) for cut in cuts))
 
         said = f"{name}, of Fisher's z"
         return weighed(said, partial(difference, pearson), kept, ranks=partial(difference, spearman))
@@ -118,10 +118,10 @@ def _in_each(members: Sequence[Array], x: Array, y: Array, counts: Array, r: OfC
     return np.where(few[:, None], np.nan, z)
 
 
-def _over_known(over: Over, z: Sequence[Array]) -> Array:
-    """Return `over` of the cases in which each pair has a correlation over all networks, the first of each row."""
-    known = np.isfinite([each[:, 0] for each in z]).all(0)
-    return np.asarray(over(*(each[known] for each in z))) if known.any() else np.full(z[0].shape[1], np.nan)
+def _margin_of_known(z: Array, other: Array) -> Array:
+    """Return `margin` of the cases in which both have a correlation over all networks, the first of each row."""
+    known = np.isfinite(z[:, 0]) & np.isfinite(other[:, 0])
+    return margin(z[known], other[known]) if known.any() else np.full(z.shape[1], np.nan)
 
 
 def ranked(table: Table, columns: Sequence[str]) -> Table:

@@ -12,7 +12,7 @@ import pandas as pd
 
 from flatlens.column import Column
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import TOGETHER, last_field
+from flatlens.experiments.vary import but_seeds
 from flatlens.papers.predictions import Results
 from flatlens.papers.units import (
     CASE,
@@ -58,8 +58,7 @@ def trained_in(study: str) -> Table:
     def found(results: Results) -> pd.DataFrame:
         model = results[study].settings["base"]["model"]
         classes = model["classes"] if "classes" in model else model["outputs"]
-        settings = [one for name in results[study].varied for one in name.split(TOGETHER)]
-        varied = [name for name in settings if last_field(name) != "seed"]
+        varied = [one for name in results[study].varied for one in but_seeds(name)]
         return marked_untrained(reached(study)(results), 1 / classes, varied)
 
     return found

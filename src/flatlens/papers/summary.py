@@ -67,12 +67,12 @@ class Row:
         Values of ranks and of all cases stay, too. A re-run is not asked.
         """
         s, than = self.outcome.statistic, self.outcome.prediction.than
-        if self.again is not None or self.outcome.conclusion != "inconclusive" or s.grown is None:
+        grown = s.grown
+        if self.again is not None or self.outcome.conclusion != "inconclusive" or grown is None:
             return NAN
 
         def open_still(times: float) -> bool:
-            grown = replace(s, tails=s.grown(times)) if s.grown else s
-            return conclusion_of(grown, self.outcome.prediction.side, than) == "inconclusive"
+            return conclusion_of(replace(s, tails=grown(times)), self.outcome.prediction.side, than) == "inconclusive"
 
         if open_still(FARTHEST):
             return np.inf
