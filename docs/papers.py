@@ -16,9 +16,10 @@ import numpy as np
 import pandas as pd
 from scipy.stats import t as student
 
+from flatlens.experiments.kinds import kinds_of
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.result import StudyResult
-from flatlens.experiments.vary import TOGETHER, last_field, split_values
+from flatlens.experiments.tables import without_seeds
 from flatlens.papers import EXPERIMENTS
 from flatlens.papers.evidence import Table, correlated, independent, studied
 from flatlens.papers.figures import FIGURES, PaperFigure
@@ -190,7 +191,7 @@ def _counts(relations: list[Relation]) -> Iterator[str]:
 
 def _kinds(one: Reproduction, name: str) -> Iterator[tuple[Reproduction, str]]:
     """Yield an experiment with the networks of each kind in a study, and the kind in words, "" if there is one."""
-    kinds = _kind_of(one.results[name].networks)
+    kinds = kinds_of(one.results[name].networks)
     if kinds.nunique() == 1:
         yield one, ""
         return
@@ -201,17 +202,8 @@ def _kinds(one: Reproduction, name: str) -> Iterator[tuple[Reproduction, str]]:
         yield replace(one, results=results, second=second), kind
 
 
-def _kind_of(networks: pd.DataFrame) -> pd.Series:
-    """Return each network's kind, in the words that differ: its architecture, and whether it has BatchNorm."""
-    model = networks["model"].astype(str) if "model" in networks else pd.Series("", index=networks.index)
-    without = ~networks["batchnorm"].astype(bool) if "batchnorm" in networks else model.str.contains("batchnorm=False")
-    said = without.map({True: "without BatchNorm", False: "with BatchNorm"})
-    words = [part for part in (model.str.partition("(")[0], said) if part.nunique() > 1]
-    return words[0].str.cat(words[1:], sep=" ") if words else pd.Series("", index=networks.index)
-
-
 def _only(result: StudyResult, kind: str) -> StudyResult:
-    keys = set(result.networks.loc[_kind_of(result.networks) == kind, "key"])
+    keys = set(result.networks.loc[kinds_of(result.networks) == kind, "key"])
     networks, values = (
         table[table["key"].isin(keys)].reset_index(drop=True) for table in (result.networks, result.values)
     )
@@ -222,7 +214,8 @@ def _relations(one: Reproduction, kind: str, name: str) -> Iterator[Relation]:
     runs = [results[name] for results in (one.results, one.second) if name in results]
     known = runs[0].gap_correlations
     within = [_within(run) for run in runs]
-    for measure in known.loc[(known["coefficient"] == "Spearman rho") & (known["n"] > 0), "quantity"]:
+    ranks = known[(known["coefficient"] == "Spearman rho") & (known["n"] > 0)]
+    for measure in ranks["quantity"].unique():
         overall = correlated(_in_units(one, name), measure, GAP.name, "spearman")
         yield Relation(
             ONE_NAME.get(measure, measure),
@@ -246,11 +239,11 @@ def _in_units(one: Reproduction, name: str) -> Table:
 
 def _within(result: StudyResult) -> Mapping[str, Statistic]:
     """Return, by measure, r with the gap once the means of each group of equal settings are taken off."""
-    settings = {name: table for name in result.varied if (table := _without_seeds(result.networks, name)) is not None}
+    settings = without_seeds(result.networks, result.varied)
     used = result.values["included"].astype(bool)
-    if not settings or GAP.name not in result.values:
+    if settings.empty or GAP.name not in result.values:
         return {}
-    group = pd.DataFrame(settings).agg(" ".join, axis=1)[used]
+    group = settings.agg(" ".join, axis=1)[used]
     measures = [quantity.name for quantity in result.quantities if quantity.name in result.values]
     table = relate_within(result.values[measures][used], GAP.name, {"settings": group}, result.networks["seed"][used])
     return {
@@ -265,14 +258,6 @@ def _p_of(row: pd.Series) -> float:
     low, value, high = np.arctanh(row[["pearson_low", "pearson", "pearson_high"]].to_numpy(dtype=float))
     degrees = min(int(row["units"]), MOST_GROUPS) - 1
     return float(2 * student.sf(abs(value) / ((high - low) / 2) * student.ppf(0.975, degrees), degrees))
-
-
-def _without_seeds(networks: pd.DataFrame, name: str) -> pd.Series | None:
-    """Return a varied setting in words, of several that vary together those but seeds; None if there is no other."""
-    kept = [i for i, field in enumerate(name.split(TOGETHER)) if last_field(field) != "seed"]
-    if not kept or TOGETHER not in name:
-        return networks[name].astype(str) if kept else None
-    return networks[name].map(lambda values: str([split_values(values)[i] for i in kept]))
 
 
 def _sign(runs: tuple[Statistic, ...]) -> str:

@@ -5,6 +5,7 @@ import pytest
 
 from flatlens.experiments import Study
 from flatlens.experiments.answers import BEWARE, SURELY, WHAT, answers, closest
+from flatlens.experiments.gap_correlations import COLUMNS
 
 STUDY = Study.digits("smoke").over("seed", *range(8))
 GAP = "generalisation gap"
@@ -27,8 +28,25 @@ def within(**found):
     return pd.DataFrame(rows, columns=["x", "y", "group", "groups", "pearson", "pearson_low", "pearson_high"])
 
 
-def told(overall, inside=None, left_out=0, unfinished=0):
-    return dict(answers(STUDY, overall, within() if inside is None else inside, left_out, unfinished))
+def by_kind(**found):
+    rows = [
+        {
+            "kind": kind,
+            "quantity": name,
+            "coefficient": "Pearson r",
+            "value": (low + high) / 2,
+            "low": low,
+            "high": high,
+        }
+        for name, kinds in found.items()
+        for kind, (low, high) in kinds.items()
+    ]
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def told(overall, inside=None, left_out=0, unfinished=0, kinds=None):
+    inside, kinds = within() if inside is None else inside, by_kind() if kinds is None else kinds
+    return dict(answers(STUDY, overall, inside, kinds, left_out, unfinished))
 
 
 def test_what_goes_with_the_gap_is_the_strongest_whose_interval_leaves_out_zero():
@@ -67,3 +85,15 @@ def test_without_a_gap_there_is_no_answer():
     said = told(relations(MLS=(float("nan"),) * 3 + (8,)))
     assert "No measure can be compared" in said[WHAT]
     assert closest(["MLS"], relations(MLS=(float("nan"),) * 3 + (8,))) is None
+
+
+def test_a_sign_that_is_another_in_another_kind_of_networks_is_said():
+    turned = {"VGG11": (-0.6, -0.2), "ResNet18": (0.1, 0.5), "LeNet": (-0.3, 0.4)}
+    overall = relations(MLS=(0.3, 0.1, 0.5, 8))
+    one = told(
+        overall, kinds=by_kind(MLS=turned, NMLS={"": (-0.9, -0.8), "VGG11": (0.1, 0.5), "ResNet18": (-0.4, 0.2)})
+    )
+    assert "MLS goes with the gap in one kind of networks and against it in another (ResNet18, VGG11)." in one[BEWARE]
+    two = told(overall, kinds=by_kind(MLS=turned, NMLS=turned))
+    assert "2 measures go with the gap in one kind of networks" in two[BEWARE]
+    assert "kind" not in told(overall, kinds=by_kind(MLS={"VGG11": (float("nan"),) * 2, "LeNet": (0.1, 0.2)}))[BEWARE]

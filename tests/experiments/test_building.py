@@ -1,3 +1,4 @@
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from flatlens.data import UserData
 from flatlens.errors import BadInput, UnknownName
 from flatlens.experiments import Study, run_study
 from flatlens.experiments.building import study_of
+from flatlens.experiments.findings import trained_alike
+from flatlens.experiments.kinds import kinds_of
 from flatlens.models import MLP, LeNet5, UserNetwork
 from flatlens.training import SAM, SGD, RelativeFlatness, Until
 
@@ -185,6 +188,47 @@ def test_the_users_data_go_with_an_architecture_and_the_users_network_with_a_dat
         study_of("patches", model="MLP(widths=(8,))", settings=["train=10", "data.test=10", "flat=False"])
     sized = study_of("digits", model=f"{own}/net.py:deep(depth=1)", settings=["train=50"])
     assert sized.base.model.options["inputs"] == 64
+
+
+def test_architectures_are_an_axis():
+    study = study_of("digits", settings=["seed=3,4", "model=MLP(widths=(8,)),MLP", "train=50", *SMALL])
+    assert [n.model for n in study.networks()] == [
+        MLP(64, widths, 10, seed=seed) for widths in ((8,), (64, 64, 64)) for seed in (3, 4)
+    ]
+    assert study.varied == ["model", "seed"]
+    assert Study.from_json(study.as_json()) == study
+    for models, said in (("relu,MLP", "'relu' is not an architecture"), ("MLP,LeNet5", "LeNet5 takes images")):
+        with pytest.raises(BadInput, match=said):
+            study_of("digits", settings=[f"model={models}"])
+
+
+def test_the_users_functions_are_an_axis_and_kinds_of_networks(own, tmp_path):
+    samples, build, deep = (f"{own}/net.py:{name}" for name in ("samples", "build", "deep"))
+    models = f"model={build}(width=4),{deep}(depth=1)"
+    study = study_of(samples, settings=[models, "seed=0:4", "lr=0.1", *SMALL], measures=["mls", "generalisation_gap"])
+    with ThreadPoolExecutor(1) as executor:
+        result = run_study(study, tmp_path / "out", executor=executor)
+    networks = result.networks
+    assert networks["model"].nunique() == 2  # seeds have a column of their own
+    assert networks["model"].str.startswith(("net.py:build(", "net.py:deep(")).all()
+    assert kinds_of(networks).unique().tolist() == ["net.py:build", "net.py:deep"]
+    assert result.gap_correlations["kind"].unique().tolist() == ["", "net.py:build", "net.py:deep"]
+    assert result.within.set_index("group").loc["model", "groups"] == 2
+    assert set(trained_alike(study)) == {"model", "seed"}
+    assert "same weights" not in trained_alike(study)["seed"]
+    with pytest.raises(BadInput, match=r"net\.py:deep needs the arguments depth"):
+        study_of(samples, settings=[f"model={build},{deep}"])
+
+
+def test_a_yaml_file_has_several_architectures(own, tmp_path):
+    for models in ("MLP(widths=(8,)),MLP(widths=(8, 8))", ["MLP(widths=(8,))", "MLP(widths=(8, 8))"]):
+        (tmp_path / "study.yaml").write_text(json.dumps({"data": "digits", "set": {"model": models}}))
+        study = study_of(str(tmp_path / "study.yaml"))
+        assert sorted(n.model.widths for n in study.networks()) == [(8,), (8, 8)]
+    for models in ("net.py:build(width=4), net.py:deep(depth=1)", ["net.py:build(width=4)", "net.py:deep(depth=1)"]):
+        (own / "study.yaml").write_text(json.dumps({"data": "net.py:samples", "set": {"model": models}}))
+        study = study_of(str(own / "study.yaml"))
+        assert [n.model.source.rpartition(":")[2] for n in study.networks()] == ["build", "deep"]
 
 
 def test_a_yaml_file_names_files_beside_it(own):

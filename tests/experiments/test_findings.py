@@ -6,6 +6,7 @@ import pytest
 
 from flatlens.experiments import Study
 from flatlens.experiments.findings import findings, interval_of
+from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
 from flatlens.experiments.quantities import BATCH_SIZE, GAP, LEARNING_RATE, SHARPNESS
 from flatlens.experiments.tables import groupings, values_table
 from flatlens.statistics import relate_all, relate_within
@@ -13,6 +14,7 @@ from flatlens.statistics import relate_all, relate_within
 STUDY = (
     Study.digits("laptop").over("lr", 0.02, 0.05, 0.1, 0.2).over("seed", 0, 1, 2, 3)
 )  # 48 networks: sentences say when seeds are few
+NO_KINDS = pd.DataFrame(columns=list(COLUMNS))
 
 
 def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
@@ -32,7 +34,7 @@ def told(gap_with_sharpness, sharpness_with_lr, noise=0.05):
     quantities = values[[q.name for q in STUDY.quantities]]
     groups = groupings(networks, ["lr", "batch_size", "seed"])
     relations, within = relate_all(quantities), relate_within(quantities, GAP.name, groups)
-    return findings(STUDY, networks, relations, within, unfinished=0, failed=0), relations
+    return findings(STUDY, networks, relations, within, NO_KINDS, unfinished=0, failed=0), relations
 
 
 @pytest.mark.parametrize(("sign", "verb"), [(1, "rises"), (-1, "falls")])
@@ -75,12 +77,29 @@ def test_a_sign_that_turns_round_inside_the_groups_is_told():
     table = pd.DataFrame(columns)
     relations, within = relate_all(table), relate_within(table, GAP.name, {"seed": pd.Series(seed)})
     networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5, "seed": seed})
-    sentences = findings(STUDY, networks, relations, within, unfinished=0, failed=0)
+    sentences = findings(STUDY, networks, relations, within, NO_KINDS, unfinished=0, failed=0)
     turned = [s for s in sentences if "changes" in s]
     assert len(turned) == 1
     assert turned[0].startswith("Within a fixed seed")
     assert "changes for MLS, 0.9" in turned[0]
     assert "NMLS" not in turned[0]
+
+
+def test_a_sign_that_turns_round_between_kinds_of_networks_is_told():
+    """Two kinds with opposite relations: pooled there is none."""
+    rng = np.random.default_rng(2)
+    gap, kind = rng.normal(size=48), pd.Series(np.repeat(["VGG11", "LeNet"], 24))
+    mls = np.where(kind == "VGG11", gap, -gap) + 0.3 * rng.normal(size=48)
+    values, units = pd.DataFrame({GAP.name: gap, SHARPNESS.name: mls}), pd.Series(np.tile(np.arange(8), 6))
+    table = gap_correlations(values, pd.DataFrame({"model": kind}), (GAP, SHARPNESS), units, kind)
+    networks = pd.DataFrame({"outcome": ["converged"] * 48, "steps": 5, "seed": units})
+    relations, within = relate_all(values), relate_within(values, GAP.name, {})
+    sentences = findings(STUDY, networks, relations, within, table, unfinished=0, failed=0)
+    turned = next(s for s in sentences if s.startswith("Between kinds"))
+    assert turned.startswith(f"Between kinds of networks the sign of r changes for {SHARPNESS.name}, 0.9")
+    assert "] in VGG11 but -0.9" in turned
+    assert turned.endswith("] in LeNet.")
+    assert any(s.startswith("No clear relation") for s in sentences)
 
 
 def test_nothing_is_claimed_of_pure_noise():

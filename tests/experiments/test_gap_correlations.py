@@ -9,6 +9,7 @@ from scipy import stats
 
 from flatlens.experiments import Quantity
 from flatlens.experiments.gap_correlations import COLUMNS, gap_correlations
+from flatlens.experiments.tables import without_seeds
 from flatlens.statistics import correlate, granulated_kendall, partial_correlation
 
 QUANTITIES = (
@@ -29,13 +30,17 @@ def population():
     return pd.DataFrame({**values, "learning rate (log)": np.log(settings["lr"])}), settings
 
 
+def of_networks(values, settings, kinds=None):
+    return gap_correlations(values, without_seeds(settings, list(settings)), QUANTITIES, settings["seed"], kinds)
+
+
 def rows(table, quantity):
     return table[table["quantity"] == quantity].set_index("coefficient")
 
 
 def test_each_row_is_the_named_statistic(population):
     values, settings = population
-    table = gap_correlations(values, settings, QUANTITIES, settings["seed"])
+    table = of_networks(values, settings)
     x, y = values["sharpness"], values["generalisation gap"]
     over_seeds = partial(correlate, x, y, units=settings["seed"])
     grid, controls = settings[["lr", "ascent"]].fillna("None"), values[["learning rate (log)"]]
@@ -62,7 +67,7 @@ def test_each_row_is_the_named_statistic(population):
 
 
 def test_what_is_undefined_says_why(population):
-    found = rows(gap_correlations(*population, QUANTITIES, population[1]["seed"]), "constant")
+    found = rows(of_networks(*population), "constant")
     assert found.loc["Pearson r", "note"] == "constant is constant"
     assert found["value"][["Pearson r", "partial Pearson"]].isna().all()
     assert (found["units"] == 7).all()
@@ -71,7 +76,7 @@ def test_what_is_undefined_says_why(population):
 def test_intervals_are_students_over_seeds(population):
     """The delete-one-seed jackknife of Fisher's z, from its definition."""
     values, settings = population
-    found = rows(gap_correlations(values, settings, QUANTITIES, settings["seed"]), "sharpness").loc["Pearson r"]
+    found = rows(of_networks(values, settings), "sharpness").loc["Pearson r"]
     z = [
         np.arctanh(stats.pearsonr(*values.loc[chosen, ["sharpness", "generalisation gap"]].to_numpy().T).statistic)
         for chosen in [settings["seed"] > -1, *(settings["seed"] != seed for seed in range(7))]
@@ -84,7 +89,7 @@ def test_intervals_are_students_over_seeds(population):
 
 def test_five_seeds_give_a_value_alone(population):
     values, settings = (table[population[1]["seed"] < 5] for table in population)
-    found = rows(gap_correlations(values, settings, QUANTITIES, settings["seed"]), "sharpness")
+    found = rows(of_networks(values, settings), "sharpness")
     assert found["value"].notna().all()
     assert found[["low", "high", "p"]].isna().all(axis=None)
     assert (found["units"] == 5).all()
@@ -94,7 +99,7 @@ def test_five_seeds_give_a_value_alone(population):
 def test_missing_values_are_left_out_and_said(population):
     values, settings = population
     values.loc[[0, 5], "sharpness"] = np.nan
-    found = rows(gap_correlations(values, settings, QUANTITIES, settings["seed"]), "sharpness")
+    found = rows(of_networks(values, settings), "sharpness")
     assert (found.loc[["Pearson r", "granulated Kendall", "partial Pearson"], "n"] == 40).all()
     assert found.loc["Pearson r", "why"].startswith("2 left out: sharpness")
 
@@ -103,6 +108,25 @@ def test_missing_values_are_left_out_and_said(population):
 def test_seeds_alone_are_no_settings(population, varied):
     values, settings = population
     held = values.assign(**{"learning rate (log)": 0.0})
-    table = gap_correlations(held, settings[varied], QUANTITIES, settings["seed"])
+    table = gap_correlations(held, without_seeds(settings, varied), QUANTITIES, settings["seed"])
     assert list(rows(table, "sharpness").index) == ["Pearson r", "Spearman rho", "Kendall tau-b"]
     assert tuple(table.columns) == COLUMNS
+
+
+def test_each_kind_of_networks_has_the_rows_of_its_own(population):
+    values, settings = population
+    kinds = pd.Series(np.where(settings["lr"] < 0.3, "VGG11", "LeNet"))
+    kinds.iloc[:3] = "MLP"  # too few to say anything of
+    table = of_networks(values, settings, kinds)
+    assert table["kind"].unique().tolist() == ["", "VGG11", "LeNet"]
+    pd.testing.assert_frame_equal(table[table["kind"] == ""], of_networks(values, settings))
+    for kind in ("VGG11", "LeNet"):
+        alone = of_networks(values[kinds == kind], settings[kinds == kind])
+        mine = table[table["kind"] == kind].drop(columns="kind").reset_index(drop=True)
+        pd.testing.assert_frame_equal(mine, alone.drop(columns="kind"))
+    assert "granulated Kendall along lr" not in rows(table[table["kind"] == "LeNet"], "sharpness").index
+
+
+def test_one_kind_is_all_networks(population):
+    table = of_networks(*population, pd.Series("", index=population[0].index))
+    pd.testing.assert_frame_equal(table, of_networks(*population))

@@ -32,7 +32,7 @@ def population(found):
     values = pd.DataFrame(
         {"key": map(str, range(24)), "lr": lr, "seed": seed, "included": True, GAP.name: gap} | measures
     )
-    settings, units = values[["lr", "seed"]], values["seed"]
+    settings, units = values[["lr"]].astype(str), values["seed"]
     relations = gap_correlations(values[[q.name for q in quantities]], settings, quantities, units)
     result = replace(
         found.results["tightness"], networks=values, values=values, quantities=quantities, varied=["lr", "seed"],

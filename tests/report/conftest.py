@@ -96,7 +96,7 @@ def assemble(networks, layers, curves, quantities=FEW) -> StudyResult:
     within = gap[["x", "y", "n", *COEFFICIENTS[:3]]].assign(group="lr", groups=networks["lr"].nunique())
     against = pd.DataFrame(columns=COLUMNS)
     if included.any():
-        settings = networks.loc[included, ["lr", "batch_size", "seed"]]
+        settings = networks.loc[included, ["lr", "batch_size"]].astype(str)
         against = gap_correlations(values[included], settings, quantities, networks.loc[included, "key"])
     facts = {
         "findings": ["Across 47 networks the gap rises with sqrt sharpness: Pearson r = 0.86 [0.78, 0.92]."],

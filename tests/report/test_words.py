@@ -69,6 +69,14 @@ def test_architectures_are_counted_and_not_listed(laptop):
     assert told == f"{trained}: 36 models."
 
 
+def test_few_architectures_are_named(laptop):
+    values = [{"type": "SmallVGG"}, {"type": "UserNetwork", "source": "/here/net.py:build"}]
+    settings = {**laptop.settings, "axes": [{"name": "model", "values": values}]}
+    told = what_was_run(replace(laptop, networks=laptop.networks.assign(seed=0), settings=settings))
+    assert told.startswith("48 networks, trained by SGD on")
+    assert ": models SmallVGG and net.py:build." in told
+
+
 def test_networks_that_did_not_get_there_are_named(laptop):
     """The laptop fixture has one; of many, the first few are."""
     laptop = replace(laptop, varied=["lr", "batch_size", "seed"])

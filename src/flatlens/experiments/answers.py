@@ -14,6 +14,7 @@ from flatlens.experiments.findings import (
     other_than_gap,
     relation_of,
     trained_alike,
+    turned_by_kind,
 )
 from flatlens.experiments.quantities import GAP
 from flatlens.experiments.settings import Study
@@ -24,7 +25,12 @@ WHAT, SURELY, BEWARE = "What goes with the gap", "How surely", "Beware"
 
 
 def answers(
-    study: Study, relations: pd.DataFrame, within: pd.DataFrame, left_out: int, unfinished: int
+    study: Study,
+    relations: pd.DataFrame,
+    within: pd.DataFrame,
+    by_kind: pd.DataFrame,
+    left_out: int,
+    unfinished: int,
 ) -> list[tuple[str, str]]:
     """Return three pairs of a heading and a line; every number is one of the tables.
 
@@ -32,6 +38,7 @@ def answers(
         study: its settings.
         relations: the relations of all pairs.
         within: the relations with the gap inside groups of equal settings.
+        by_kind: the relations with the gap in each kind of networks: `gap_correlations`.
         left_out: number of networks that failed, or are left out of every relation.
         unfinished: number of networks that are not finished.
     """
@@ -42,7 +49,7 @@ def answers(
     return [
         (WHAT, _what(rows, certain)),
         (SURELY, _surely(rows, alike, words)),
-        (BEWARE, _beware(certain, alike, words, left_out, unfinished)),
+        (BEWARE, _beware(certain, alike, words, by_kind, left_out, unfinished)),
     ]
 
 
@@ -90,7 +97,12 @@ def _surely(rows: Sequence[pd.Series], alike: Sequence[pd.Series], words: str) -
 
 
 def _beware(
-    certain: Sequence[pd.Series], alike: Sequence[pd.Series], words: str, left_out: int, unfinished: int
+    certain: Sequence[pd.Series],
+    alike: Sequence[pd.Series],
+    words: str,
+    by_kind: pd.DataFrame,
+    left_out: int,
+    unfinished: int,
 ) -> str:
     said = []
     if unfinished:
@@ -103,6 +115,11 @@ def _beware(
         one = f"the relation of {other_than_gap(lost[0])} is"
         told = f"{len(lost)} of these relations are" if len(lost) > 1 else one
         said.append(f"Within {words}, {told} no longer clear: the settings may move both sides.")
+    if turned := turned_by_kind(by_kind):
+        name, two = next(iter(turned.items()))
+        told = f"{len(turned)} measures go" if len(turned) > 1 else f"{name} goes"
+        kinds = f" ({', '.join(two['kind'])})" if len(turned) == 1 else ""
+        said.append(f"{told} with the gap in one kind of networks and against it in another{kinds}.")
     return " ".join([*said, "A correlation is no proof of a cause."])
 
 

@@ -25,10 +25,10 @@ from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
 from flatlens.data.user_data import ReadSamples
 from flatlens.errors import BadInput
 from flatlens.experiments.checkpoints import checkpoint_axis
-from flatlens.experiments.parts import data_of, in_its_folder, pairs, part_of
+from flatlens.experiments.parts import assigned, data_of, in_its_folder, pairs, part_of
 from flatlens.experiments.quantities import STUDIED, quantities, setting
-from flatlens.experiments.reading import assignment, load_yaml
-from flatlens.experiments.settings import KNOWN, Axis, NetworkSettings, Study, StudyScale, facts, fitted
+from flatlens.experiments.reading import load_yaml
+from flatlens.experiments.settings import Axis, NetworkSettings, Study, StudyScale, facts, fitted
 from flatlens.experiments.vary import value_of, vary
 from flatlens.measures.registry import MEASURES, named
 from flatlens.models import ARCHITECTURES, MLP, Architecture, SmallVGG, UserNetwork
@@ -83,13 +83,15 @@ def study_of(
     if data == "digits" and not (any(given_here.values()) or settings or measures):
         return Study.digits(scale)
     named_measures = tuple(measures) or tuple(map(str, file.get("measures", ()))) or STUDIED
-    given = [*pairs(file.get("set", {})), *(assignment(text, KNOWN) for text in settings)]
+    given = [*pairs(file.get("set", {})), *map(assigned, settings)]
     if ends := {name: several[0] for name, several in given if name in ENDS and "checkpoints" not in file}:
         file["training"] = {**file.get("training", {}), **ends}
     base, split, read = _base(file, scale, tuple(one.key for one in named(named_measures)))
     loaded = base.data
     axes: list[Axis] = []
     for name, several in given:
+        if name == "model":
+            base = vary(base, name, _architecture(several[0]))
         if len(several) == 1:
             base = vary(base, name, several[0])
             axes = [axis for axis in axes if axis.name != name]
@@ -100,6 +102,7 @@ def study_of(
     if base.data != loaded:
         split = _loaded(base.data, read)
     base = vary(base, "model", fitted(base.model, split))
+    axes = sorted((_with_sizes(axis, split) for axis in axes), key=lambda axis: axis.name != "model")  # before its seed
     if not len(split.test_x):
         kept = [name for name in base.measures if not MEASURES[name.partition("(")[0]].held_out]
         base = replace(base, measures=tuple(kept))
@@ -113,6 +116,24 @@ def study_of(
     settings_shown = [shown for axis in axes if (shown := setting(axis.name, axis.values)) is not None]
     compared = quantities(base.measures, settings_shown, first_layer=_first_layer(base.model))
     return Study(name, base, tuple(axes), compared, scale=scale)
+
+
+def _architecture(given: Any) -> Architecture:
+    if isinstance(given, ARCHITECTURES):
+        return given  # type: ignore[return-value]
+    known = ", ".join(kind.__name__ for kind in ARCHITECTURES)
+    raise BadInput(f"model: {given!r} is not an architecture: known are {known}")
+
+
+def _with_sizes(axis: Axis, split: Split) -> Axis:
+    """Return an axis of architectures with the sizes of the data; any other as it is."""
+    if axis.name != "model":
+        return axis
+    models = [fitted(_architecture(each), split) for each in axis.values]
+    for model in models:
+        if isinstance(model, UserNetwork):
+            model.require_complete()
+    return replace(axis, values=tuple(models))
 
 
 def _with_first_options(base: NetworkSettings, axes: Sequence[Axis]) -> NetworkSettings:
@@ -182,12 +203,7 @@ def _base(
     if elsewhere and isinstance(data, UserData) and data.test is None and read is not None and read[1] is None:
         data = vary(data, "test", 0)  # they may have been trained on all samples
     split = _loaded(data, read)
-    given_model = part_of("model", file.get("model", _model_for(split)))
-    if not isinstance(given_model, ARCHITECTURES):
-        raise BadInput(
-            f"model: {given_model!r} is not an architecture: known are {', '.join(k.__name__ for k in ARCHITECTURES)}"
-        )
-    architecture: Any = given_model
+    architecture = _architecture(part_of("model", file.get("model", _model_for(split))))
     if elsewhere:
         return NetworkSettings(data, architecture, _untrained(file, split), measures), split, read
     given = file.get("training", {})

@@ -8,9 +8,11 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
+from flatlens.experiments.gap_correlations import OVERALL
 from flatlens.experiments.quantities import GAP, SHARPNESS, Quantity, in_words
 from flatlens.experiments.settings import Study
 from flatlens.experiments.tables import held_fixed, unit_column
+from flatlens.experiments.vary import seedless
 from flatlens.statistics.clustered import FEWEST_DESCRIBED
 from flatlens.training import REACHED, TrainedElsewhere
 
@@ -23,6 +25,7 @@ def findings(
     networks: pd.DataFrame,
     relations: pd.DataFrame,
     within: pd.DataFrame,
+    by_kind: pd.DataFrame,
     unfinished: int,
     failed: int,
 ) -> list[str]:
@@ -33,6 +36,7 @@ def findings(
         *_settings(study.quantities, relations),
         *_within(study, within),
         *_reversals(study, relations, within),
+        *_turned_by_kind(by_kind),
         *_twins(study.base.measures, networks),
         _intervals(study, networks),
     ]
@@ -100,13 +104,14 @@ def _goal(study: Study) -> str:
 
 def trained_alike(study: Study) -> dict[str, str]:
     """Return each way of holding settings fixed, in words."""
-    axes = study.varied
-    told = {}
-    for names in held_fixed(axes):
+    ways, told = held_fixed(study.varied), {}
+    models = {seedless(str(one.model)) for one in study.networks()}
+    same_start = len(models) == 1 and not isinstance(study.base.training, TrainedElsewhere)
+    for names in ways:
         words = " and ".join(map(in_words, names))
-        only_seed = "seed" in axes and len(names) == len(axes) - 1 and len(names) > 1
+        only_seed = ("seed",) in ways and len(names) > 1
         more = ", where only the seed differs" if only_seed else ""
-        more = ", where all networks start from the same weights" if names == ("seed",) else more
+        more = ", where all networks start from the same weights" if names == ("seed",) and same_start else more
         told[", ".join(names)] = f"a fixed {words}{more}"
     return told
 
@@ -192,6 +197,31 @@ def _reversals(study: Study, relations: pd.DataFrame, within: pd.DataFrame) -> l
             more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
             sentences.append(f"Within {words}, the sign of r changes for {'; '.join(turned[:4])}{more}.")
     return sentences
+
+
+def turned_by_kind(by_kind: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Return the measures that clearly go with the gap in one kind of networks and against it in another.
+
+    `by_kind` is the table of `gap_correlations`. Each measure has two rows: Pearson's r in one kind, and in the other.
+    """
+    rows = by_kind[(by_kind["kind"] != "") & (by_kind["coefficient"] == OVERALL["pearson"])]
+    ends = {
+        str(name): same.loc[[same["low"].idxmax(), same["high"].idxmin()]]
+        for name, same in rows.dropna(subset=["low", "high"]).groupby("quantity", sort=False)
+    }
+    return {name: two for name, two in ends.items() if two["low"].iloc[0] > 0 > two["high"].iloc[1]}
+
+
+def _turned_by_kind(by_kind: pd.DataFrame) -> list[str]:
+    """Return the sentence about measures whose sign is another in another kind of networks."""
+    turned = [
+        f"{name}, " + " but ".join(
+            f"{r['value']:.2f} [{r['low']:.2f}, {r['high']:.2f}] in {r['kind']}" for _, r in two.iterrows()
+        )
+        for name, two in turned_by_kind(by_kind).items()
+    ]  # fmt: skip
+    more = f"; and for {len(turned) - 4} more" if len(turned) > 4 else ""
+    return [f"Between kinds of networks the sign of r changes for {'; '.join(turned[:4])}{more}."] if turned else []
 
 
 def _twins(measures: Sequence[str], networks: pd.DataFrame) -> list[str]:

@@ -11,9 +11,9 @@ from flatlens.data import UserData
 from flatlens.data.named import IMAGES, SYNTHETIC, DataSettings
 from flatlens.data.user_data import ReadSamples
 from flatlens.errors import BadInput, UnknownName
-from flatlens.experiments.reading import expression, values
+from flatlens.experiments.reading import assignment, expression
 from flatlens.experiments.settings import KNOWN
-from flatlens.experiments.vary import vary
+from flatlens.experiments.vary import split_values, vary
 from flatlens.models import MLP, UserNetwork
 from flatlens.plain import made
 from flatlens.training import Augmentation, Mixup, Training, Until
@@ -86,6 +86,18 @@ def expression_of_model(text: str) -> Any:
     return expression(text, known)
 
 
+def assigned(text: str) -> tuple[str, tuple[Any, ...]]:
+    """Return the name and the values of `--set NAME=VALUE,VALUE`; models may be functions of the user's.
+
+    >>> assigned("lr=0.05,0.1"), assigned("model=MLP(widths=(8,)),MLP")[1][1].widths
+    (('lr', (0.05, 0.1)), (64, 64, 64))
+    """
+    name, _, right = text.partition("=")
+    if name.strip() != "model":
+        return assignment(text, KNOWN)
+    return "model", tuple(part_of("model", one) for one in split_values(f"({right})"))
+
+
 def _user_network(written: str) -> UserNetwork:
     """Return the network of `file.py:NAME` or `file.py:NAME(width=8)`."""
     spec, bracket, rest = written.partition("(")
@@ -106,8 +118,11 @@ def pairs(plain: Any) -> list[tuple[str, tuple[Any, ...]]]:
         raise BadInput(f"set: a mapping of names to values is needed, not {plain!r}")
     found = []
     for name, value in plain.items():
-        several = values(value, KNOWN) if isinstance(value, str) else value if isinstance(value, list) else [value]
-        found.append((str(name), tuple(part_of(str(name), each) for each in several)))
+        if isinstance(value, str):
+            found.append(assigned(f"{name}={value}"))
+        else:
+            several = value if isinstance(value, list) else [value]
+            found.append((str(name), tuple(part_of(str(name), each) for each in several)))
     return found
 
 
@@ -117,6 +132,8 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
     def found(part: Any) -> Any:
         if isinstance(part, Mapping) and "name" in part:
             return {**part, "name": found(part["name"])}
+        if isinstance(part, list):
+            return [found(each) for each in part]
         if not isinstance(part, str):
             return part
         path = userfile.file_of(part.partition("(")[0])
@@ -124,6 +141,11 @@ def in_its_folder(file: dict[str, Any], folder: Path) -> dict[str, Any]:
             f"{folder / path}{part[len(str(path)) :]}" if (folder / path).exists() and not path.is_absolute() else part
         )
 
-    return {
+    whole = {
         name: found(part) if name in ("data", "test", "model", "checkpoints") else part for name, part in file.items()
     }
+    axes = file.get("set")
+    if not isinstance(axes, Mapping) or "model" not in axes:
+        return whole
+    models = split_values(f"({axes['model']})") if isinstance(axes["model"], str) else axes["model"]
+    return {**whole, "set": {**axes, "model": found(models)}}

@@ -14,6 +14,7 @@ from flatlens.experiments.answers import answers
 from flatlens.experiments.findings import findings
 from flatlens.experiments.finished import Finished
 from flatlens.experiments.gap_correlations import gap_correlations
+from flatlens.experiments.kinds import kinds_of
 from flatlens.experiments.network import ComputeInto
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.result import StudyResult
@@ -21,7 +22,7 @@ from flatlens.experiments.runner import run_all
 from flatlens.experiments.settings import NetworkSettings, Study
 from flatlens.experiments.stacks import packs
 from flatlens.experiments.store import Store
-from flatlens.experiments.tables import groupings, unit_column, values_table
+from flatlens.experiments.tables import groupings, unit_column, values_table, without_seeds
 from flatlens.experiments.vary import value_of
 from flatlens.experiments.versions import versions
 from flatlens.statistics import relate_all, relate_within
@@ -158,12 +159,13 @@ def _gathered(store: Store, study: Study, finished: Sequence[str]) -> Finished:
 def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> StudyResult:
     networks = found.networks
     values = values_table(networks, study.quantities)
-    included = values[values["included"]].reset_index(drop=True)
-    settings = networks[values["included"]].reset_index(drop=True)[study.varied]
-    quantities = included[[q.name for q in study.quantities]]
-    units = networks.loc[values["included"], unit_column(study.varied)]
+    included = networks[values["included"]].reset_index(drop=True)
+    quantities = values.loc[values["included"], [q.name for q in study.quantities]].reset_index(drop=True)
+    units = included[unit_column(study.varied)]
     relations = relate_all(quantities, units)
-    within = relate_within(quantities, GAP.name, groupings(settings, study.varied), units)
+    within = relate_within(quantities, GAP.name, groupings(included, study.varied), units)
+    settings, kinds = without_seeds(included, study.varied), kinds_of(included)
+    with_gap = gap_correlations(quantities, settings, study.quantities, units, kinds)
     unfinished = len(study.networks()) - len(networks) - len(failed)
     return StudyResult(
         networks=networks,
@@ -174,8 +176,8 @@ def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> Stu
         values=values,
         relations=relations,
         within=within,
-        gap_correlations=gap_correlations(quantities, settings, study.quantities, units),
-        findings=findings(study, networks, relations, within, unfinished, len(failed)),
+        gap_correlations=with_gap,
+        findings=findings(study, networks, relations, within, with_gap, unfinished, len(failed)),
         quantities=study.quantities,
         settings=study.as_json(),
         versions=found.versions,
@@ -184,6 +186,6 @@ def _result(study: Study, found: Finished, failed: list[tuple[str, str]]) -> Stu
         unfinished=unfinished,
         alone=found.alone,
         varied=study.varied,
-        answers=answers(study, relations, within, len(networks) - len(included) + len(failed), unfinished),
+        answers=answers(study, relations, within, with_gap, len(networks) - len(included) + len(failed), unfinished),
         seconds=round(found.seconds, 1),
     )

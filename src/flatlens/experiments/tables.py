@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import nan
 from typing import Any
 
@@ -12,7 +13,7 @@ from flatlens.column import Column
 from flatlens.experiments.quantities import Quantity
 from flatlens.experiments.settings import NetworkSettings, facts
 from flatlens.experiments.store import Record
-from flatlens.experiments.vary import TOGETHER, but_seeds, last_field, value_of
+from flatlens.experiments.vary import TOGETHER, but_seeds, last_field, seedless, split_values, value_of
 from flatlens.tracking.history import TYPES
 from flatlens.training import REACHED, TrainedElsewhere
 from flatlens.userfile import short
@@ -102,9 +103,11 @@ def held_fixed(axes: Sequence[str]) -> list[tuple[str, ...]]:
 
     >>> held_fixed(["lr", "batch_size", "seed"])
     [('lr',), ('lr', 'batch_size'), ('seed',)]
+    >>> held_fixed(["batchnorm+seed"])
+    [('batchnorm',), ('seed',)]
     """
-    others = tuple(name for name in axes if name != "seed")
-    seed: list[tuple[str, ...]] = [("seed",)] if "seed" in axes else []
+    others = tuple(name for axis in axes if (name := TOGETHER.join(but_seeds(axis))))
+    seed: list[tuple[str, ...]] = [("seed",)] if unit_column(axes) == "seed" else []
     return list(dict.fromkeys([others[:1], others, *seed])) if others else seed
 
 
@@ -122,12 +125,41 @@ def unit_column(axes: Sequence[str]) -> str:
 
 def groupings(networks: pd.DataFrame, axes: Sequence[str]) -> dict[str, pd.Series]:
     """Return the group number of each row, for every way of holding settings fixed."""
-    return {", ".join(names): networks.groupby(list(names), dropna=False).ngroup() for names in held_fixed(axes)}
+    settings = without_seeds(networks, axes).assign(seed=networks["seed"])
+    return {", ".join(names): settings.groupby(list(names), dropna=False).ngroup() for names in held_fixed(axes)}
+
+
+def without_seeds(networks: pd.DataFrame, axes: Sequence[str]) -> pd.DataFrame:
+    """Return the settings that vary, but seeds, as text: a column for each axis, also where it sets several together.
+
+    >>> networks = pd.DataFrame({"lr": [0.1, None], "batchnorm+seed": ["(True, 3)", "(False, 3)"], "seed": [3, 3]})
+    >>> without_seeds(networks, ["lr", "batchnorm+seed", "seed"]).to_dict("list")
+    {'lr': ['0.1', 'nan'], 'batchnorm': ['True', 'False']}
+    """
+    columns = {}
+    for axis in axes:
+        names, kept = axis.split(TOGETHER), but_seeds(axis)
+        if kept:
+            text = networks[axis].map(str)
+            columns[TOGETHER.join(kept)] = (
+                text if kept == names else text.map(partial(_some_of, names=names, kept=kept))
+            )
+    return pd.DataFrame(columns, index=networks.index)
+
+
+def _some_of(values: str, names: Sequence[str], kept: Sequence[str]) -> str:
+    """Return some of the values of settings that vary together, from their text.
+
+    >>> _some_of("('relu', 4, True)", ["activation", "seed", "batchnorm"], ["activation", "batchnorm"])
+    'relu, True'
+    """
+    found = dict(zip(names, split_values(values), strict=True))
+    return ", ".join(found[name] for name in kept)
 
 
 def _cell(value: Any) -> Any:
-    """Return a setting as a cell of a table; nested settings as text."""
-    return value if value is None or isinstance(value, int | float | str) else str(value)
+    """Return a setting as a cell of a table; nested settings as text, without their seed, which has its own column."""
+    return value if value is None or isinstance(value, int | float | str) else seedless(str(value))
 
 
 def setting_of(settings: NetworkSettings, name: str) -> Any:

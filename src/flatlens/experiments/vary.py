@@ -7,6 +7,7 @@ each to its own value: `batch_size+lr`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
@@ -129,6 +130,15 @@ def split_values(values: str) -> list[str]:
         else:
             parts[-1] += letter
     return [part.strip().strip("'") for part in parts]
+
+
+def seedless(settings: str) -> str:
+    """Return settings in words without their seed.
+
+    >>> seedless("LeNet5(channels=3, seed=4, init='torch')"), seedless("ViT(seed=1, depth=2)")
+    ("LeNet5(channels=3, init='torch')", 'ViT(depth=2)')
+    """
+    return re.sub(r"\bseed=\d+, |(, )?\bseed=\d+", "", settings)
 
 
 def _replaced(settings: Any, path: list[str], value: Any) -> Any:

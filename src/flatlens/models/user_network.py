@@ -50,6 +50,11 @@ class UserNetwork:
         source = f"{file}:{spec.rpartition(':')[2]}"
         return cls(source, userfile.code_of(file), options, int((given or {}).get(_SEED, 0)))
 
+    def __str__(self) -> str:
+        """Return the network as a user writes it: net.py:build(width=8)."""
+        given = ", ".join(f"{name}={value!r}" for name, value in self.options.items())
+        return f"{userfile.short(self.source)}{f'({given})' if given else ''}"
+
     def with_sizes(self, sizes: Mapping[str, int]) -> UserNetwork:
         """Return the network with sizes of the data, such as `inputs`, for arguments without a default or a value."""
         needed = userfile.needed_arguments(_function(self.source))

@@ -136,13 +136,13 @@ def table_columns(result: StudyResult) -> list[_Shown]:
     ]
 
 
-def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return the rows of `gap_correlations` by measure and coefficient; `sure` if the interval excludes zero."""
-    rows: dict[str, dict[str, dict[str, Any]]] = {}
+def against_rows(result: StudyResult) -> dict[str, dict[str, dict[str, dict[str, Any]]]]:
+    """Return the rows of `gap_correlations` by kind, measure and coefficient; `sure` if the interval excludes zero."""
+    rows: dict[str, dict[str, dict[str, dict[str, Any]]]] = {}
     sure = (result.gap_correlations["low"] > 0) | (result.gap_correlations["high"] < 0)
     for record in result.gap_correlations.assign(sure=sure).to_dict("records"):
         row = {str(name): value for name, value in record.items()}
-        rows.setdefault(row["quantity"], {})[row["coefficient"]] = row
+        rows.setdefault(row["kind"], {}).setdefault(row["quantity"], {})[row["coefficient"]] = row
     return rows
 
 

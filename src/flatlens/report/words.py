@@ -48,7 +48,9 @@ def what_was_run(result: StudyResult) -> str:
     untrained = base.get("training", {}).get("max_steps") == 0 and all(axis["name"] != "max_steps" for axis in axes)
     varied = {last_field(one) for axis in axes for one in axis["name"].split(TOGETHER)}
     how = "at their initial weights" if untrained else f"trained{_how(base, varied)}"
-    networks = f"{counted(len(result.networks), 'network')}{_made_of(base)}, {how}{_on_data(base, varied)}"
+    models = {_value(value) for axis in axes if axis["name"] == "model" for value in axis["values"]}
+    made_of = f" ({', '.join(models)})" if len(models) == 1 else "" if models else _made_of(base)
+    networks = f"{counted(len(result.networks), 'network')}{made_of}, {how}{_on_data(base, varied)}"
     return f"{networks}: {grid}{seeds}.{_stop(base)}{_not_reached(result)}"
 
 
@@ -90,10 +92,12 @@ def _without_seeds(axis: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_words(axis: Mapping[str, Any]) -> str:
-    """Return an axis and its values in words; for nested settings, such as architectures, their number."""
+    """Return an axis and its values in words; for nested settings, but a few architectures by name, their number."""
     if _with_seeds(axis["name"]):
         axis = _without_seeds(axis)
     name, values = axis["name"], axis["values"]
+    if name == "model" and 1 < len({_value(value) for value in values}) == len(values) <= SHORT_LIST:
+        return f"models {_values(axis)}"
     if any(isinstance(value, Mapping) and "lr" not in value for value in values):
         return counted(len(values), last_field(name).replace("_", " "))
     return f"{_spoken(name, len(values))} {_values(axis)}"

@@ -12,6 +12,7 @@ import pandas as pd
 
 from flatlens.data.named import DataSettings
 from flatlens.experiments.settings import Axis, NetworkSettings, Study
+from flatlens.experiments.vary import seedless
 from flatlens.measures.registry import named
 from flatlens.models import Published, ViT
 from flatlens.papers.compression.timm_vits import VIT_NAMES
@@ -100,12 +101,7 @@ def trained_here(results: Results) -> pd.DataFrame:
     networks = results["transformers"].networks
     own = networks[~networks["model"].str.contains("timm:")]
     kept = own[own["steps"] == own["steps"].max()]
-    return labelled(kept.assign(**{ARCHITECTURE: kept["model"].map(_architecture)}), [ARCHITECTURE])
-
-
-def _architecture(model: str) -> str:
-    """Return the settings of a network without its seed."""
-    return re.sub(r"[^,()]*seed[^,()]*", "", model)
+    return labelled(kept.assign(**{ARCHITECTURE: kept["model"].map(seedless)}), [ARCHITECTURE])
 
 
 def _tested_on(table: Table, weighed: Evidence, name: str, needed: str) -> Evidence:

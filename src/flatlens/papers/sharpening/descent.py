@@ -8,6 +8,7 @@ from dataclasses import replace
 import pandas as pd
 
 from flatlens.data.named import DataSettings
+from flatlens.experiments.kinds import kinds_of
 from flatlens.experiments.quantities import GAP, Quantity
 from flatlens.experiments.settings import Axis, Followed, NetworkSettings, Study
 from flatlens.models import Architecture
@@ -95,7 +96,7 @@ def _in_all_figures(table: Table, rise: str) -> Evidence:
         def tau(mine: pd.DataFrame) -> Statistic:
             return along(lambda _: mine, SMOOTHING, rise, _ALIKE)(results)
 
-        figures = networks.groupby([_kinds(networks), "lr"], sort=False)
+        figures = networks.groupby([kinds_of(networks), "lr"], sort=False)
         parts = {", ".join(str(part) for part in figure if part): tau(mine) for figure, mine in figures}
         return in_cases(parts, "all", f"Kendall tau-b of {SMOOTHING} and {rise} in each figure", "below")
 
@@ -226,25 +227,11 @@ _FIGURES: Mapping[float, Mapping[str, str]] = {
 """Figures by learning rate and network."""
 
 
-def _kinds(networks: pd.DataFrame) -> pd.Series[str]:
-    """Return each network's kind; empty where the study has one kind alone."""
-    return networks["model"].map(_kind) if "model" in networks else pd.Series("", index=networks.index)
-
-
-def _kind(model: str) -> str:
-    """Return the kind of a network from its settings in words, which have its seed, too.
-
-    >>> _kind("VGG11(classes=10, batchnorm=False)")
-    'VGG11 without BatchNorm'
-    """
-    return model.partition("(")[0] + " without BatchNorm" * ("batchnorm=False" in model)
-
-
 def _x6_plots(results: Results) -> list[Plot]:
     courses = FITTED(results["descent"])
     networks = reached("descent")(results)
     networks = networks[networks["key"].isin(set(courses))]
-    kinds = _kinds(networks)
+    kinds = kinds_of(networks)
     plots = []
     for _, same in networks.groupby([kinds, "lr"], sort=False):
         kind, lr = str(kinds[same.index[0]]), float(same["lr"].iloc[0])
