@@ -13,6 +13,7 @@ from flatlens.problem import Problem
 
 POOL = 128  #: points drawn in a ball; all their pairs are compared
 FEW, COVERING = 3, 512  #: up to FEW dimensions, COVERING points come near every kink
+MANY, SPARSE = 256, 16  #: above MANY dimensions random pairs differ alike: SPARSE points, as moving them finds far more
 INSIDE = 1 - 1e-6  #: a kink that only touches the ball's boundary does not count
 SHORTEST = 1e-3  #: step, in units of the ball's radius, below which a search starts again with long steps
 
@@ -119,8 +120,12 @@ class _Pairs:
 
 
 def pool_size(width: int, restarts: int) -> int:
-    """Return the number of points to draw in each ball."""
-    return max(COVERING if width <= FEW else POOL, 4 * restarts)
+    """Return the number of points to draw in each ball.
+
+    >>> pool_size(2, 4), pool_size(64, 4), pool_size(3072, 4), pool_size(3072, 10)
+    (512, 128, 16, 40)
+    """
+    return max(COVERING if width <= FEW else SPARSE if width > MANY else POOL, 4 * restarts)
 
 
 def in_ball(n: int, width: int, restarts: int, generator: torch.Generator) -> Tensor:
